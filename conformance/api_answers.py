@@ -14,6 +14,7 @@ from pegboard.conformance.api_texts import mark, numbers_in, own_script, wrong_w
 from pegboard.conformance.asgi import PATIENCE, Exchange, call
 from pegboard.conformance.fake_client import TEMPLATE, FakeEngineClient, FakeTokenizer
 from pegboard.conformance.loop_watch import watched
+from pegboard.core.interfaces.sampling import SAMPLING_DEFAULTS
 
 CLIENTS = 8
 
@@ -119,6 +120,28 @@ class AnswerTests(ApiSuite):
                     f"{sample.path}, {dict(way) or 'whole'}: documented sampling parameters are dropped: "
                     f"{'; '.join(lost)}. A field that means something else stands in the test class's `sampling_names`"
                 )
+
+    def test_what_a_request_leaves_out_is_left_to_the_model(self) -> None:
+        """A model's sampling defaults hold where the client says nothing: the router must not say it instead."""
+
+        async def scene(sample: Sample) -> list[str]:
+            lost = []
+            found = parameters_of(sample.schema, self.sampling_names)
+            for one in found:
+                client = FakeEngineClient()
+                body = one.left_out(sample.body, found)
+                done = await call(self.make_app(client), "POST", sample.path, body)
+                # What a body must have is said in each.
+                if one.name in SAMPLING_DEFAULTS and done.status == 200:
+                    lost += [str(one) for request in client.requests if one.name not in request.sampling.unset]
+            return lost
+
+        for sample in self.generating():
+            lost = asyncio.run(scene(sample))
+            assert not lost, (
+                f"{sample.path}: {', '.join(lost)} are not in the body, and yet `SamplingParams.unset` does not name "
+                "them, so that the model's defaults are lost; SamplingFields.sampling_params and SamplingParams.of do"
+            )
 
     # ---- the event loop -------------------------------------------------------------------------------------------
 

@@ -68,6 +68,14 @@ class Parameter:
                 body = _without(body, one.path)
         return _with(body, self.path, self.value)
 
+    def left_out(self, body: Mapping[str, Any], others: list[Parameter]) -> dict[str, Any]:
+        """Return the body without this parameter, whatever fields say it."""
+        body = dict(body)
+        for one in others:
+            if one.name == self.name:
+                body = _without(body, one.path)
+        return body
+
     def has_arrived(self, found: Any) -> bool:
         """Return whether the engine's parameter is what the body says; it may have more stop strings."""
         if isinstance(found, tuple):

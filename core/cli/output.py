@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 def write(text: str = "") -> None:
-    """Write a line of a result to standard output."""
-    sys.stdout.write(f"{text}\n")
+    """Write a line of a result to standard output, with a ? for each character that its encoding lacks."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(f"{text}\n".encode(encoding, "replace").decode(encoding))
 
 
 def note(text: str) -> None:
@@ -91,7 +92,13 @@ def check_writable(path: Path, option: str) -> None:
 
 
 def write_json(value: object) -> None:
-    write(json.dumps(value, indent=2, ensure_ascii=False))
+    """Write a value as JSON, with escapes where standard output's encoding lacks a character."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=2)
+    write(text)
 
 
 def write_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

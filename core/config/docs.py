@@ -33,7 +33,8 @@ A config is one YAML, TOML or JSON file, or several that are merged in order. La
 6. options: `--port 31000` and the like, and after them `--set server.port=31000`.
 
 Values of the environment and of `--set` are read as YAML. Only `true` and `false` are booleans in it, as in YAML 1.2;
-`on`, `off`, `yes` and `no` are strings, which options that are booleans take, too.
+`on`, `off`, `yes` and `no` are strings, which options that are booleans take, too. Numbers are those of YAML 1.2, so
+0123 is decimal and 12:30 a string. Where an option is a string, a number is the text that stands there: 1.10 is 1.10.
 
 Sections merge key by key; any other value, a list too, replaces the former one. A section with a `use` chooses a
 provider by name and takes that provider's options beside its own keys; where a later source names another provider, the

@@ -49,6 +49,8 @@ def _message(error: ErrorDetails, path: str, model: type[BaseModel], merged: Mer
     if kind in {"value_error", "assertion_error"}:
         return text
     given = HIDDEN if is_secret(path) else shown(error["input"])
+    if kind == "string_type" and isinstance(error["input"], int | float):
+        return f"{given} is wrong: it must be a text; put it in quotes"
     return f"{given} is wrong: {text[:1].lower()}{text[1:]}"
 
 

@@ -12,12 +12,13 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, Strict, model_validator
 
 from pegboard.core.config.media_section import MediaSection
+from pegboard.core.config.sampling_section import SamplingDefaults
 from pegboard.core.config.section import AUTO, NameList, PositiveInt, Section, UseSection
 
 MAX_KEY_LENGTH = 512
 Key = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_KEY_LENGTH, pattern=r"^[!-~]+$")]
 """What a header can carry. A number in a file is refused: YAML would have changed it (007 is 7)."""
-ONE_OR_SEVERAL = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+ONE_OR_SEVERAL = BeforeValidator(lambda value: [value] if isinstance(value, str | int | float) else value)
 KeyList = Annotated[tuple[Key, ...], ONE_OR_SEVERAL]
 HostName = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._-]+|\[?([0-9A-Fa-f.]*:){2,}[0-9A-Fa-f.]*\]?)$")]
 """A name or an address, without a port."""
@@ -41,6 +42,8 @@ class ModelSection(UseSection):
     """Most tokens of prompt and output together; unset: what the model was made for."""
     cache_dir: str | None = None
     """Where converted models are kept; unset: `pegboard` in the user's cache directory."""
+    chat_template: str | None = None
+    """File with a chat template (Jinja) to use in place of the model's own."""
     hidden_states: bool = False
     """Let requests ask for hidden states: they are large, and say much about a model."""
     served_name: NameList = ()
@@ -334,6 +337,9 @@ class EngineConfig(Section):
     """What changes logits before sampling, in this order: names, or `{use: name, option: value}`."""
     sampler: UseSection = UseSection()
     """What turns logits into tokens."""
+    sampling_defaults: SamplingDefaults = "model"
+    """What holds for sampling parameters that a request leaves open. `model`: what the model's generation_config.json
+    says; `none`: the defaults of the APIs; or values such as `{temperature: 0.6, top_k: 20}`, laid over the model's."""
     grammar: GrammarSection = GrammarSection()
     """Constrained decoding: outputs that follow a grammar."""
     speculation: SpeculationSection = SpeculationSection()

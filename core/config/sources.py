@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 import yaml
 
 from pegboard.core.config.redact import is_secret
+from pegboard.core.config.scalars import Loader, WrittenFloat, written_int
 from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.registry.names import did_you_mean
 
@@ -75,10 +75,12 @@ def read_file(path: str | Path) -> Layer:
     if reader is None:
         raise ConfigError(Problem(str(path), f"a config file ends in {', '.join(readers)}"))
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(Problem(str(path), "there is no such file")) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(Problem(str(path), f"cannot be read: it is not UTF-8 ({error})")) from error
+    except OSError as error:
         raise ConfigError(Problem(str(path), f"cannot be read: {error}")) from error
     try:
         data, origins = reader(text, str(path))
@@ -140,7 +142,7 @@ def _from_pairs(name: str, pairs: Iterable[tuple[str, str, str]]) -> Layer:
 
 def _scalar(text: str, path: str, origin: str) -> object:
     try:
-        value = yaml.load(text, Loader=_Loader)
+        value = yaml.load(text, Loader=Loader)
         if is_secret(path) and not isinstance(value, str | list):
             # 1e5 is as good a key as any other, and not a number.
             return text.strip() or None
@@ -156,23 +158,10 @@ def _scalar(text: str, path: str, origin: str) -> object:
         raise ConfigError(Problem(path, str(error), origin)) from None
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML without timestamps, and with the booleans of YAML 1.2: what looks like a date is a string, and so are `on`,
-    `off`, `yes` and `no`, which some options have as values of their own.
-    """
-
-
-_BOOL = "tag:yaml.org,2002:bool"
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in {_BOOL, "tag:yaml.org,2002:timestamp"}]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(_BOOL, re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), list("tTfF"))
-
-
 def _read_yaml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
-    loader = _Loader(text)
+    loader = None
     try:
+        loader = Loader(text)
         node = loader.get_single_node()
         if node is None:
             return {}, {}
@@ -183,10 +172,16 @@ def _read_yaml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
         raise ConfigError(Problem(place, f"not valid YAML: {error.problem or error.context}")) from error
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        place = f"{name}:{before.count(chr(10)) + 1}:{error.position - before.rfind(chr(10))}"
+        wrong = f"not valid YAML: the character U+{ord(text[error.position]):04X} cannot stand in a file; is it UTF-8?"
+        raise ConfigError(Problem(place, wrong)) from None
     except yaml.YAMLError as error:
         raise ConfigError(Problem(name, f"not valid YAML: {error}")) from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     return _top(data, name), origins
 
 
@@ -214,7 +209,7 @@ def _walk_yaml(node: yaml.Node, path: str, name: str, origins: dict[str, str], s
 
 def _read_toml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
     try:
-        return _top(tomllib.loads(text), name), {}
+        return _top(tomllib.loads(text, parse_float=WrittenFloat), name), {}
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(Problem(name, f"not valid TOML: {error}")) from error
 
@@ -229,14 +224,19 @@ def _read_json(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]
         return out
 
     try:
-        return _top(json.loads(text, object_pairs_hook=unique), name), {}
+        return _top(
+            json.loads(text, object_pairs_hook=unique, parse_float=WrittenFloat, parse_int=written_int), name
+        ), {}
     except json.JSONDecodeError as error:
         raise ConfigError(Problem(f"{name}:{error.lineno}:{error.colno}", f"not valid JSON: {error.msg}")) from error
+    except ValueError as error:
+        # Numbers with thousands of digits.
+        raise ConfigError(Problem(name, f"not valid JSON: {error}")) from error
 
 
 def _top(data: object, name: str) -> dict[str, object]:
     if not isinstance(data, dict):
-        raise ConfigError(Problem(name, f"must hold keys and values, not a {type(data).__name__}"))
+        raise ConfigError(Problem(name, f"must hold keys and values, not a {_kind(data)}"))
     try:
         _check_keys(data, "")
     except ValueError as error:
@@ -257,7 +257,12 @@ def _check_keys(value: object, path: str) -> None:
 
 
 def _key(key: Hashable) -> str:
-    return f"{key!r} ({type(key).__name__})"
+    return f"{key!r} ({_kind(key)})"
+
+
+def _kind(value: object) -> str:
+    kind = next((one for one in (bool, int, float) if isinstance(value, one)), type(value))
+    return kind.__name__
 
 
 def _plain_section(section: Mapping[str, object]) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import torch
 from pegboard.core.engine.dtype import kv_dtype_name, resolve_kv_dtype
 from pegboard.core.engine.media import check_overlay, choose_media
 from pegboard.core.engine.model_probe import PoolProbe
+from pegboard.core.engine.sampling_defaults import sampling_defaults
 from pegboard.core.engine.sizing import KVMemory, chunk_size, pool_context, size_memory
 from pegboard.core.engine.speculation import ChosenSpeculator, choose_speculator
 from pegboard.core.engine.trial import CudaMeter, Trial, room_for_kv
@@ -44,6 +46,7 @@ logger = logging.getLogger(__name__)
 class Chosen:
     """What was chosen for a model. `asked` are the processors and the sampler that look at a request's parameters;
     `queue` brings all that a step needs to the device, and `capture` records graphs there; KV is kept in `kv_dtype`.
+    `sampling_defaults` are for what requests leave open.
     """
 
     resolved: ResolvedConfig
@@ -63,6 +66,7 @@ class Chosen:
     culprits: Culprits = field(default_factory=Culprits)
     queue: DeviceQueue = field(default_factory=HostQueue)
     capture: GraphCapture | None = None
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
     def runner_context(self, network: Network | None) -> ModelRunnerContext:
         """Return what the runner is built from; `network` is None for one that reads the weights itself."""
@@ -101,6 +105,7 @@ def choose_providers(
     Raises ConfigError and PluginError, with what to change.
     """
     config, culprits, queue = resolved.engine, Culprits(), queue_of(model.device)
+    defaults = sampling_defaults(config.sampling_defaults, model.directory)
     kv_dtype, capture = _kv_dtype(resolved, model), capture_of(model.device)
     speculator = choose_speculator(resolved, selection, model, spec, culprits)
     sizes = () if capture is None else _graph_sizes(resolved)
@@ -128,7 +133,7 @@ def choose_providers(
     pool = selection.choose(KV_POOL, pool_context(1, config.memory.page_size, model, spec, speculator.layers, kv_dtype))
     return Chosen(
         resolved, selection, model, spec, tokenizer, made_attention, made_processors, made_sampler, asked, runner, pool,
-        kv_dtype, speculator, media, culprits, queue, capture,
+        kv_dtype, speculator, media, culprits, queue, capture, defaults,
     )  # fmt: skip
 
 

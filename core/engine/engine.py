@@ -10,6 +10,16 @@ from typing import TYPE_CHECKING, Any, overload
 
 from pegboard.core.config.compose import ResolvedConfig, compose
 from pegboard.core.config.select import Selection
+from pegboard.core.engine.asking import (
+    OneSampling,
+    Prompt,
+    Sampling,
+    one_prompt,
+    params_of,
+    plain_prompts,
+    prompts_of,
+    spread,
+)
 from pegboard.core.engine.media_frontend import build_media
 from pegboard.core.engine.source import PreparedModel
 from pegboard.core.engine.threads import yield_when_waiting
@@ -32,7 +42,6 @@ from pegboard.core.interfaces.messages import (
     TokenizedRequest,
     TokenOutput,
 )
-from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.pipeline.frontend.media.store import new_directory
 from pegboard.core.pipeline.frontend.outputs import OutputState, finish_embedding
@@ -48,9 +57,6 @@ if TYPE_CHECKING:
 
 RESTING_SECONDS = 0.002
 """How long a step waits while all requests are held back by gates."""
-
-Prompt = str | list[int] | MediaPrompt
-Sampling = SamplingParams | Sequence[SamplingParams] | None
 
 
 @dataclass(slots=True)
@@ -170,7 +176,9 @@ class Engine:
         return None if self._media is None else self._media.processor
 
     @overload
-    def generate(self, prompts: str, sampling: SamplingParams | None = None, **options: Any) -> GenerateOutput: ...
+    def generate(
+        self, prompts: str | list[int] | MediaPrompt, sampling: OneSampling = None, **options: Any
+    ) -> GenerateOutput: ...
 
     @overload
     def generate(
@@ -178,26 +186,29 @@ class Engine:
     ) -> list[GenerateOutput]: ...
 
     def generate(
-        self, prompts: str | Sequence[Prompt], sampling: Sampling = None, **options: Any
+        self, prompts: Prompt | Sequence[Prompt], sampling: Sampling = None, **options: Any
     ) -> GenerateOutput | list[GenerateOutput]:
         """Return answers to all prompts (texts, lists of token ids, or either with media), batched together; one answer
-        for a single text.
+        for a single prompt. Token ids may be rows of numpy or torch.
 
-        `sampling` holds for all, or has one entry per prompt. `options` are further fields of GenerateRequest, such as
-        ``logprobs=5``. Raises InvalidRequest for the first prompt that cannot be served, and nothing runs.
+        `sampling` holds for all, or is a list with one entry per prompt: SamplingParams, exactly as they are, or
+        mappings, whose gaps the model's sampling defaults fill; without any these hold. `options` are further fields of
+        GenerateRequest, such as ``logprobs=5``. Raises InvalidRequest for the first prompt that cannot be served, and
+        nothing runs.
         """
-        single = isinstance(prompts, str)
-        texts: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
+        asked, single = prompts_of(prompts)
         requests = [
             GenerateRequest(prompt=prompt, sampling=params, **options)
-            for prompt, params in zip(texts, _spread(sampling, len(texts)), strict=True)
+            for prompt, params in zip(asked, spread(sampling, len(asked)), strict=True)
         ]
         outputs = self.run(requests)
         return outputs[0] if single else outputs
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Iterator[OutputChunk]:
-        """Yield one answer as it comes. Closing the iterator early aborts the request."""
-        request = GenerateRequest(prompt=prompt, sampling=sampling or SamplingParams(), stream=True, **options)
+    def stream(self, prompt: Prompt, sampling: OneSampling = None, **options: Any) -> Iterator[OutputChunk]:
+        """Yield one answer as it comes; prompt and parameters as `generate` takes them. Closing the iterator early
+        aborts the request.
+        """
+        request = GenerateRequest(prompt=one_prompt(prompt), sampling=params_of(sampling), stream=True, **options)
         prepared = self._submit([request])[0]
         state = OutputState(prepared, self.tokenizer)
         try:
@@ -261,7 +272,7 @@ class Engine:
         """Embeddings of prompts (texts or lists of token ids), batched together. `options` are further fields of
         EmbedRequest, such as ``dimensions=256``. Raises InvalidRequest as `generate` does.
         """
-        requests = [EmbedRequest(prompt=prompt, **options) for prompt in prompts]
+        requests = [EmbedRequest(prompt=prompt, **options) for prompt in plain_prompts(prompts)]
         prepared = self._send([self._intake.prepare_embed(one) for one in requests])
         found = []
         try:
@@ -382,13 +393,3 @@ def _again(error: Exception) -> Exception:
     except Exception:
         return PegboardError(text)
     return again if text in str(again) else PegboardError(text)
-
-
-def _spread(sampling: Sampling, n: int) -> Sequence[SamplingParams]:
-    if sampling is None:
-        return [SamplingParams()] * n
-    if isinstance(sampling, SamplingParams):
-        return [sampling] * n
-    if len(sampling) != n:
-        raise InvalidRequest(f"{n} prompts, but {len(sampling)} sampling params", param="sampling")
-    return sampling

@@ -38,6 +38,7 @@ def model_info(chosen: Chosen, scheduler: Scheduler, grammars: Sequence[str], me
         hidden_size=spec.hidden_size,
         max_grammar_bytes=config.grammar.max_source_bytes,
         media_width=media_width,
+        sampling_defaults=chosen.sampling_defaults,
         max_piece_tokens=None if chosen.media is None else chosen.media.context.limits.piece_tokens,
     )
 

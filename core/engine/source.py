@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pegboard.core.config.sources import FILE_SUFFIXES
+from pegboard.core.engine.own_template import read_template, with_own_template
 from pegboard.core.interfaces.contracts import MODEL_SOURCE
 from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.interfaces.model_source import ModelSource, ModelSourceContext
@@ -29,13 +30,15 @@ class PreparedModel:
 def prepare_model(resolved: ResolvedConfig, selection: Selection) -> PreparedModel:
     """Ask the sources in rank order; convert or fetch where that has not happened. Raises ModelError or ConfigError."""
     source = _source(resolved, selection)
-    return PreparedModel(source.prepare(), source.tokenizer())
+    return PreparedModel(source.prepare(), with_own_template(source.tokenizer(), resolved.engine.model.chat_template))
 
 
 def check_model(resolved: ResolvedConfig, selection: Selection) -> bool:
     """Raise what `prepare_model` would, as far as that is known without fetching or converting. False where nothing
     is.
     """
+    if (template := resolved.engine.model.chat_template) is not None:
+        read_template(template)
     return _source(resolved, selection).check()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pegboard.core.interfaces.conversion import Converting
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import EncodedForm, MediaKind, MediaSettings
 from pegboard.core.interfaces.sampling import SamplingParams
@@ -45,7 +46,7 @@ class MediaPrompt(msgspec.Struct, kw_only=True):
     literals: tuple[tuple[int, int], ...] = ()
 
 
-class GenerateRequest(msgspec.Struct, kw_only=True):
+class GenerateRequest(msgspec.Struct, metaclass=Converting, kw_only=True):
     """One request as an API plugin states it. `prompt` is text, token ids, or either with media; `rid` "" lets the
     engine name it.
 
@@ -58,7 +59,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     """
 
     prompt: str | list[int] | MediaPrompt
-    sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
+    sampling: SamplingParams = msgspec.field(default_factory=SamplingParams.of)
     rid: str = ""
     stream: bool = False
     priority: int = 0
@@ -71,7 +72,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     params: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class EmbedRequest(msgspec.Struct, kw_only=True):
+class EmbedRequest(msgspec.Struct, metaclass=Converting, kw_only=True):
     """A prompt whose embedding is wanted: as of GenerateRequest, without anything that is about generation.
 
     The vector has length 1 with `normalize`; `dimensions` keeps its first numbers only (then normalised again).
@@ -165,6 +166,8 @@ class ModelInfo:
     """Numbers of an encoded token of media, deep states included; 0 where the model takes no media."""
     max_piece_tokens: int | None = None
     """Most tokens of one piece of media that the engine takes; None: any number, or no media."""
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """Sampling parameters of requests that do not say otherwise: the model's own, or those of the config."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pegboard.core.interfaces.conversion import Converting
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 
@@ -65,7 +66,20 @@ BOUNDS = {
 """The parameters that are plain numbers."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+SAMPLING_DEFAULTS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "max_new_tokens",
+)
+"""The parameters for which a model may have defaults of its own (`ModelInfo.sampling_defaults`)."""
+
+
+class SamplingParams(msgspec.Struct, metaclass=Converting, frozen=True, kw_only=True, omit_defaults=True):
     """One request's sampling parameters. The names are the field's.
 
     `max_new_tokens` None means: until the context is full. `temperature` 0 is greedy. `top_k` -1 (or 0) is off.
@@ -76,6 +90,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     `grammar` is what the output must look like; None is free text.
     `seed` decides what is drawn: equal logits give equal tokens, in any batch. `logit_bias` maps token id to an addend.
     `extra` carries parameters of logits processors and samplers that plugins add, a dict each, by provider name.
+    `unset` names parameters that the caller has left open: where the model has a default, the engine fills it in.
+
+    The constructor converts what people pass: one text for `stop`, lists, texts of digits as keys of `logit_bias`,
+    numbers of numpy. It raises InvalidRequest, which names the field, for what cannot be converted.
     """
 
     max_new_tokens: int | None = 128
@@ -98,6 +116,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     seed: int | None = None
     grammar: Grammar | None = None
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, object] | None = None) -> SamplingParams:
+        """Return parameters of a mapping, by name; those that it lacks are left to the model's defaults. Raises
+        InvalidRequest for an unknown name, and for a value of the wrong type.
+        """
+        values = values or {}
+        if unknown := [name for name in values if name not in cls.__struct_fields__]:
+            known = ", ".join(cls.__struct_fields__)
+            raise InvalidRequest(f"there is no sampling parameter {unknown[0]!r}; there are: {known}", param=unknown[0])
+        make: Callable[..., SamplingParams] = cls
+        return make(**{"unset": [name for name in SAMPLING_DEFAULTS if name not in values], **values})
+
+    def filled(self, defaults: Mapping[str, float]) -> SamplingParams:
+        """Return the parameters with the model's defaults in what is unset."""
+        if not self.unset:
+            return self
+        return msgspec.structs.replace(self, **{n: defaults[n] for n in self.unset if n in defaults}, unset=())
 
     @property
     def greedy(self) -> bool:

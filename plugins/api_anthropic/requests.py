@@ -178,7 +178,7 @@ class MessagesBody(RequestFields, SamplingFields, PromptBody):
         self.check_prompt()
         if self.max_tokens < 0:
             raise InvalidRequest(f"max_tokens must be at least 0, got {self.max_tokens}", param="max_tokens")
-        if not 0 <= self.temperature <= 1:
+        if "temperature" in self.model_fields_set and not 0 <= self.temperature <= 1:
             raise InvalidRequest(f"temperature must be from 0 to 1, got {self.temperature}", param="temperature")
         if self.thinks and self.thinking is not None and self.thinking.budget_tokens is not None:
             budget = self.thinking.budget_tokens

@@ -47,6 +47,8 @@ class ModelAnswer(Described):
     max_total_num_tokens: int
     vocab_size: int
     has_chat_template: bool
+    sampling_defaults: dict[str, float]
+    """What holds for sampling parameters that a request leaves open, beside the defaults of each API."""
     features: list[str]
     """What requests may ask of this engine: `grammar.json_schema`, `input_logprobs`, and so on."""
 
@@ -191,5 +193,6 @@ def model_info(info: ModelInfo, tokenizer: Tokenizer) -> dict[str, Any]:
         "max_total_num_tokens": info.max_total_tokens,
         "vocab_size": info.vocab_size,
         "has_chat_template": tokenizer.has_chat_template,
+        "sampling_defaults": dict(info.sampling_defaults),
         "features": list(info.features),
     }

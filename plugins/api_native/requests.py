@@ -15,7 +15,8 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.sessions import SessionParams
 from pegboard.core.toolkit.grammars.grammar import grammar_of
 from pegboard.core.toolkit.http.bodies import validate_part
-from pegboard.core.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer, processors_of
+from pegboard.core.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer
+from pegboard.core.toolkit.http.processors import processors_of
 from pegboard.core.toolkit.http.request_fields import RequestFields, with_declared
 from pegboard.plugins.api_native.bodies import PromptBody, each
 

@@ -73,8 +73,10 @@ class Render:
         ids = await client.token_ids(turn.prompt, add_special_tokens=body.add_special_tokens)
         client.charge(len(ids) * ID_BYTES)
         # A template decides whether special tokens are text of the answer.
-        sampling = {name: getattr(body, name) for name in _SAME}
-        sampling |= {"max_tokens": body.limit, "skip_special_tokens": turn.skip_special_tokens}
+        defaults = client.info.sampling_defaults
+        sampling = {name: body.in_force(name, defaults) for name in _SAME}
+        limit = defaults.get("max_new_tokens") if body.limit is None else body.limit
+        sampling |= {"max_tokens": limit, "skip_special_tokens": turn.skip_special_tokens}
         answer = {
             "request_id": new_id("chatcmpl", body.rid),
             "model": self._surface.model,

@@ -70,7 +70,10 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Return the picture in RGB, whatever it shows through blended with white, as transformers does."""
+    """Return the picture in RGB, whatever it shows through blended with white, as transformers does; but one of 16-bit
+    grey as viewers show it, where transformers has it white.
+    """
+    image = _in_bytes(image)
     if "A" not in image.getbands() and image.info.get("transparency") is None:
         return image if image.mode == "RGB" else image.convert("RGB")
     blended = Image.new("RGB", image.size)
@@ -79,6 +82,21 @@ def to_rgb(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", strip.size, (255, 255, 255, 255))
         blended.paste(Image.alpha_composite(white, strip).convert("RGB"), (0, top))
     return blended
+
+
+def _in_bytes(image: Image.Image) -> Image.Image:
+    """Return a picture of 16-bit grey in 8 bits: the high byte of each sample, as Pillow reads 16-bit colours. Its own
+    `convert` clips samples at 255. Premultiplied modes lose that.
+    """
+    plain = {"La": "LA", "RGBa": "RGBA"}.get(image.mode)
+    if plain is not None or not image.mode.startswith("I"):
+        return image if plain is None else image.convert(plain)
+    samples = image.convert("I")
+    grey = samples.point([value >> 8 for value in range(65536)], "L")
+    through = image.info.get("transparency")
+    if through is None:
+        return grey
+    return Image.merge("LA", (grey, samples.point([255 * (value != through) for value in range(65536)], "L")))
 
 
 def _opened(file: BinaryIO) -> Image.Image:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from pegboard.core.toolkit.model.rope_spec import lengthened
 from pegboard.plugins.model_transformers.trace import NotServable, Trace, config_of, trace
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ def _context_length(ctx: ModelContext, config: object) -> int:
     own = next(
         (value for key in _LENGTH_KEYS if isinstance(value := getattr(config, key, None), int) and value > 0), None
     )
+    ropes = list(_rope_parameters(getattr(config, "rope_parameters", None)))
+    if own is not None and len(ropes) == 1 and ropes[0].get("rope_type") == "yarn":
+        factor, original = ropes[0].get("factor"), ropes[0].get("original_max_position_embeddings")
+        if isinstance(factor, int | float) and (original is None or isinstance(original, int)):
+            own = lengthened(own, original, factor)
     if own is not None and ctx.context_length is not None and ctx.context_length > own:
         raise NotServable(f"has positions for {own} tokens, so model.context_length cannot be {ctx.context_length}")
     length = ctx.context_length or own

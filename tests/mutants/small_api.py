@@ -34,9 +34,9 @@ class TextBody(RequestModel):
     notes: dict[str, Any] = {}
 
     def request(self) -> GenerateRequest:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        sampling = SamplingParams(temperature=self.temperature, max_new_tokens=self.max_tokens, stop=stop)
-        return GenerateRequest(prompt=self.text, sampling=sampling)
+        names = {"temperature": "temperature", "max_new_tokens": "max_tokens", "stop": "stop"}
+        said = {name: getattr(self, own) for name, own in names.items() if own in self.model_fields_set}
+        return GenerateRequest(prompt=self.text, sampling=SamplingParams.of(said))
 
 
 class SmallApi(ApiRouter):

@@ -263,6 +263,7 @@ MUTANTS = [
     _mutant(_streams(SmallLines, "SendsAllAtOnce", _all_at_once), "test_pieces_are_sent_as_they_come", "held back"),
     _mutant(_drops("temperature", 1.0), ARRIVES, "temperature = 0.25 became temperature = 1.0"),
     _mutant(_drops("max_new_tokens", 128, streams_only=True), ARRIVES, "max_tokens = 11 became max_new_tokens = 128"),
+    _mutant(_drops("unset", ()), "test_what_a_request_leaves_out_is_left_to_the_model", "are not in the body, and yet"),
     _mutant(_drops("stop", ()), ARRIVES, "stop = 'END7' became stop = ()"),
     _mutant(SleepsOnTheLoop, LOOP, "await asyncio.sleep"),
     _mutant(ConnectsOnTheLoop, LOOP, "a connection"),

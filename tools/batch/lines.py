@@ -22,6 +22,7 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.toolkit.grammars.grammar import grammar_of
 from pegboard.core.toolkit.http.bodies import validate_part
 from pegboard.core.toolkit.http.generation import SamplingFields
+from pegboard.core.toolkit.http.refusals import Refusal
 from pegboard.tools.chat.conversation import check_messages
 
 _SPOOL_BYTES = 16 * 2**20
@@ -74,8 +75,29 @@ _BODY_NAMES = {
     "min_tokens": "min_new_tokens",
 }
 _BODY_IGNORED = frozenset(
-    {"model", "messages", "prompt", "user", "metadata", "store", "stream_options", "service_tier"}
+    {
+        *("model", "messages", "prompt", "user", "metadata", "store", "stream_options", "service_tier"),
+        *("safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    }
 )
+_BODY_NEUTRAL: Mapping[str, Refusal] = {
+    **dict.fromkeys(
+        (
+            *("stream", "tools", "functions", "top_logprobs", "audio", "prediction", "web_search_options", "echo"),
+            *("suffix", "priority", "chat_template_kwargs", "continue_final_message", "return_token_ids"),
+            *("include_stop_str_in_output", "bad_words", "allowed_token_ids", "structured_outputs"),
+        ),
+        Refusal(),
+    ),
+    "n": Refusal(neutral=(1,), false_asks=True),
+    "best_of": Refusal(neutral=(1,), false_asks=True),
+    "tool_choice": Refusal(neutral=("none", "auto")),
+    "function_call": Refusal(neutral=("none", "auto")),
+    "parallel_tool_calls": Refusal(neutral=(True,)),
+    "modalities": Refusal(neutral=(["text"],)),
+    "add_generation_prompt": Refusal(neutral=(True,), false_asks=True),
+}
+"""Fields that only a server has, with the values that ask for nothing: clients send some whatever they want."""
 _URLS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 
 
@@ -250,7 +272,7 @@ def _body(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
         raise ValueError(f"body.{_URLS[url]} is missing")
     sampling: dict[str, Any] = {}
     for key, value in body.items():
-        if value is None or key in _BODY_IGNORED or (key, value) in (("n", 1), ("stream", False)):
+        if value is None or key in _BODY_IGNORED or _asks_nothing(key, value):
             continue
         if key == "response_format":
             sampling |= _response_format(value)
@@ -261,12 +283,19 @@ def _body(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
     return {_URLS[url]: body[_URLS[url]]}, sampling
 
 
+def _asks_nothing(key: str, value: object) -> bool:
+    if key == "logprobs":
+        # In completions 0 asks for the log-probability of each token.
+        return value is False
+    return key in _BODY_NEUTRAL and not _BODY_NEUTRAL[key].concerns(value)
+
+
 def _response_format(form: Any) -> dict[str, Any]:
     kind = form.get("type") if isinstance(form, dict) else None
     if kind == "text":
         return {}
     if kind == "json_object":
-        return {"json_object": True}
+        return {"json_object": True} if form.get("schema") is None else {"json_schema": form["schema"]}
     schema = form.get("json_schema") if kind == "json_schema" else None
     if not isinstance(schema, dict) or schema.get("schema") is None:
         raise ValueError("body.response_format must have the type text, json_object, or json_schema with a schema")

@@ -134,12 +134,15 @@ class EngineSpeaker:
 
 def sampling_params(settings: Mapping[str, Any]) -> SamplingParams:
     """Return settings of a chat as sampling parameters, checked. Raises InvalidRequest, with the setting's name."""
+    import msgspec
+
     from pegboard.core.interfaces.sampling import SamplingParams
 
     values = {name: value for name, value in settings.items() if name not in ("max_tokens", "reasoning_effort")}
-    if "stop" in values:
-        values["stop"] = tuple(values["stop"])
-    params = SamplingParams(max_new_tokens=settings.get("max_tokens"), **values)
+    # Without a limit an answer may fill the context, unless the model has a default.
+    limit = {"max_new_tokens": settings["max_tokens"]} if settings.get("max_tokens") else {}
+    params = SamplingParams.of({**values, **limit})
+    params = params if limit else msgspec.structs.replace(params, max_new_tokens=None)
     try:
         params.validate()
     except InvalidRequest as error:

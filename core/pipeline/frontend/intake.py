@@ -130,9 +130,10 @@ class Intake:
         _check_text("cache_salt", request.cache_salt, MAX_SALT_LENGTH)
         if not -(2**31) <= request.priority < 2**31:
             raise InvalidRequest("priority must fit in 32 bits", param="priority")
-        request.sampling.validate_numbers()
+        sampling = request.sampling.filled(self._info.sampling_defaults)
+        sampling.validate_numbers()
         if not checked:
-            self.check_collections(request.sampling)
+            self.check_collections(sampling)
             _check_plain("parameters for plugins", request.params, "params")
         self._check_logprobs(request)
         if request.return_hidden_states:
@@ -140,12 +141,12 @@ class Intake:
         if packed is None:
             packed = self.pack(text_of(request.prompt), add_special_tokens=request.add_special_tokens)
         length = len(packed) // 4
-        if length > self.max_prompt_len and request.sampling.max_new_tokens != 0:
+        if length > self.max_prompt_len and sampling.max_new_tokens != 0:
             raise self._too_long(length)
         return TokenizedRequest(
             rid=request.rid or uuid.uuid4().hex,
             prompt=packed,
-            sampling=self._fit(request.sampling, length),
+            sampling=self._fit(sampling, length),
             stream=request.stream,
             priority=request.priority,
             namespace=_namespace(request.cache_salt),

@@ -21,9 +21,10 @@ from pegboard.core.interfaces.client import (
 )
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaKind
-from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.sampling import SAMPLING_DEFAULTS, SamplingParams
 from pegboard.core.interfaces.sessions import SessionParams, SessionStore
 from pegboard.core.toolkit.http.bodies import RequestModel
+from pegboard.core.toolkit.http.processors import processors_of
 
 _LARGEST_SEED = 2**63 - 1
 
@@ -72,7 +73,8 @@ class SamplingFields(RequestModel):
     ) -> SamplingParams:
         """Return the engine's parameters; `for_answer` makes those of several answers of them. `more` are further
         fields (a grammar), which take precedence; `prefix` goes before a field's name in errors. `processor` stands in
-        for `custom_logit_processor` where a body has it elsewhere.
+        for `custom_logit_processor` where a body has it elsewhere. Where the client has left a field out, the model's
+        default counts, not the body's own.
         """
         fields = {
             **{name: getattr(self, name) for name in _SHARED},
@@ -83,10 +85,27 @@ class SamplingFields(RequestModel):
             "stop_token_ids": tuple(self.stop_token_ids),
             "logit_bias": _bias(self.logit_bias, prefix),
             "extra": processors_of(processor or self.custom_logit_processor, self.custom_params, prefix),
+            "unset": self._unset(max_new_tokens, more),
             **more,
         }
         return SamplingParams(max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, **fields)
 
+    def in_force(self, name: str, defaults: Mapping[str, float]) -> object:
+        """Return what counts for a parameter: what the client says, else the model's default, else this field's own."""
+        return defaults[name] if name in defaults and name not in self.model_fields_set else getattr(self, name)
+
+    def _unset(self, max_new_tokens: int | None, more: Mapping[str, object]) -> tuple[str, ...]:
+        """Return the sampling parameters that the client has not set, and `more` neither."""
+        known, given = type(self).model_fields, self.model_fields_set
+        limits = _LIMITS & known.keys()
+        left = known.keys() - given - limits - more.keys()
+        unset = [name for name in SAMPLING_DEFAULTS if name in left]
+        left_open = max_new_tokens is None or (limits and not limits & given)
+        return (*unset, "max_new_tokens") if left_open else tuple(unset)
+
+
+_LIMITS = frozenset({"max_new_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens"})
+"""What bodies call the most tokens of an answer."""
 
 _SHARED = tuple(name for name in SamplingFields.model_fields if name in SamplingParams.__struct_fields__)
 """What body and engine call alike, and what needs no translation if nothing above gives one."""
@@ -100,46 +119,6 @@ def for_answer(params: SamplingParams, answer: int) -> SamplingParams:
     # After the largest seed comes the smallest one.
     own = (seed + answer + _LARGEST_SEED + 1) % (2 * _LARGEST_SEED + 2) - _LARGEST_SEED - 1
     return msgspec.structs.replace(params, seed=own)
-
-
-def processors_of(chosen: Any, params: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the parameters of each logits processor that a body asks for, by processor name.
-
-    `chosen` is its `custom_logit_processor`: a name, ``{"name": ..., "params": {...}}``, or a list of these; `params`
-    its `custom_params`, for the one that is named, or by name for several. Raises InvalidRequest where it is neither,
-    or where parameters stand in two places or are for no processor.
-    """
-    field = f"{prefix}custom_logit_processor"
-    if not chosen:
-        return params
-    several = isinstance(chosen, list)
-    found: dict[str, Any] = {}
-    left = dict(params)
-    for one in chosen if several else [chosen]:
-        entry = {"name": one} if isinstance(one, str) else one
-        name = entry.get("name") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or not name or set(entry) - {"name", "params"}:
-            raise InvalidRequest(
-                f'{field} takes names of logits processors, or {{"name": ..., "params": {{...}}}}, and no code',
-                param=field,
-            )
-        if name in found:
-            raise InvalidRequest(f"{field} names {name[:64]!r} twice", param=field)
-        own = entry.get("params")
-        if own is None:
-            own = left.pop(name, {}) if several else left
-            left = left if several else {}
-        if not isinstance(own, dict):
-            raise InvalidRequest(f"{field}: the params of {name[:64]!r} must be an object", param=field)
-        found[name] = own
-    if left:
-        names = ", ".join(map(repr, left))[:128]
-        raise InvalidRequest(
-            f"{prefix}custom_params has {names}, but the processors that {field} names have their parameters, or are "
-            "others",
-            param=f"{prefix}custom_params",
-        )
-    return found
 
 
 def _texts(value: str | list[str]) -> tuple[str, ...]:

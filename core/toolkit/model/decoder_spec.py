@@ -162,6 +162,7 @@ class DecoderSpec:
         hidden = size(text, "hidden_size")
         heads, kv_heads, head_dim = _heads(text, family, hidden)
         max_position = size(text, "max_position_embeddings", family.max_position)
+        rope = rope_from_config(text, head_dim, max_position, family.rope)
         layers = size(text, "num_hidden_layers")
         bias = family.bias_option and flag(text, "attention_bias")
         return cls(
@@ -173,10 +174,10 @@ class DecoderSpec:
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            rope=rope_from_config(text, head_dim, max_position, family.rope),
+            rope=rope,
             rms_norm_eps=number(text, "rms_norm_eps", family.rms_norm_eps),
             hidden_act=_activation(text),
-            max_position=max_position,
+            max_position=rope.context,
             windows=_windows(text, family, layers),
             tied_embeddings=_tied(config, text, family),
             qkv_bias=family.qkv_bias or bias,
@@ -213,8 +214,9 @@ class DecoderSpec:
         """
         if context_length is not None and context_length > self.max_position:
             raise ModelError(
-                f"context_length {context_length} is above this model's max_position_embeddings {self.max_position}; "
-                f"lower it, or raise max_position_embeddings in config.json if the rope parameters are meant for that"
+                f"context_length {context_length} is above the {self.max_position} tokens of this model's config.json "
+                "(max_position_embeddings, times the factor of yarn); lower it, or raise max_position_embeddings there "
+                "if the rope parameters are meant for that"
             )
         return ModelSpec(
             architecture=self.architecture,

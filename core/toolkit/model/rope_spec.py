@@ -48,6 +48,13 @@ class RopeSpec:
     axes: tuple[int, ...] = ()
 
     @property
+    def context(self) -> int:
+        """Tokens of the longest context that the rope is meant for."""
+        if self.rope_type != "yarn":
+            return self.max_position
+        return lengthened(self.max_position, self.original_max_position, self.factor)
+
+    @property
     def attention_scaling(self) -> float:
         """What cos and sin are multiplied with: 1 but for yarn (Peng et al. 2023, "attention temperature")."""
         if self.rope_type != "yarn":
@@ -57,6 +64,13 @@ class RopeSpec:
         if self.yarn_mscale and self.yarn_mscale_all_dim:
             return _yarn_scale(self.factor, self.yarn_mscale) / _yarn_scale(self.factor, self.yarn_mscale_all_dim)
         return _yarn_scale(self.factor, 1.0)
+
+
+def lengthened(max_position: int, original: int | None, factor: float) -> int:
+    """Return the context of a model with yarn, in tokens. A config whose `max_position_embeddings` still says what the
+    model was trained with, which is Qwen's recipe, means that times the factor, as in vLLM.
+    """
+    return int(max_position * factor) if factor > 1 and original in (None, max_position) else max_position
 
 
 def _yarn_scale(factor: float, mscale: float) -> float:

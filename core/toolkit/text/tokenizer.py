@@ -7,6 +7,7 @@ reads them.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -73,10 +74,10 @@ class Tokenizer:
     def from_directory(cls, directory: str | os.PathLike[str]) -> Tokenizer:
         """Return the tokenizer of a model directory in Hugging Face's layout.
 
-        Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, generation_config.json, config.json and
-        chat_template.jinja. As in transformers, tokenizer.json alone says what surrounds a plain prompt: add_bos_token
-        and add_eos_token of the config have no effect beside it. Raises ModelError where tokenizer.json is missing or
-        broken.
+        Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, generation_config.json, config.json,
+        chat_template.json and chat_template.jinja. As in transformers, tokenizer.json alone says what surrounds a plain
+        prompt: add_bos_token and add_eos_token of the config have no effect beside it. Raises ModelError where
+        tokenizer.json is missing or broken.
         """
         path = Path(directory)
         file = _tokenizer_file(path)
@@ -182,6 +183,13 @@ class Tokenizer:
     def chat_template(self, *, name: str | None = None, with_tools: bool = False) -> ChatTemplate:
         """Return the template that a chat would use. Raises ChatTemplateError where there is none."""
         return self._templates.select(name=name, with_tools=with_tools)
+
+    def with_chat_template(self, source: str) -> Tokenizer:
+        """Return this tokenizer with one other chat template. Raises ChatTemplateError where that is broken."""
+        changed = copy.copy(self)
+        changed._templates = ChatTemplates({"default": source})
+        changed.chat_template()
+        return changed
 
     def apply_chat_template(
         self,
@@ -299,18 +307,23 @@ def _add_declared_tokens(backend: _Backend, config: Mapping[str, Any]) -> None:
 
 
 def _read_templates(path: Path, config: Mapping[str, object]) -> dict[str, str]:
-    """Templates by name: from tokenizer_config.json (text, or a list of named ones), overridden by *.jinja files."""
-    value = config.get("chat_template")
-    templates: dict[str, str] = {}
-    if isinstance(value, str):
-        templates["default"] = value
-    elif isinstance(value, list):
-        templates.update({str(item["name"]): str(item["template"]) for item in value})
-    elif isinstance(value, dict):
-        templates.update({str(name): str(text) for name, text in value.items()})
+    """Templates by name: from tokenizer_config.json, overridden by chat_template.json, which processors had up to
+    transformers 4.51, and by *.jinja files.
+    """
+    templates = _named_templates(config.get("chat_template"))
+    templates |= _named_templates(read_json_object(path / "chat_template.json").get("chat_template"))
     single = path / "chat_template.jinja"
     if single.is_file():
         templates["default"] = single.read_text(encoding="utf-8")
     for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
         templates[file.stem] = file.read_text(encoding="utf-8")
     return templates
+
+
+def _named_templates(value: object) -> dict[str, str]:
+    """Return templates as a text, a list of named ones or a mapping says."""
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list):
+        return {str(item["name"]): str(item["template"]) for item in value}
+    return {str(name): str(text) for name, text in value.items()} if isinstance(value, dict) else {}

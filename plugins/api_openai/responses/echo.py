@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.client import ModelInfo
     from pegboard.core.toolkit.chat.tool_calls import Tools
     from pegboard.plugins.api_openai.responses.body import ResponseBody
 
@@ -19,8 +20,9 @@ _FUNCTION = {
 _CUSTOM = {"type": "custom", "description": "", "format": {"type": "text"}}
 
 
-def response_of(model: str, identity: str, body: ResponseBody, tools: Tools) -> dict[str, object]:
-    """Return a response that has just begun."""
+def response_of(info: ModelInfo, identity: str, body: ResponseBody, tools: Tools) -> dict[str, object]:
+    """Return a response of the served model that has just begun."""
+    defaults = info.sampling_defaults
     return {
         "id": identity,
         "object": "response",
@@ -33,18 +35,18 @@ def response_of(model: str, identity: str, body: ResponseBody, tools: Tools) -> 
         "instructions": body.instructions or None,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata,
-        "model": model,
+        "model": info.served_name,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls,
         "previous_response_id": body.previous_response_id or None,
         "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
         "store": body.store,
-        "temperature": body.temperature,
+        "temperature": body.in_force("temperature", defaults),
         "text": {"format": body.text.format or {"type": "text"}, "verbosity": body.text.verbosity or "medium"},
         "tool_choice": _choice(body.tool_choice, tools),
         "tools": [_tool(one) for one in body.tools],
         "top_logprobs": body.top_logprobs,
-        "top_p": body.top_p,
+        "top_p": body.in_force("top_p", defaults),
         "truncation": body.truncation,
         "usage": None,
         "user": body.user or None,

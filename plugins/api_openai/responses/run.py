@@ -51,7 +51,7 @@ class Run(AnswerWriter):
         self._waiting: list[asyncio.Future[None]] = []
         self.owner = ""
         """The key whose it is."""
-        self.response = response_of(surface.model, identity, body, turn.tools)
+        self.response = response_of(surface.client.info, identity, body, turn.tools)
 
     @property
     def over(self) -> bool:

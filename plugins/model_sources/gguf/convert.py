@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.toolkit.system.locks import locked
+from pegboard.plugins.model_sources.gguf.parts import part_files
 
 CONVERTER_VERSION = 2
 """Raised whenever the same file would convert to something else."""
@@ -27,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 
 def convert_gguf(file: str | os.PathLike[str], cache_dir: str | os.PathLike[str], *, sha256: str | None = None) -> Path:
     """Return the directory that `file` converts to: config.json, float32 safetensors, tokenizer.json,
-    generation_config.json. config.json tells the model's own precision.
+    generation_config.json. config.json tells the model's own precision. Of a model in several files any part will do.
 
     Made on the first call and found on later ones. The folder appears by one rename, so it is whole or absent even if
     the process is killed; of several processes that ask at once, one converts and the others wait for it. Memory is
@@ -41,7 +42,7 @@ def convert_gguf(file: str | os.PathLike[str], cache_dir: str | os.PathLike[str]
     root = Path(cache_dir) / "gguf"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        digest = file_digest(source, root)
+        digest = _digest_of([file_digest(part, root) for part in part_files(source)])
         if sha256 not in (None, digest):
             raise ModelError(
                 f"{source} is not the file it should be: its SHA-256 is {digest}, and not {sha256}. Fetch it again, or "
@@ -60,6 +61,11 @@ def convert_gguf(file: str | os.PathLike[str], cache_dir: str | os.PathLike[str]
             "with free space that this user may write"
         ) from error
     return target
+
+
+def _digest_of(parts: list[str]) -> str:
+    """Return what names the conversion of these files: the digest of a single one."""
+    return parts[0] if len(parts) == 1 else hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
 def file_digest(file: Path, memo_dir: Path) -> str:
@@ -110,7 +116,7 @@ def write_model_directory(source: Path, directory: Path) -> None:
     from pegboard.plugins.model_sources.gguf.tokenizer import generation_config, write_tokenizer
     from pegboard.plugins.model_sources.gguf.weights import write_weights
 
-    gguf = GGUFFile(source)
+    gguf = GGUFFile.open(source)
     _check_space(directory, sum(4 * tensor.n_elements for tensor in gguf.tensors.values()))
     try:
         config = model_config(gguf)

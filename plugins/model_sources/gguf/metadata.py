@@ -5,6 +5,7 @@ Key names are those of the GGUF specification; what they mean for a network is r
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.toolkit.model.model_config import check_model_config
+from pegboard.plugins.model_sources.gguf.parts import check_part, part_files
 
 T = TypeVar("T")
 
@@ -51,7 +53,7 @@ class _Reader(gguf.GGUFReader):
 class GGUFFile:
     """An open GGUF file: typed look-ups of metadata, and the table of tensors. Data is memory-mapped.
 
-    Raises ModelError where the file is not GGUF, or an architecture we do not know.
+    Raises ModelError where the file is not GGUF.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -63,12 +65,31 @@ class GGUFFile:
         except (ValueError, LookupError, ArithmeticError, OSError) as error:
             raise ModelError(f"{self.path} is not a readable GGUF file: {error}; fetch it again") from error
         self.tensors: dict[str, gguf.ReaderTensor] = {tensor.name: tensor for tensor in self._reader.tensors}
-        self.architecture = self.need("general.architecture", str)
-        if self.architecture not in ARCHITECTURES:
+
+    @classmethod
+    def open(cls, path: Path) -> GGUFFile:
+        """Return the file, with the tensors of all parts where it is one of several. Raises ModelError for a part that
+        is missing or another model's, and for an architecture that is not supported.
+        """
+        parts = [cls(part) for part in part_files(path)]
+        for index, part in enumerate(parts):
+            check_part(part.path, part.get("split.no"), part.get("split.count"), index, len(parts))
+        first = parts[0]
+        for part in parts[1:]:
+            if twice := sorted(first.tensors.keys() & part.tensors.keys()):
+                raise ModelError(f"{part.path} has the tensor {twice[0]}, which an earlier part has, too")
+            first.tensors.update(part.tensors)
+        if first.architecture not in ARCHITECTURES:
             raise ModelError(
-                f"{self.path}: GGUF architecture {self.architecture!r} is not supported; supported: "
+                f"{first.path}: GGUF architecture {first.architecture!r} is not supported; supported: "
                 f"{', '.join(ARCHITECTURES)}. Use the model's safetensors checkpoint instead"
             )
+        return first
+
+    @functools.cached_property
+    def architecture(self) -> str:
+        """The architecture, which only the first part of several names."""
+        return self.need("general.architecture", str)
 
     def get(self, key: str) -> Any:
         """Return the value of a key, arrays as lists; None where the file does not have it."""

@@ -8,6 +8,7 @@ from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_source import ModelSourceContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.model_sources.base import DirectorySource
+from pegboard.plugins.model_sources.gguf.parts import part_files
 
 _MAGIC = b"GGUF"
 
@@ -21,9 +22,10 @@ class GGUFSource(DirectorySource[NoOptions]):
         return None if ctx.reference.lower().endswith(".gguf") else f"{ctx.reference!r} does not end in .gguf"
 
     def check(self) -> bool:
-        with self._file().open("rb") as stream:
-            if stream.read(len(_MAGIC)) != _MAGIC:
-                raise ModelError(f"model.path: {self._file()} is not a GGUF file: it does not begin with {_MAGIC!r}")
+        for file in part_files(self._file()):
+            with file.open("rb") as stream:
+                if stream.read(len(_MAGIC)) != _MAGIC:
+                    raise ModelError(f"model.path: {file} is not a GGUF file: it does not begin with {_MAGIC!r}")
         return True
 
     def locate(self) -> Path:

@@ -197,6 +197,48 @@ class TestSources:
     def test_a_model_has_one_name_or_several(self, given: str, names: tuple[str, ...]) -> None:
         assert composed(overrides=[f"model.served_name={given}"]).engine.model.served_name == names
 
+    @pytest.mark.parametrize(
+        "text",
+        ["1.10", "12:30", "0123", "1_000", "0x1F", "0o17", "1e5", "+1", "2026-11-26", "-.5", ".inf", "190:20:30", "08"],
+    )
+    def test_a_text_is_what_was_written(self, text: str, tmp_path: Path) -> None:
+        """Whatever kind of number YAML takes it for."""
+        path = tmp_path / "a.yaml"
+        path.write_text(f"model:\n  path: {text}\n  served_name: [{text}]\n")
+        for model in (
+            compose([path], env={}).engine.model,
+            composed(overrides=[f"model.path={text}", f"model.served_name=[{text}]"]).engine.model,
+            composed(env={"PEGBOARD__MODEL__PATH": text, "PEGBOARD__MODEL__SERVED_NAME": text}).engine.model,
+        ):
+            assert (model.path, *model.served_name) == (text, text)
+
+    @pytest.mark.parametrize(
+        ("text", "port"), [("010000", 10000), ("0x1F90", 8080), ("0o20", 16), ("+80", 80), ("1_000", 1000), ("8e1", 80)]
+    )
+    def test_numbers_are_those_of_yaml_1_2(self, text: str, port: int) -> None:
+        assert composed(overrides=[f"server.port={text}"]).engine.server.port == port
+
+    @pytest.mark.parametrize("text", ["12:30", "0b11", "0o8", "0777_"])
+    def test_and_no_others(self, text: str) -> None:
+        assert "server.port" in problems({}, overrides=[f"server.port={text}"])
+
+    @pytest.mark.parametrize(
+        ("name", "text"), [("a.json", '{"model": {"path": 1.10}}'), ("a.toml", "model.path = 1.10\n")]
+    )
+    def test_other_files_keep_numbers_as_written_too(self, name: str, text: str, tmp_path: Path) -> None:
+        (tmp_path / name).write_text(text)
+        assert compose([tmp_path / name], env={}).engine.model.path == "1.10"
+
+    def test_a_key_that_is_a_number_asks_for_quotes(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.yaml"
+        path.write_text("server:\n  api_key: 007\n")
+        with pytest.raises(ConfigError) as caught:
+            composed(files=[path])
+        (problem,) = caught.value.problems
+        assert problem.path == "server.api_key[0]"
+        assert problem.message.endswith("it must be a text; put it in quotes")
+        assert "7" not in problem.message
+
     def test_a_name_is_not_empty(self) -> None:
         with pytest.raises(ConfigError, match=r"model\.served_name"):
             composed(overrides=['model.served_name=""'])
@@ -213,6 +255,10 @@ class TestSources:
             ("a.yaml", "server:\n  port: 1\n  port: 2\n", "a.yaml:3:3", "the key 'port' stands here twice"),
             ("a.yaml", "- 1\n", "a.yaml", "must hold keys and values, not a list"),
             ("a.yaml", "server:\n  1: 2\n", "a.yaml", "server: the key 1 (int) is not a string"),
+            ("a.yaml", "model: {path: x}\n# \x1b[0m\n", "a.yaml:2:3", "the character U+001B cannot stand in a file"),
+            ("a.yaml", "m\0o\0", "a.yaml:1:2", "the character U+0000 cannot stand in a file; is it UTF-8?"),
+            ("a.yaml", f"server:\n  port: {'9' * 5000}\n", "a.yaml:2:9", "is not an integer"),
+            ("a.json", f'{{"a": {"9" * 5000}}}', "a.json", "not valid JSON"),
             ("a.toml", "port = \n", "a.toml", "not valid TOML: Invalid value (at line 1"),
             ("a.json", '{"a": 1,\n "b" 2}', "a.json:2:6", "not valid JSON"),
             ("a.json", '{"a": 1, "a": 2}', "a.json", "the key 'a' stands twice"),

@@ -16,10 +16,13 @@ from tokenizers import Tokenizer as Backend
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.model_source import ModelSourceContext
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.model_sources.gguf import convert as gguf_convert
 from pegboard.plugins.model_sources.gguf import weights as gguf_weights
 from pegboard.plugins.model_sources.gguf.convert import convert_gguf
+from pegboard.plugins.model_sources.gguf.source import GGUFSource
 from pegboard.plugins.model_sources.gguf.weights import hf_name, unpermute
 from tests.core.toolkit.text.demo import STRINGS
 
@@ -42,14 +45,16 @@ def gguf_name(name: str) -> str:
     return f"{_PARTS['.'.join(pieces[:-1])]}.{pieces[-1]}"
 
 
-def write_gguf(file: Path, checkpoint: Path, architecture: str, *, kind: str = "F32", **extra: Any) -> dict[str, Any]:
-    """`checkpoint` as a GGUF file, as llama.cpp's converter writes one, its matrices stored as `kind`. Returns the
-    checkpoint's tensors.
+def write_gguf(
+    file: Path, checkpoint: Path, architecture: str, *, kind: str = "F32", part: int = 0, **extra: Any
+) -> dict[str, Any]:
+    """`checkpoint` as a GGUF file, as llama.cpp's converter writes one, its matrices stored as `kind`, with `part`
+    tensors to a file where that is not 0. Returns the checkpoint's tensors.
     """
     stored = gguf.GGMLQuantizationType[kind]
     config = json.loads((checkpoint / "config.json").read_text("utf-8"))
     tensors = load_file(checkpoint / "model.safetensors")
-    writer = gguf.GGUFWriter(file, architecture)
+    writer = gguf.GGUFWriter(file, architecture, split_max_tensors=part)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -118,6 +123,52 @@ def test_round_trip(architecture: str, tmp_path: Path) -> None:
     ):
         assert after[key] == before[key], key
     assert after["rope_theta"] == before["rope_parameters"]["rope_theta"]
+
+
+class TestParts:
+    """A model in several files."""
+
+    @pytest.fixture
+    def parts(self, tmp_path: Path) -> list[Path]:
+        write_gguf(tmp_path / "m.gguf", tiny_checkpoint(tmp_path, "llama"), "llama", part=8)
+        return sorted(tmp_path.glob("m-*.gguf"))
+
+    def test_any_part_stands_for_all(self, parts: list[Path], tmp_path: Path) -> None:
+        [checkpoint] = (one.parent for one in tmp_path.glob("*/config.json"))
+        whole = write_gguf(tmp_path / "whole.gguf", checkpoint, "llama")
+        assert len(parts) > 2
+        directories = {convert_gguf(part, tmp_path / "cache") for part in parts}
+        assert len(directories) == 1
+        found = converted_tensors(directories.pop())
+        assert found.keys() == whole.keys()
+        for name, tensor in whole.items():
+            np.testing.assert_array_equal(found[name], tensor, err_msg=name)
+
+    def test_a_changed_part_is_converted_anew(self, parts: list[Path], tmp_path: Path) -> None:
+        before = convert_gguf(parts[0], tmp_path / "cache")
+        data = bytearray(parts[-1].read_bytes())
+        data[-1] ^= 1
+        parts[-1].write_bytes(data)
+        assert convert_gguf(parts[0], tmp_path / "cache") != before
+
+    def test_missing_parts_are_named(self, parts: list[Path], tmp_path: Path) -> None:
+        parts[1].unlink()
+        with pytest.raises(ModelError, match=rf"in {len(parts)} files, of which {parts[1].name} is not beside it"):
+            convert_gguf(parts[0], tmp_path / "cache")
+        with pytest.raises(ModelError, match=rf"{parts[1].name} is not beside it"):
+            GGUFSource(NoOptions(), ModelSourceContext(str(parts[2]), tmp_path)).check()
+
+    def test_parts_of_two_models_are_named(self, parts: list[Path], tmp_path: Path) -> None:
+        parts[2].write_bytes(parts[1].read_bytes())
+        with pytest.raises(
+            ModelError, match=rf"{parts[2].name} should be part 3 of {len(parts)}, and says .* part 2 of"
+        ):
+            convert_gguf(parts[0], tmp_path / "cache")
+
+    def test_a_part_under_another_name_is_named(self, parts: list[Path], tmp_path: Path) -> None:
+        parts[0].rename(tmp_path / "renamed.gguf")
+        with pytest.raises(ModelError, match=rf"part 1 of a model in {len(parts)} files .*renamed-00001-of-"):
+            convert_gguf(tmp_path / "renamed.gguf", tmp_path / "cache")
 
 
 def test_tokenizer_round_trip(tmp_path: Path) -> None:

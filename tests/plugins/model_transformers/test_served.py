@@ -20,6 +20,7 @@ from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
 from pegboard.core.interfaces.model_family import ModelContext, ProbeRun
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.model_transformers.family import TransformersFamily, probe_prompts, relative_errors
+from pegboard.plugins.model_transformers.limits import examine
 from pegboard.plugins.model_transformers.network import TransformersNetwork
 from pegboard.plugins.model_transformers.trace import NotServable, Trace, trace, window_of
 from tests.plugins.model_transformers.tiny import REFUSED, SERVED, VOCAB, context, save
@@ -199,6 +200,16 @@ def test_rope_that_changes_with_length_needs_a_short_context() -> None:
     assert reason is not None
     assert "set model.context_length" in reason
     assert TransformersFamily.supports(None, dataclasses.replace(ctx, context_length=64)) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("original", "length"), [(64, 256), (16, 64)])
+def test_yarn_lengthens_what_a_config_left_at_the_original(original: int, length: int) -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": original}
+    ctx = bare(max_position_embeddings=64, rope_parameters=rope)
+    assert examine(ctx)[1] == length
+    assert examine(dataclasses.replace(ctx, context_length=length))[1] == length
+    with pytest.raises(NotServable, match=f"has positions for {length} tokens"):
+        examine(dataclasses.replace(ctx, context_length=length + 1))
 
 
 def test_chunked_attention_is_refused_beyond_one_chunk() -> None:

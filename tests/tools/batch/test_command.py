@@ -110,6 +110,11 @@ class TestLines:
             ({"custom_id": "a", "method": "GET", "body": BODY}, "method must be POST"),
             ({"custom_id": "a", "body": {**BODY, "n": 2}}, "body.n is not supported offline"),
             ({"custom_id": "a", "body": {**BODY, "tools": [{}]}}, "body.tools is not supported offline"),
+            ({"custom_id": "a", "body": {**BODY, "n": 0}}, "body.n is not supported offline"),
+            ({"custom_id": "a", "body": {**BODY, "logprobs": 0}}, "body.logprobs is not supported offline"),
+            ({"custom_id": "a", "body": {**BODY, "tool_choice": "required"}}, "body.tool_choice is not supported"),
+            ({"custom_id": "a", "body": {**BODY, "modalities": ["audio"]}}, "body.modalities is not supported"),
+            ({"custom_id": "a", "body": {**BODY, "temperatur": 0}}, "body.temperatur is not supported offline"),
             ({"custom_id": "a", "body": {**BODY, "max_tokens": "x"}}, "body.max_new_tokens"),
             ({"custom_id": "a", "body": {**BODY, "response_format": {"type": "poem"}}}, "body.response_format"),
         ],
@@ -121,6 +126,19 @@ class TestLines:
         assert isinstance(found, BadLine)
         assert re.search(why, found.problem), found.problem
         assert (found.index, found.number) == (3, 4)
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "logprobs": False, "top_logprobs": 0},
+            {"modalities": ["text"], "safety_identifier": "u1", "prompt_cache_key": "k", "n": 1, "stream": False},
+            {"parallel_tool_calls": False, "tool_choice": "auto", "functions": [], "audio": None, "best_of": 1},
+            {"echo": False, "suffix": "", "chat_template_kwargs": {}, "add_generation_prompt": True},
+        ],
+    )
+    def test_fields_that_ask_for_nothing_pass(self, more: dict[str, Any]) -> None:
+        plain, line = ({"custom_id": "a", "body": {**BODY, **fields}} for fields in ({}, more))
+        assert good(line).digest == good(plain).digest
 
     def test_equal_digests_are_equal_requests(self) -> None:
         line = {"prompt": "Hi", "id": "a"}

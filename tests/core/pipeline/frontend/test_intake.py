@@ -41,6 +41,17 @@ def test_text_becomes_little_endian_int32() -> None:
     assert pack_ids([1, 256]) == b"\x01\0\0\0\0\1\0\0"
 
 
+def test_what_is_unset_follows_the_models_defaults() -> None:
+    model = intake(sampling_defaults={"temperature": 0.6, "top_k": 20, "max_new_tokens": 4})
+    asked = SamplingParams.of({"top_k": 5, "seed": 1})
+    filled = model.prepare(GenerateRequest(prompt="abc", sampling=asked)).sampling
+    assert filled == SamplingParams(temperature=0.6, top_k=5, seed=1, max_new_tokens=4)
+    assert model.prepare(request(sampling={"seed": 1, "max_new_tokens": 9})).sampling.temperature == 1.0
+    too_long = SamplingParams.of({"min_new_tokens": 5})
+    with pytest.raises(InvalidRequest, match="min_new_tokens 5 exceeds max_new_tokens 4"):
+        model.prepare(GenerateRequest(prompt="abc", sampling=too_long))
+
+
 def test_names_are_given_and_kept() -> None:
     assert intake().prepare(request(rid="mine")).rid == "mine"
     first, second = intake().prepare(request()), intake().prepare(request())

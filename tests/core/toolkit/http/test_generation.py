@@ -19,8 +19,8 @@ from pegboard.core.toolkit.http.generation import (
     SamplingFields,
     check_model,
     for_answer,
-    processors_of,
 )
+from pegboard.core.toolkit.http.processors import processors_of
 
 TEXT = "".join(SCRIPT)
 
@@ -112,7 +112,18 @@ def test_a_text_is_a_list_of_one() -> None:
     assert sampling(b'{"stop": "a", "stop_regex": "b+"}').stop == ("a",)
     assert sampling(b'{"stop": "a", "stop_regex": "b+"}').stop_regex == ("b+",)
     assert sampling(b'{"stop": ["a", "c"], "stop_regex": ["b", "d"]}').stop_regex == ("b", "d")
-    assert sampling(b"{}") == SamplingParams(max_new_tokens=5)
+    assert sampling(b"{}").filled({}) == SamplingParams(max_new_tokens=5)
+
+
+def test_what_a_body_leaves_out_is_left_to_the_model() -> None:
+    """Null, too, stands for the default; the body's own default is none of the client's."""
+    defaults = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    body = b'{"temperature": null, "top_p": 1.0, "seed": 3}'
+    assert sampling(body).filled(defaults) == SamplingParams(temperature=0.6, top_k=20, seed=3, max_new_tokens=5)
+    assert sampling(body, temperature=0.0).filled(defaults).temperature == 0.0, "the router says it"
+    read = validate_body(body, SamplingFields)
+    found = {name: read.in_force(name, defaults) for name in ("temperature", "top_p", "min_p")}
+    assert found == {"temperature": 0.6, "top_p": 1.0, "min_p": 0.0}
 
 
 def test_answers_share_all_but_their_seeds() -> None:

@@ -9,6 +9,7 @@ import torch
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.toolkit.model.decoder_spec import ARCHITECTURES, DecoderSpec
+from pegboard.core.toolkit.model.rope import RotaryEmbedding
 
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -184,6 +185,39 @@ def test_the_pipelines_view() -> None:
     assert {layer.window for layer in model.layers} == {8}
     assert model.layers[2].scale == 0.25
     assert [group.layer_ids for group in model.kv_groups] == [(0, 1, 2, 3)]
+
+
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize(
+    ("most", "rope", "context"),
+    [
+        (128, YARN, 512),
+        (512, YARN, 512),
+        (256, YARN, 256),
+        (128, {"type": "yarn", "factor": 4.0}, 512),
+        (128, {**YARN, "factor": 2.5}, 320),
+        (128, {"type": "linear", "factor": 4.0}, 128),
+        (128, None, 128),
+    ],
+)
+def test_yarn_lengthens_what_a_config_left_at_the_original(most: int, rope: Any, context: int) -> None:
+    """Qwen's recipe for long contexts. Angles are those of transformers, at the last position, too."""
+    from transformers import Qwen2Config
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
+
+    said = {"max_position_embeddings": most, "rope_scaling": rope, "num_key_value_heads": 4}
+    model = spec("Qwen2ForCausalLM", **said)
+    assert model.model_spec().max_context_len == context
+    assert model.model_spec(context_length=context).max_context_len == context
+    with pytest.raises(ModelError, match=f"context_length {context + 1} is above the {context} tokens"):
+        model.model_spec(context_length=context + 1)
+    positions = torch.tensor([0, 127, context - 1])
+    ours = RotaryEmbedding(model.rope)(positions, torch.float32)
+    theirs = Qwen2RotaryEmbedding(Qwen2Config(**SMALL, **said))(torch.zeros(1), positions[None])
+    for own, their in zip(ours, theirs, strict=True):
+        assert torch.equal(own.squeeze(1), their[0, :, : own.shape[-1]])
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,18 @@ def test_template_files_override_the_config(tiny: Path) -> None:
     assert tokenizer.apply_chat_template([], template="rag") == "rag"
 
 
+def test_the_file_that_processors_had(tiny: Path) -> None:
+    (tiny / "chat_template.json").write_text('{"chat_template": "of the processor"}', encoding="utf-8")
+    assert Tokenizer.from_directory(tiny).apply_chat_template([]) == "of the processor"
+    (tiny / "chat_template.json").write_text('{"chat_template": {"default": "a", "rag": "b"}}', encoding="utf-8")
+    assert Tokenizer.from_directory(tiny).apply_chat_template([], template="rag") == "b"
+    (tiny / "chat_template.jinja").write_text("newer", encoding="utf-8")
+    assert Tokenizer.from_directory(tiny).apply_chat_template([]) == "newer"
+    (tiny / "chat_template.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(ModelError, match=r"chat_template\.json must hold a JSON object"):
+        Tokenizer.from_directory(tiny)
+
+
 def test_without_a_template_chats_are_refused(tmp_path: Path) -> None:
     write_tiny_tokenizer(tmp_path, chat_template=None)
     tokenizer = Tokenizer.from_directory(tmp_path)

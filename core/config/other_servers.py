@@ -45,6 +45,7 @@ _TABLE = (
     ("tokenizer tokenizer_path", _missing("another tokenizer than the one in the model's directory")),
     ("tokenizer_mode skip_tokenizer_init", _missing("another tokenizer than the model's tokenizer.json")),
     ("trust_remote_code", Answer(note="leave it out: the code of a checkpoint is never run")),
+    ("generation_config sampling_defaults", Answer("sampling_defaults", "model or none")),
     ("load_format", Answer(note="leave it out: safetensors and GGUF files are told apart by themselves")),
     ("quantization", _missing("quantised checkpoints, such as AWQ, GPTQ and FP8; GGUF files are converted")),
     ("admin_api_key", Answer("server.admin_key")),

@@ -105,7 +105,7 @@ def test_every_instruction_set_says_the_same(directory: Path) -> None:
         with Engine.from_config(config(checkpoint, runner={"use": "cpu_native", "instructions": name})) as engine:
             params = SamplingParams(temperature=0.0, max_new_tokens=1)
             (answer,) = engine.generate([prompt], params, logprobs=0, logprob_start=0)
-            found[name] = torch.tensor([value for value, _, _ in answer.input_logprobs[1:]])  # type: ignore[index]
+            found[name] = torch.tensor([value for value, _, _ in answer.input_logprobs[1:]])
     exact = logprobs(checkpoint, torch.float32, prompt)
     noise = float((logprobs(checkpoint, torch.bfloat16, prompt) - exact).abs().max())
     for name, values in found.items():

@@ -19,11 +19,13 @@ class MediaSection(Section):
     encoder: UseSection = UseSection()
     """What turns media into states."""
     helpers: PositiveInt = 1
-    """Most helper processes that decode and resize media. They start with the first item."""
+    """Most helper processes that decode and resize media, for each of three sizes of items, so that small pictures wait
+    for no large one. They start with the first item of their size."""
     helper_bytes: PositiveInt = 1024 * 1024 * 1024
     """Memory that a helper may take."""
     prepare_seconds: Annotated[float, Field(gt=0)] = 20.0
-    """Computing time that one item may take to be prepared, in seconds; its request fails with 400 then."""
+    """Computing time that one item may take to be prepared, in seconds; its request fails with 400 then. Items that are
+    expected to be small have an eighth of it, those of medium size half."""
     max_queued: PositiveInt = 1024
     """Most items that wait for a helper; one more is answered with 503, a request with more by itself with 400."""
     max_items: PositiveInt = 16

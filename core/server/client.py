@@ -199,7 +199,7 @@ class AsyncEngineClient(EngineClient):
         self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True
     ) -> Sequence[int]:
         if isinstance(prompt, MediaPrompt):
-            return await self._prompts.ids(prompt, add_special_tokens=add_special_tokens)
+            return await self._prompts.ids(prompt, ASKER.get(), add_special_tokens=add_special_tokens)
         return await super().token_ids(prompt, add_special_tokens=add_special_tokens)
 
     def charge(self, size: int) -> None:
@@ -212,7 +212,7 @@ class AsyncEngineClient(EngineClient):
         the messages, from requests and their packed prompts.
         """
         self._check_ready()
-        async with self._prompts.packed(requests) as packed:
+        async with self._prompts.packed(requests, ASKER.get()) as packed:
             prepared: list[TokenizedRequest] = []
             for at in range(0, len(requests), AT_ONCE):
                 if at:

@@ -27,7 +27,6 @@ from pegboard.core.toolkit.chat.render_process import Rendered
 from pegboard.core.toolkit.parsing.json_weight import JsonTexts
 from pegboard.core.toolkit.system.helper_child import HelperChild, HelperEnded, Look
 from pegboard.core.toolkit.system.helper_pool import HelperKind, HelperPool
-from pegboard.core.toolkit.system.helper_process import HelperLost
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import EngineClient, MediaPrompt
@@ -192,8 +191,8 @@ class RenderPool:
         try:
             answer = helper.ask(data, 3 * self._seconds + 5, look)
         except TimeoutError:
-            # The process ends by itself after so much computing time: it did not get that.
-            raise HelperLost("it got too little computing time") from None
+            # The kernel would have ended it, had it got more computing time.
+            raise ChatTemplateError("the chat template takes too long for these messages") from None
         except HelperEnded as ended:
             if ended.code == -signal.SIGPROF:
                 raise ChatTemplateError("the chat template takes too long for these messages") from None

@@ -278,6 +278,7 @@ def build_api(
         routers,
         told=told.get,
         max_body_bytes=longest,
+        max_text_bytes=server.max_body_bytes,
         max_body_values=server.max_body_values,
         max_bodies_bytes=server.max_bodies_bytes,
         keys=keys,

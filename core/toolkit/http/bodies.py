@@ -30,6 +30,7 @@ from starlette.requests import ClientDisconnect
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http.errors import ClientDisconnected
+from pegboard.core.toolkit.http.long_strings import LongStrings
 from pegboard.core.toolkit.http.value_size import memory_of
 
 M = TypeVar("M", bound="RequestModel")
@@ -38,6 +39,10 @@ SMALL_BODY = 64 * 1024
 PARSE_TURN = "pegboard.parse_turn"
 """The ASGI extension of a server that has large bodies parsed in turn: makes a context manager for one turn, with a
 function that is to be told how many bytes of memory the parsed values take.
+"""
+MOST_TEXT = "pegboard.most_text"
+"""The ASGI extension of a server that bounds large bodies apart from media: most bytes beside those
+in base64.
 """
 MAX_ENTRIES = 10_000
 """Most entries of an object of a request whose values have a type, such as `logit_bias`."""
@@ -104,12 +109,39 @@ async def parse_body(request: Request, model: type[M]) -> M:
         raise ClientDisconnected from None
     if len(data) <= SMALL_BODY:
         return validate_body(data, model)
-    turn = request.scope.get("extensions", {}).get(PARSE_TURN, contextlib.nullcontext)
-    async with turn() as parsed:
-        body = await asyncio.to_thread(validate_body, data, model)
+    extensions = request.scope.get("extensions", {})
+    async with extensions.get(PARSE_TURN, contextlib.nullcontext)() as parsed:
+        body = await asyncio.to_thread(_validate_large, data, model, extensions.get(MOST_TEXT))
         if parsed is not None:
             parsed(await asyncio.to_thread(memory_of, body))
         return body
+
+
+def _validate_large(data: bytearray, model: type[M], most: int | None) -> M:
+    """Return `validate_body` of a body, in whose parse no other thread runs, without having it read media. Raises
+    InvalidRequest (413) where it has more than `most` bytes beside them.
+    """
+    found = without_long_strings(data, most)
+    # Its bytes are not needed twice.
+    data.clear()
+    try:
+        body = validate_body(found.rest, model)
+    except InvalidRequest as error:
+        raise InvalidRequest(found.in_body(error.message), param=error.param, code=error.code) from None
+    found.put_back(body)
+    return body
+
+
+def without_long_strings(data: bytes | bytearray, most: int | None) -> LongStrings:
+    """Return a body without its long strings. Raises InvalidRequest (413) where that has more than `most` bytes."""
+    found = LongStrings.taken_out(data)
+    if most is not None and len(found.rest) > most:
+        text = (
+            f"the body has {len(found.rest)} bytes beside media in base64, and {most} are read (server.max_body_bytes); "
+            "media count where their base64 has other characters or escapes than it needs"
+        )
+        raise InvalidRequest(text, status=413, code="body_too_large")
+    return found
 
 
 def validate_body(data: bytes | bytearray, model: type[M]) -> M:

@@ -137,8 +137,8 @@ def without_long_strings(data: bytes | bytearray, most: int | None) -> LongStrin
     found = LongStrings.taken_out(data)
     if most is not None and len(found.rest) > most:
         text = (
-            f"the body has {len(found.rest)} bytes beside media in base64, and {most} are read (server.max_body_bytes); "
-            "media count where their base64 has other characters or escapes than it needs"
+            f"the body has {len(found.rest)} bytes beside media in base64, and {most} are read "
+            "(server.max_body_bytes); media count, too, if their base64 has other characters or escapes than it needs"
         )
         raise InvalidRequest(text, status=413, code="body_too_large")
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -24,9 +25,10 @@ _PLAIN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=_-%"
 _HEAD = re.compile(rb'(?i:data:)(?:[^"\\,\x00-\x1f\x7f-\xff]|\\/|\\u002[bB]){0,1024},')
 _NAMES = re.compile(rb"[ \t\r\n]*:")
 """After a string that is a name in an object."""
+_SHORT_ESCAPES = ((rb"\/", b"/"), (rb"\n", b"\n"), (rb"\r", b"\r"))
 _ESCAPES = (
-    (rb"\/", b"/"), (rb"\n", b"\n"), (rb"\r", b"\r"), (rb"\u002b", b"+"), (rb"\u002B", b"+"),
-    (rb"\u002f", b"/"), (rb"\u002F", b"/"), (rb"\u003d", b"="), (rb"\u003D", b"="),
+    *_SHORT_ESCAPES, (rb"\u002b", b"+"), (rb"\u002B", b"+"), (rb"\u002f", b"/"), (rb"\u002F", b"/"),
+    (rb"\u003d", b"="), (rb"\u003D", b"="),
 )  # fmt: skip
 """Escapes with which some languages write base64 in JSON, and those of the ends of its lines."""
 _LONGEST_ESCAPE = 6
@@ -127,6 +129,8 @@ def _value(data: bytes | bytearray, view: memoryview, start: int, stop: int) -> 
             # No escape is cut in two.
             end = cut
         piece = bytes(view[at:end])
+        # The event loop waits for the interpreter's lock for 5 ms each time, unless it is given up.
+        time.sleep(0)
         if piece.translate(None, _PLAIN + b"\\"):
             return None
         if escaped:
@@ -140,6 +144,6 @@ def _value(data: bytes | bytearray, view: memoryview, start: int, stop: int) -> 
 def _unescaped(piece: bytes) -> bytes:
     """Return a piece without the escapes that are known; one that has other ones has backslashes still."""
     if b"\\" in piece:
-        for escape, character in _ESCAPES:
+        for escape, character in _ESCAPES if b"\\u" in piece else _SHORT_ESCAPES:
             piece = piece.replace(escape, character)
     return piece

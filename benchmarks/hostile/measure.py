@@ -83,8 +83,8 @@ def measure(attack: Attack, subject: Subject, times: Times, logs: Path, say: Cal
     port = free_port()
     config = logs / f"{attack.name}-{subject.name}.json"
     path = MEDIA_MODEL if attack.is_media else MODEL
-    server = {**CONFIG["server"], "port": port}
-    config.write_text(json.dumps({**CONFIG, "model": {**CONFIG["model"], "path": path}, "server": server}), "utf-8")
+    settings = {**CONFIG, "model": {**CONFIG["model"], "path": path}, "server": {**CONFIG["server"], "port": port}}
+    config.write_text(json.dumps(settings), "utf-8")
     command = [str(subject.python), "-m", "pegboard", "serve", str(config)]
     log = config.with_suffix(".log")
     with running(subject.name, command, f"http://127.0.0.1:{port}", log) as server:

@@ -112,6 +112,6 @@ def details(one: Record) -> list[str]:
         f"SIGTERM: {_stop(one)} s, exit code {one['stop']['code']}",
     ]
     if "beside" in one:
-        for part, beside in one["beside"].items():
-            lines.append(f"client beside, {part}: {dict(beside['outcomes'])}, seconds: {beside['seconds']}")
+        for part, found in one["beside"].items():
+            lines.append(f"client beside, {part}: {dict(found['outcomes'])}, seconds: {found['seconds']}")
     return lines

@@ -200,8 +200,8 @@ class MediaProcessor(abc.ABC, Generic[OptionsT]):
     def expected_pixels(self, source: MediaSource) -> int:
         """Return about how many pixels have to be decoded to prepare an item, from its file's header.
 
-        It decides with which others the item waits for a helper process, and how long it may compute. Runs in the API
-        process: reads little, decodes nothing, and may be wrong. By default, from the file's size.
+        It decides with which others the item waits for a helper process, and how long it may compute there. Runs in the
+        API process: reads little, decodes nothing, takes any file, and may be wrong. By default, from the file's size.
         """
         return 16 * source.file.stat().st_size
 

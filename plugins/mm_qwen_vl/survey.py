@@ -54,6 +54,8 @@ class Survey:
 def survey(file: Path) -> Survey:
     """Return what a file says. Counts no further than one beyond the bounds. Raises OSError."""
     found = Survey()
+    if not file.stat().st_size:
+        return found
     with (
         file.open("rb") as stream,
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,

@@ -12,9 +12,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.bodies import MOST_TEXT, SMALL_BODY, RequestModel, without_long_strings
+from pegboard.core.toolkit.http.bodies import MOST_TEXT, SMALL_BODY, RequestModel
 from pegboard.core.toolkit.http.errors import ClientDisconnected
 from pegboard.core.toolkit.http.levels import LARGE
+from pegboard.core.toolkit.http.long_strings import LongStrings
 from pegboard.core.toolkit.http.openapi import body_docs, error_responses, json_answer
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -75,7 +76,7 @@ class Invocations:
 
 
 def _names_of_large(request: Request, data: bytearray) -> frozenset[str]:
-    return _names(without_long_strings(data, request.scope.get("extensions", {}).get(MOST_TEXT)).rest)
+    return _names(LongStrings.taken_out(data, request.scope.get("extensions", {}).get(MOST_TEXT)).rest)
 
 
 def _names(data: bytes | bytearray) -> frozenset[str]:

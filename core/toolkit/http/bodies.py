@@ -121,7 +121,7 @@ def _validate_large(data: bytearray, model: type[M], most: int | None) -> M:
     """Return `validate_body` of a body, in whose parse no other thread runs, without having it read media. Raises
     InvalidRequest (413) where it has more than `most` bytes beside them.
     """
-    found = without_long_strings(data, most)
+    found = LongStrings.taken_out(data, most)
     # Its bytes are not needed twice.
     data.clear()
     try:
@@ -130,18 +130,6 @@ def _validate_large(data: bytearray, model: type[M], most: int | None) -> M:
         raise InvalidRequest(found.in_body(error.message), param=error.param, code=error.code) from None
     found.put_back(body)
     return body
-
-
-def without_long_strings(data: bytes | bytearray, most: int | None) -> LongStrings:
-    """Return a body without its long strings. Raises InvalidRequest (413) where that has more than `most` bytes."""
-    found = LongStrings.taken_out(data)
-    if most is not None and len(found.rest) > most:
-        text = (
-            f"the body has {len(found.rest)} bytes beside media in base64, and {most} are read "
-            "(server.max_body_bytes); media count, too, if their base64 has other characters or escapes than it needs"
-        )
-        raise InvalidRequest(text, status=413, code="body_too_large")
-    return found
 
 
 def validate_body(data: bytes | bytearray, model: type[M]) -> M:

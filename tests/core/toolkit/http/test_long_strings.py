@@ -18,8 +18,10 @@ from pegboard.conformance.fake_media import fake_processor
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http import bodies
 from pegboard.core.toolkit.http.bodies import RequestModel
-from pegboard.core.toolkit.http.long_strings import LONG, PIECE, LongStrings
+from pegboard.core.toolkit.http.long_strings import LONG, LongStrings
 from tests.faults.whole_api import whole_app
+
+PIECE = 64 * 1024
 
 
 def parsed(data: bytes) -> tuple[Any, bytes]:

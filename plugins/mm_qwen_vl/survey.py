@@ -28,7 +28,7 @@ BYTE_PIXELS = 2
 """What a byte of a file costs, in pixels."""
 _PIECE = 1 << 20
 _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
-"""A marker of a JPEG that is no part of a scan's data."""
+"""A marker of a JPEG outside of a scan's data."""
 _SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01
 _SIZES = frozenset((*range(0xC0, 0xD0),)) - {0xC4, 0xC8, 0xCC}
 """JPEG's segments that begin a frame, and say how large it is."""

@@ -111,13 +111,13 @@ async def parse_body(request: Request, model: type[M]) -> M:
         return validate_body(data, model)
     extensions = request.scope.get("extensions", {})
     async with extensions.get(PARSE_TURN, contextlib.nullcontext)() as parsed:
-        body = await asyncio.to_thread(_validate_large, data, model, extensions.get(MOST_TEXT))
+        body = await asyncio.to_thread(validate_large, data, model, extensions.get(MOST_TEXT))
         if parsed is not None:
             parsed(await asyncio.to_thread(memory_of, body))
         return body
 
 
-def _validate_large(data: bytearray, model: type[M], most: int | None) -> M:
+def validate_large(data: bytearray, model: type[M], most: int | None) -> M:
     """Return `validate_body` of a body, in whose parse no other thread runs, without having it read media. Raises
     InvalidRequest (413) where it has more than `most` bytes beside them.
     """

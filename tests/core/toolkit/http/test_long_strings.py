@@ -133,7 +133,7 @@ TEXT = PLAIN.decode()
 
 
 def large(body: dict[str, Any], most: int | None = None) -> Body:
-    return bodies._validate_large(bytearray(json.dumps(body).encode()), Body, most)
+    return bodies.validate_large(bytearray(json.dumps(body).encode()), Body, most)
 
 
 def test_models_get_them_wherever_they_stand() -> None:
@@ -159,7 +159,7 @@ def test_errors_name_the_place_in_the_whole_body() -> None:
     with pytest.raises(InvalidRequest) as whole:
         bodies.validate_body(data, Body)
     with pytest.raises(InvalidRequest) as rest:
-        bodies._validate_large(bytearray(data), Body, None)
+        bodies.validate_large(bytearray(data), Body, None)
     assert rest.value.message == whole.value.message
     assert "line 2 column" in rest.value.message
     with pytest.raises(InvalidRequest, match=r"inner\.url: Input should be a valid string") as caught:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import signal
 from concurrent.futures import Future
 from pathlib import Path
@@ -112,9 +114,16 @@ def test_a_second_of_computing_is_enough_to_be_at_fault(
     computed: float, fault: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bomb in a helper that gets a fiftieth of a processor was an accident, before."""
-    seen = iter([10.0, 10.0 + computed])
+    seen, clock = iter([10.0, 10.0 + computed]), iter([0.0, 100.0])
     monkeypatch.setattr(helper_process, "computed", lambda pid: next(seen))
-    assert isinstance(Watch(1, 65.0)._over(), fault)
+    monkeypatch.setattr(helper_process, "time", Mock(monotonic=lambda: next(clock)))
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(fault):
+            Watch(os.getpid(), 65.0).wait(reading, select.POLLIN)
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def test_what_times_out_is_tried_once_and_is_the_senders_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,6 +163,10 @@ class AsyncEngineClient(EngineClient):
         return self._tokenizer
 
     @property
+    def asker(self) -> str:
+        return ASKER.get()
+
+    @property
     def media(self) -> MediaProcessor | None:
         return None if self._media is None else self._media.processor
 
@@ -202,7 +206,7 @@ class AsyncEngineClient(EngineClient):
         self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True
     ) -> Sequence[int]:
         if isinstance(prompt, MediaPrompt):
-            return await self._prompts.ids(prompt, ASKER.get(), add_special_tokens=add_special_tokens)
+            return await self._prompts.ids(prompt, self.asker, add_special_tokens=add_special_tokens)
         return await super().token_ids(prompt, add_special_tokens=add_special_tokens)
 
     def charge(self, size: int) -> None:
@@ -215,7 +219,7 @@ class AsyncEngineClient(EngineClient):
         the messages, from requests and their packed prompts.
         """
         self._check_ready()
-        async with self._prompts.packed(requests, ASKER.get()) as packed:
+        async with self._prompts.packed(requests, self.asker) as packed:
             prepared: list[TokenizedRequest] = []
             for at in range(0, len(requests), AT_ONCE):
                 if at:
@@ -223,7 +227,7 @@ class AsyncEngineClient(EngineClient):
                 prepared += prepare(requests[at : at + AT_ONCE], [one.ids for one in packed[at : at + AT_ONCE]])
             prepared = [one.complete(request) for one, request in zip(packed, prepared, strict=True)]
             prepared = self.budget.fit(requests, prepared, self._info.hidden_size)
-            return await self._send(requests, [self._of_asker(ASKER.get(), one) for one in prepared], packed)
+            return await self._send(requests, [self._of_asker(self.asker, one) for one in prepared], packed)
 
     async def _send(
         self, requests: Sequence[Asked], prepared: Sequence[TokenizedRequest], packed: Sequence[Packed]

@@ -83,7 +83,7 @@ async def render_chat(
     )
     media.describe(prompt)
     _add_tools(prompt, active, tool_parser)
-    made = await asyncio.wrap_future(_pool().submit(prompt))
+    made = await asyncio.wrap_future(_pool().submit(prompt, client.asker))
     return media.prompt(made.text, made.literals)
 
 
@@ -157,13 +157,13 @@ class RenderPool:
         kind = HelperKind("chat templates", self._start, self._render, _lost, _closing)
         self._pool: HelperPool[ChatPrompt, Rendered] = HelperPool(kind, helpers=helpers)
 
-    def submit(self, prompt: ChatPrompt) -> Future[Rendered]:
-        """Render it when its turn comes. The future may be cancelled. Raises InvalidRequest (503) where too many
+    def submit(self, prompt: ChatPrompt, asker: str = "") -> Future[Rendered]:
+        """Render it in the turns of who asks. The future may be cancelled. Raises InvalidRequest (503) where too many
         wait.
         """
         if self._pool.unfinished >= MAX_WAITING:
             raise InvalidRequest("too many conversations wait for the chat template", code="overloaded", status=503)
-        return self._pool.submit(prompt)
+        return self._pool.submit(prompt, asker)
 
     def close(self) -> None:
         """End the helpers; whatever is under way fails."""

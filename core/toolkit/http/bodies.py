@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from fastapi import Request
@@ -139,12 +139,16 @@ def validate_body(data: bytes | bytearray, model: type[M]) -> M:
     except ValidationError as error:
         if not any(map(_is_whole, error.errors(include_url=False))):
             raise _invalid(error, data=data) from None
+    texts = LongStrings()
     try:
-        # Both are pydantic's own, which have NaN and infinity as its parser does.
-        whole = to_json(_with_integers(from_json(data)), inf_nan_mode="constants")
-        return model.model_validate_json(whole)
+        # Both are pydantic's own, which have NaN and infinity as its parser does. Long texts are not written and read
+        # once more: no other thread runs meanwhile.
+        whole = to_json(_with_integers(from_json(data), texts.take_long), inf_nan_mode="constants")
+        body = model.model_validate_json(whole)
     except ValidationError as error:
         raise _invalid(error) from None
+    texts.put_back(body)
+    return body
 
 
 def validate_part(data: Mapping[str, object], model: type[M], field: str) -> M:
@@ -168,13 +172,17 @@ def _is_whole(error: Any) -> bool:
     return error["type"] == "int_type" and isinstance(error["input"], float) and error["input"].is_integer()
 
 
-def _with_integers(value: object) -> object:
-    """Return a JSON value in which whole numbers are integers, as far as floats are exact."""
+def _with_integers(value: object, text: Callable[[str], str] = lambda text: text) -> object:
+    """Return a JSON value in which whole numbers are integers, as far as floats are exact. Strings that are values are
+    what `text` makes of them.
+    """
+    if isinstance(value, str):
+        return text(value)
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) <= 2**53 else value
     if isinstance(value, dict):
-        return {name: _with_integers(one) for name, one in value.items()}
-    return [_with_integers(one) for one in value] if isinstance(value, list) else value
+        return {name: _with_integers(one, text) for name, one in value.items()}
+    return [_with_integers(one, text) for one in value] if isinstance(value, list) else value
 
 
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -25,6 +25,7 @@ _STEP = LONG // 2
 _PLAIN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=_-%"
 """What addresses in base64 consist of, and none of what may stand between two strings."""
 _HEAD = re.compile(rb'(?i:data:)(?:[^"\\,\x00-\x1f\x7f-\xff]|\\/|\\u002[bB]){0,1024},')
+_ADDRESS_HEAD = re.compile(r'(?i:data:)[^"\\,\x00-\x1f\x7f-\U0010ffff]{0,1024},')
 _NAMES = re.compile(rb"[ \t\r\n]*:")
 """After a string that is a name in an object."""
 _SHORT_ESCAPES = ((rb"\/", b"/"), (rb"\n", b"\n"), (rb"\r", b"\r"))
@@ -42,42 +43,51 @@ _NUMBERS = {int, float, bool}
 class LongStrings:
     """A body without its long strings: `rest` is the JSON text with a short string in the place of each."""
 
-    rest: bytes
+    rest: bytes = b""
     _strings: dict[str, str] = field(default_factory=dict)
     """What was taken out, by what stands in its place."""
     _cuts: list[tuple[int, int]] = field(default_factory=list)
     """Where in `rest` each of them stands, and how many bytes of the body are missing there."""
+    _mark: str = field(default_factory=lambda: secrets.token_hex(16))
+    """So that no string of a client's is taken for a place."""
 
     @classmethod
     def taken_out(cls, data: bytes | bytearray, most: int | None = None) -> LongStrings:
         """Return a body's rest, and what was taken out: values of plain characters, with no escapes but a few. Raises
         InvalidRequest (413) where the rest has more than `most` bytes.
         """
-        mark, end, size = secrets.token_hex(16), 0, 0
+        found, end, size = cls(), 0, 0
         parts: list[memoryview | bytes] = []
-        strings: dict[str, str] = {}
-        cuts: list[tuple[int, int]] = []
         with memoryview(data) as view:
             for start, stop in _runs(data):
                 if not _is_value(data, start, stop) or (value := _value(data, view, start, stop)) is None:
                     continue
-                # What looks at the beginning of an address finds it.
-                head = value[: value.find(",", 0, LONG) + 1]
-                token = f"{head}pegboard-{mark}-{len(strings)}"
-                strings[token] = value
+                token = found.take(value)
                 parts += [view[end:start], token.encode()]
                 size += start - end
-                cuts.append((size, stop - start - len(token)))
+                found._cuts.append((size, stop - start - len(token)))
                 size += len(token)
                 end = stop
             parts.append(view[end:])
             size += len(data) - end
             # Not copied, if it is too much: that alone would take many milliseconds.
-            rest = b"" if most is not None and size > most else b"".join(parts)
+            found.rest = b"" if most is not None and size > most else b"".join(parts)
             parts.clear()
-        if size > len(rest):
+        if size > len(found.rest):
             raise _too_large(size, most)
-        return cls(rest, strings, cuts)
+        return found
+
+    def take(self, value: str) -> str:
+        """Take a string out; return what stands in its place."""
+        # What looks at the beginning of an address finds it.
+        head = _ADDRESS_HEAD.match(value)
+        token = f"{head[0] if head else ''}pegboard-{self._mark}-{len(self._strings)}"
+        self._strings[token] = value
+        return token
+
+    def take_long(self, value: str) -> str:
+        """Return a string, or what stands in its place, if it is a long one."""
+        return value if len(value) < LONG else self.take(value)
 
     def put_back(self, value: object) -> object:
         """Return a parsed value with its strings in it. Lists, objects and models are changed in place."""

@@ -46,6 +46,7 @@ LINES = re.sub(rb"(.{76})", rb"\1\\n", PLAIN)
         rb"\/" * PIECE,
         rb"a\/b\n" * PIECE,
         rb"A\u002b" * PIECE,
+        rb"AB\n" * (LONG // 3),
         b"%2B" * LONG,
     ],
 )
@@ -137,10 +138,10 @@ def large(body: dict[str, Any], most: int | None = None) -> Body:
 
 
 def test_models_get_them_wherever_they_stand() -> None:
-    """Those whose numbers are written with a point are parsed twice, without what is large."""
+    """Also where numbers are written with a point, and a second parse has no long string at all."""
     url = f"data:;base64,{TEXT}"
     said: dict[str, Any] = {
-        "inner": {"url": url, "parts": [{"a": [url, TEXT]}, TEXT]},
+        "inner": {"url": url, "parts": [{"a": [url, TEXT]}, TEXT, 'data: some\n"words" ' * LONG, "漢\0" * LONG]},
         "many": [{"url": TEXT}, {"url": "short"}],
         "anything": {"deep": [[{"url": url}]], "n": None},
         "ids": [1, 2],

@@ -46,7 +46,8 @@ class MediaSection(Section):
     max_bytes_in_flight: PositiveInt = 1024 * 1024 * 1024
     """Disk space that the media of all requests under way may take; beyond it they are answered with 503."""
     max_body_bytes: PositiveInt = 64 * 1024 * 1024
-    """Largest body of a request to a model that takes media, in bytes; `server.max_body_bytes` where that is larger."""
+    """Largest body of a request to a model that takes media, in bytes; `server.max_body_bytes` where that is larger.
+    What is in it beside media in base64 has `server.max_body_bytes` at most."""
     fetch: bool = False
     """Fetch media from the `http:` and `https:` addresses that requests name, as far as they are public."""
     fetch_seconds: Annotated[float, Field(gt=0)] = 10.0

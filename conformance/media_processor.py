@@ -186,6 +186,16 @@ class MediaProcessorContract(EncodedTests):
 
         check()
 
+    def test_any_file_has_a_number_of_expected_pixels(self, processor: MediaProcessor[Any], tmp_path: Path) -> None:
+        """Also one that is damaged: the server asks before it is prepared."""
+        for source in self.sources(processor, tmp_path):
+            whole = source.file.read_bytes()
+            for data in (whole, whole[: len(whole) // 2], whole[:3], b"no media at all"):
+                source.file.write_bytes(data)
+                found = processor.expected_pixels(source)
+                assert isinstance(found, int), f"expected_pixels returned {found!r}"
+                assert found >= 0, f"expected_pixels returned {found}"
+
     # ---- laying out -------------------------------------------------------------------------------------------------
 
     def test_text_stays_as_it_is(self, processor: MediaProcessor[Any]) -> None:
@@ -266,6 +276,10 @@ class MediaProcessorContract(EncodedTests):
                 with pytest.raises(InvalidRequest) as caught:
                     processor.lay_out(ids, given_items, encode)
                 assert caught.value.status == 400
+                # It may leave that to lay_out.
+                with contextlib.suppress(InvalidRequest):
+                    processor.check_places(ids, [item.kind for item in given_items])
+            processor.check_places(ids, [item.kind for item in chosen])
         if len(kinds) > 1:
             ids, chosen = self.prompt([2, *kinds], items)
             with pytest.raises(InvalidRequest):

@@ -164,14 +164,21 @@ class ToyProcessor(MediaProcessor[NoOptions]):
     def part(self, kind: MediaKind) -> Mapping[str, object]:
         return {"type": kind}
 
-    def lay_out(self, ids: Sequence[int], items: Sequence[MediaItem], encode: Encode) -> MediaLayout:
-        tokens = {self.settings.image_token_id: "image", self.settings.video_token_id: "video"}
+    def check_places(self, ids: Sequence[int], kinds: Sequence[MediaKind]) -> None:
+        tokens = self._tokens
         found = [tokens[one] for one in ids if one in tokens]
-        if found != [item.kind for item in items]:
+        if found != list(kinds):
             raise InvalidRequest(
-                f"the prompt has placeholders for {found}, and the media are {[item.kind for item in items]}",
-                code="media_mismatch",
+                f"the prompt has placeholders for {found}, and the media are {list(kinds)}", code="media_mismatch"
             )
+
+    @property
+    def _tokens(self) -> dict[int, MediaKind]:
+        return {self.settings.image_token_id: "image", self.settings.video_token_id: "video"}
+
+    def lay_out(self, ids: Sequence[int], items: Sequence[MediaItem], encode: Encode) -> MediaLayout:
+        self.check_places(ids, [item.kind for item in items])
+        tokens = self._tokens
         layout = _Layout(self.settings.axes)
         waiting = iter(enumerate(items))
         for one in ids:

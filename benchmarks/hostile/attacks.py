@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from benchmarks.hostile import payloads
+from benchmarks.hostile import media, payloads
 from benchmarks.hostile.payloads import Ask
 
 
@@ -16,8 +16,8 @@ class Attack:
     """What one client of an attack does until its time is over: sends `asks`, one behind the other, again and again."""
 
     name: str
-    item: int
-    """Of the issue."""
+    item: int | str
+    """Of issue 13, or of another one."""
     what: str
     asks: Callable[[random.Random, float], Iterable[Ask]] = lambda rng, scale: ()
     """At a scale of 1 with every field at its bound; a smaller one shrinks what multiplies."""
@@ -33,6 +33,8 @@ class Attack:
     """Seconds for which the others are watched when the attack is over."""
     beside: str = ""
     """A further honest client."""
+    is_media: bool = False
+    """Whether it needs a model that takes pictures."""
 
     def endless(self, rng: random.Random, scale: float = 1.0) -> Iterator[Ask]:
         """Return what a client sends."""
@@ -57,6 +59,42 @@ def _bodies(rng: random.Random, scale: float) -> list[Ask]:
     asks = list(payloads.bodies(int(payloads.LARGEST_BODY * scale)).values())
     rng.shuffle(asks)
     return asks
+
+
+def _of_media() -> Iterator[Attack]:
+    """Yield attacks on a model that takes pictures, beside a client with small ones of its own."""
+    several: dict[str, tuple[str, str, Callable[[float], Ask]]] = {
+        "picture_scans": (
+            "F1",
+            "JPEGs of 292 KB with 300 scans more than they need",
+            lambda scale: media.scans(count=int(300 * scale)),
+        ),
+        "picture_pixels": ("F1", "PNGs of 67 million pixels in 261 KB", lambda scale: media.many_pixels()),
+        "picture_chunks": (
+            "F1",
+            "small PNGs with 500,000 comments",
+            lambda scale: media.many_chunks(int(500_000 * scale)),
+        ),
+        "body_escapes": (
+            "F3",
+            "addresses of 60 MiB of escapes, beside a number that is parsed twice",
+            lambda scale: media.escapes(int(media.LARGEST_BODY * scale)),
+        ),
+        "body_line_ends": (
+            "F3",
+            "addresses of 60 MiB of escaped line ends",
+            lambda scale: media.line_ends(int(media.LARGEST_BODY * scale)),
+        ),
+    }
+    for name, (item, what, ask) in several.items():
+        yield Attack(
+            name,
+            f"{item} of issue 29",
+            what,
+            lambda rng, scale, ask=ask: [ask(scale)],  # type: ignore[misc]
+            beside="pictures",
+            is_media=True,
+        )
 
 
 ATTACKS = {
@@ -140,5 +178,6 @@ ATTACKS = {
             beside="grammars",
         ),
         Attack("idle", 10, "4,400 idle connections, of 4,096 that there may be", idle=1100),
+        *_of_media(),
     )
 }

@@ -3,6 +3,7 @@
     python -m benchmarks.hostile.clients health URL
     python -m benchmarks.hostile.clients streams URL --clients 8
     python -m benchmarks.hostile.clients grammars URL
+    python -m benchmarks.hostile.clients pictures URL
     python -m benchmarks.hostile.clients attack URL --name NAME --client 0 --seconds 20
 
 A process says `ready` on standard output, begins with the line `go` on standard input, and ends with the next line, or
@@ -22,10 +23,10 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from benchmarks.hostile import payloads
+from benchmarks.hostile import media, payloads
 from benchmarks.hostile.attacks import ATTACKS, Attack
 from benchmarks.hostile.payloads import Ask
 from pegboard.tools.bench.connection import Address, HttpClient, RequestFailed
@@ -153,11 +154,14 @@ class _Stream(Answer):
 
 
 class Streams:
-    """Clients that each stream one answer after the other, in turn of the native API and of chat completions."""
+    """Clients that each stream one answer after the other, in turn of the native API and of chat completions. With
+    `short` prompts for a model that has little context and few words.
+    """
 
-    def __init__(self, address: Address, clients: int) -> None:
+    def __init__(self, address: Address, clients: int, short: bool = False) -> None:
         self._address = address
         self._clients = clients
+        self._short = short
         self.gaps: list[tuple[float, float]] = []
         """When one ended, and its seconds."""
         self.firsts: list[tuple[float, float]] = []
@@ -178,7 +182,7 @@ class Streams:
         while True:
             client = HttpClient(self._address)
             self._open[number] = stream = _Stream(self)
-            one = _honest(rng, native)
+            one = _honest(rng, native, self._short)
             try:
                 await client.send(client.request("POST", one.path, one.body), stream)
                 end = _end_of(stream, native)
@@ -199,10 +203,13 @@ class Streams:
         return {"gaps": self.gaps, "firsts": self.firsts, "ended": self._ended, **more}
 
 
-def _honest(rng: random.Random, native: bool) -> Ask:
-    prompt, tokens = payloads.prose(rng, rng.randint(60, 160)), rng.randint(64, 256)
+def _honest(rng: random.Random, native: bool, short: bool) -> Ask:
+    words = rng.randint(60, 160)
+    prompt, tokens = payloads.prose(rng, words // 8 if short else words), rng.randint(64, 256)
+    # A small model says little else than special tokens.
+    shown = {"skip_special_tokens": False} if short else {}
     if native:
-        return payloads.generate(prompt, {"max_new_tokens": tokens, "temperature": 0.7}, stream=True)
+        return payloads.generate(prompt, {"max_new_tokens": tokens, "temperature": 0.7, **shown}, stream=True)
     return payloads.ask(
         "/v1/chat/completions",
         messages=[{"role": "user", "content": prompt}],
@@ -210,6 +217,7 @@ def _honest(rng: random.Random, native: bool) -> Ask:
         ignore_eos=True,
         stream=True,
         stream_options={"include_usage": True},
+        **shown,
     )
 
 
@@ -230,11 +238,14 @@ def _end_of(stream: _Stream, native: bool) -> dict[str, Any]:
     return {"outcome": outcome, "counted": meta["completion_tokens"], "sent": len(events[-1]["output_ids"])}
 
 
-class Grammars:
-    """A client whose requests each have a small grammar that the server does not know yet."""
+class OneByOne:
+    """A client that asks again and again: with a small grammar that the server does not know yet, or about a small
+    picture.
+    """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, ask: Callable[[random.Random], Ask]) -> None:
         self._address = address
+        self._ask = ask
         self._asked: list[tuple[float, float, str]] = []
         self._began = 0.0
         """When the one that is under way was asked."""
@@ -242,7 +253,7 @@ class Grammars:
     async def run(self) -> None:
         rng = random.Random()
         while True:
-            one = payloads.quick_grammar(rng.randrange(10**9))
+            one = self._ask(rng)
             self._began = time.perf_counter()
             outcome = await _whole(self._address, one)
             self._asked.append((self._began, time.perf_counter() - self._began, outcome))
@@ -252,6 +263,13 @@ class Grammars:
     def result(self) -> dict[str, Any]:
         waiting = [(self._began, time.perf_counter() - self._began, "open")] if self._began else []
         return {"asked": [*self._asked, *waiting]}
+
+
+BESIDE: dict[str, Callable[[random.Random], Ask]] = {
+    "grammars": lambda rng: payloads.quick_grammar(rng.randrange(10**9)),
+    "pictures": media.honest,
+}
+"""What honest clients ask beside an attack, by their kind."""
 
 
 # ---- attackers ------------------------------------------------------------------------------------------------------
@@ -366,7 +384,7 @@ class Attacker:
 # ---- processes ------------------------------------------------------------------------------------------------------
 
 
-async def obey(client: Health | Streams | Grammars | Attacker) -> None:
+async def obey(client: Health | Streams | OneByOne | Attacker) -> None:
     """Run a client between the lines of standard input."""
     loop = asyncio.get_running_loop()
     print("ready", flush=True)
@@ -393,21 +411,22 @@ def allow_files() -> None:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("health", "streams", "grammars", "attack"))
+    parser.add_argument("kind", choices=("health", "streams", *BESIDE, "attack"))
     parser.add_argument("url", type=Address.parse)
     parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--short", action="store_true")
     parser.add_argument("--name", choices=ATTACKS)
     parser.add_argument("--client", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=20.0)
     args = parser.parse_args(words)
     allow_files()
-    client: Health | Streams | Grammars | Attacker
+    client: Health | Streams | OneByOne | Attacker
     if args.kind == "health":
         client = Health(args.url)
     elif args.kind == "streams":
-        client = Streams(args.url, args.clients)
-    elif args.kind == "grammars":
-        client = Grammars(args.url)
+        client = Streams(args.url, args.clients, args.short)
+    elif args.kind in BESIDE:
+        client = OneByOne(args.url, BESIDE[args.kind])
     else:
         with contextlib.suppress(OSError):
             os.nice(MAX_NICE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import subprocess
 import sys
 import threading
@@ -17,12 +18,24 @@ from typing import Any
 
 import psutil
 
+from benchmarks.hostile import media
 from benchmarks.hostile.attacks import Attack
 from benchmarks.hostile.clients import OPEN
-from benchmarks.peers.processes import Running, ServerError, checkout_python, first_answer, free_port, running
+from benchmarks.peers.processes import (
+    Running,
+    ServerError,
+    checkout_python,
+    first_answer,
+    free_port,
+    post,
+    running,
+    wait_healthy,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "demo:smollm2-135m-instruct"
+MEDIA_MODEL = str(ROOT / "examples" / "shapes" / "model")
+"""For attacks that need one that takes pictures."""
 CLIENTS, STREAMS = 4, 8
 START_S = 300.0
 """A first start compiles the native runner."""
@@ -69,11 +82,19 @@ def measure(attack: Attack, subject: Subject, times: Times, logs: Path, say: Cal
     """Return the figures of one attack on one subject. Raises ServerError where no server comes up."""
     port = free_port()
     config = logs / f"{attack.name}-{subject.name}.json"
-    config.write_text(json.dumps({**CONFIG, "server": {**CONFIG["server"], "port": port}}), "utf-8")
+    path = MEDIA_MODEL if attack.is_media else MODEL
+    settings = {**CONFIG, "model": {**CONFIG["model"], "path": path}, "server": {**CONFIG["server"], "port": port}}
+    config.write_text(json.dumps(settings), "utf-8")
     command = [str(subject.python), "-m", "pegboard", "serve", str(config)]
     log = config.with_suffix(".log")
     with running(subject.name, command, f"http://127.0.0.1:{port}", log) as server:
-        first_answer(server, "m", START_S)
+        # Pegboard answers for its health while it loads.
+        wait_healthy(server, START_S, "/ready")
+        if attack.is_media:
+            one = media.honest(random.Random(1))
+            post(server, one.path, json.loads(one.body))
+        else:
+            first_answer(server, "m", START_S)
         return _watched(attack, server, times, say)
 
 
@@ -86,7 +107,8 @@ def _watched(attack: Attack, server: Running, times: Times, say: Callable[[str],
             for i in range(CLIENTS)
         ]
         health = stack.enter_context(Client("health", server.url))
-        streams = stack.enter_context(Client("streams", server.url, "--clients", STREAMS))
+        short = ["--short"] if attack.is_media else []
+        streams = stack.enter_context(Client("streams", server.url, "--clients", STREAMS, *short))
         beside = stack.enter_context(Client(attack.beside, server.url)) if attack.beside else None
         honest = [health, streams, *([beside] if beside else [])]
         memory = stack.enter_context(Memory(psutil.Process(server.process.pid)))
@@ -118,7 +140,8 @@ def _watched(attack: Attack, server: Running, times: Times, say: Callable[[str],
         "lag_s": seen["health"]["lag"],
     }
     if beside is not None:
-        found[attack.beside] = _beside(seen[attack.beside]["asked"], start, end)
+        asked = seen[attack.beside]["asked"]
+        found["beside"] = {"quiet": _beside(asked, began + 2, start), "attacked": _beside(asked, start, end)}
     return {**found, "stop": _stop(server)}
 
 

@@ -39,11 +39,27 @@ def _lost(one: Record) -> str:
     return f"{tokens}, {bad} of {sum(attacked['streams'].values())} streams" if bad else tokens
 
 
+def _beside(one: Record) -> str:
+    """Return what the client beside had to wait: in the quiet, and during the attack."""
+    if "beside" not in one:
+        return ""
+    waits = (_waits(one["beside"][part]) for part in ("quiet", "attacked"))
+    return f"{ATTACKS[one['attack_name']].beside}: {' to '.join(waits)}"
+
+
+def _waits(beside: Record) -> str:
+    seconds = beside["seconds"]
+    bad = sum(count for outcome, count in beside["outcomes"].items() if outcome != "200")
+    said = f"{_ms(seconds.get('p50'))} / {_ms(seconds.get('max'))}"
+    return f"{said} ({bad} failed)" if bad else said
+
+
 COLUMNS: dict[str, Callable[[Record], str]] = {
     "health p50 / p99 / max, ms": _health,
     "gap p99, ms": lambda one: _ms(one["attacked"]["gap_s"].get("p99")),
     "longest silence, ms": lambda one: _ms(one["attacked"]["silence_s"]),
     "longest wait for a first token, ms": lambda one: _ms(one["attacked"]["first_s"].get("max")),
+    "client beside, p50 / max, ms": _beside,
     "API, MB": lambda one: f"{one['memory']['peak']['api'] / 2**20:,.0f}",
     "scheduler, MB": lambda one: f"{one['memory']['peak']['scheduler'] / 2**20:,.0f}",
     "answered": _answers,
@@ -95,7 +111,7 @@ def details(one: Record) -> list[str]:
         f"scheduler: {one['scheduler']}",
         f"SIGTERM: {_stop(one)} s, exit code {one['stop']['code']}",
     ]
-    if "grammars" in one:
-        grammars = one["grammars"]
-        lines.append(f"honest grammars: {dict(grammars['outcomes'])}, seconds: {grammars['seconds']}")
+    if "beside" in one:
+        for part, found in one["beside"].items():
+            lines.append(f"client beside, {part}: {dict(found['outcomes'])}, seconds: {found['seconds']}")
     return lines

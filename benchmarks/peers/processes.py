@@ -136,12 +136,12 @@ def free_port() -> int:
     return port
 
 
-def wait_healthy(one: Running, seconds: float) -> None:
-    """Until /health answers. Raises ServerError."""
+def wait_healthy(one: Running, seconds: float, path: str = "/health") -> None:
+    """Until this route answers with success. Raises ServerError."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         one.check()
-        with contextlib.suppress(urllib.error.URLError, OSError), _direct.open(f"{one.url}/health", timeout=5):
+        with contextlib.suppress(urllib.error.URLError, OSError), _direct.open(f"{one.url}{path}", timeout=5):
             return
         time.sleep(POLL_S)
     raise ServerError(f"{one.name} did not answer within {seconds:g} s; the end of {one.log}:\n{one.end_of_log()}")

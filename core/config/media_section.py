@@ -19,11 +19,13 @@ class MediaSection(Section):
     encoder: UseSection = UseSection()
     """What turns media into states."""
     helpers: PositiveInt = 1
-    """Most helper processes that decode and resize media. They start with the first item."""
+    """Most helper processes that decode and resize media, for each of three sizes of items, so that small pictures wait
+    for no large one. They start with the first item of their size."""
     helper_bytes: PositiveInt = 1024 * 1024 * 1024
     """Memory that a helper may take."""
     prepare_seconds: Annotated[float, Field(gt=0)] = 20.0
-    """Computing time that one item may take to be prepared, in seconds; its request fails with 400 then."""
+    """Computing time that one item may take to be prepared, in seconds; its request fails with 400 then. Items that are
+    expected to be small have an eighth of it, those of medium size half."""
     max_queued: PositiveInt = 1024
     """Most items that wait for a helper; one more is answered with 503, a request with more by itself with 400."""
     max_items: PositiveInt = 16
@@ -44,7 +46,8 @@ class MediaSection(Section):
     max_bytes_in_flight: PositiveInt = 1024 * 1024 * 1024
     """Disk space that the media of all requests under way may take; beyond it they are answered with 503."""
     max_body_bytes: PositiveInt = 64 * 1024 * 1024
-    """Largest body of a request to a model that takes media, in bytes; `server.max_body_bytes` where that is larger."""
+    """Largest body of a request to a model that takes media, in bytes; `server.max_body_bytes` where that is larger.
+    What is in it beside media in base64 has `server.max_body_bytes` at most."""
     fetch: bool = False
     """Fetch media from the `http:` and `https:` addresses that requests name, as far as they are public."""
     fetch_seconds: Annotated[float, Field(gt=0)] = 10.0

@@ -116,6 +116,9 @@ class ServerSection(Section):
     use the routes of admins."""
     admin_key_file: str | None = None
     """File with further admin keys, one per line, with or without a name."""
+    cache_salt_by_key: bool = False
+    """Let requests share cached prefixes only with those that bring the same key: no client can find out what others
+    have asked. Their own `cache_salt` separates further."""
     cors: CorsSection = CorsSection()
     """Web pages of other origins that may use the server."""
     tls: TlsSection = TlsSection()

@@ -10,9 +10,9 @@ from pegboard.core.interfaces.contracts import MEDIA_PROCESSOR
 from pegboard.core.interfaces.media import MediaContext, MediaLimits
 from pegboard.core.pipeline.frontend.media.fetch import Fetcher, FetchLimits
 from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
+from pegboard.core.pipeline.frontend.media.lanes import Lanes
 from pegboard.core.pipeline.frontend.media.layout import Layouts
 from pegboard.core.pipeline.frontend.media.prepare import AT_ONCE, Preparer
-from pegboard.core.pipeline.frontend.media.process import make_pool
 from pegboard.core.pipeline.frontend.media.sources import Sources
 from pegboard.core.pipeline.frontend.media.stats import MediaStats
 from pegboard.core.pipeline.frontend.media.store import MediaStore
@@ -50,11 +50,12 @@ def build_media(
     processor = choice.build(context)
     stats = MediaStats()
     store = MediaStore(directory, config.max_bytes_in_flight)
-    pool = make_pool(_start(config, choice, context, directory), stats, helpers=config.helpers)
+    pool = Lanes(_start(config, choice, context, directory), stats, helpers=config.helpers)
     # Each helper has its next item ready.
     at_once = max(AT_ONCE, 2 * config.helpers)
     most = config.max_queued + config.helpers
-    preparer = Preparer(store, _sources(config), pool, stats, most=most, at_once=at_once)
+    expect = processor.expected_pixels
+    preparer = Preparer(store, _sources(config), pool, stats, most=most, at_once=at_once, expect=expect)
     return MediaFrontend(preparer, Layouts(processor, model.tokenizer), processor.kinds, config.max_items)
 
 

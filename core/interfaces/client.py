@@ -239,6 +239,11 @@ class EngineClient(abc.ABC):
     def tokenizer(self) -> Tokenizer: ...
 
     @property
+    def asker(self) -> str:
+        """The name of the key whose request is being served, for turns among several; "" without one."""
+        return ""
+
+    @property
     def media(self) -> MediaProcessor | None:
         """What knows the model's media; None for a model that takes none."""
         return None

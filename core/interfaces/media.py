@@ -197,6 +197,14 @@ class MediaProcessor(abc.ABC, Generic[OptionsT]):
         that spells one stays text.
         """
 
+    def expected_pixels(self, source: MediaSource) -> int:
+        """Return about how many pixels have to be decoded to prepare an item, from its file's header.
+
+        It decides with which others the item waits for a helper process, and how long it may compute there. Runs in the
+        API process: reads little, decodes nothing, takes any file, and may be wrong. By default, from the file's size.
+        """
+        return 16 * source.file.stat().st_size
+
     @abc.abstractmethod
     def prepare(self, source: MediaSource, out: BinaryIO) -> MediaShape:
         """Decode and resize an item, and write its pixels to `out`: uint8, row by row, frame by frame.
@@ -213,6 +221,12 @@ class MediaProcessor(abc.ABC, Generic[OptionsT]):
         not belong together, and for what `prepare` would make of no item.
         """
         raise InvalidRequest("this model takes no media that are encoded already", code="unsupported")
+
+    def check_places(self, ids: Sequence[int], kinds: Sequence[MediaKind]) -> None:
+        """Raise InvalidRequest as `lay_out` does, where the placeholders of a prompt do not match items of these kinds.
+
+        Asked before any item is prepared. By default, `lay_out` finds it out when all are.
+        """
 
     @abc.abstractmethod
     def part(self, kind: MediaKind) -> Mapping[str, object]:

@@ -54,6 +54,7 @@ PING = 0
 
 class AsyncEngineClient(EngineClient):
     """One engine behind a wire. The wire may be replaced: `detach` fails what is under way, `attach` begins again.
+    `salts` separate the cached prefixes of those who ask, by their names; others share theirs.
 
     Everything runs on the loop that made it; only what long prompts and stop expressions need leaves it.
     """
@@ -66,11 +67,13 @@ class AsyncEngineClient(EngineClient):
         *,
         limits: BudgetLimits | None = None,
         media: MediaFrontend | None = None,
+        salts: Mapping[str, str] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._settings = redact(settings or {})
         self.budget = Budget(limits)
         self._frontend = media
+        self._salts = salts or {}
         self._become(info)
         self.pending = Pending(self._abort)
         self._outbox = Outbox(self.pending.fail_unsent)
@@ -160,6 +163,10 @@ class AsyncEngineClient(EngineClient):
         return self._tokenizer
 
     @property
+    def asker(self) -> str:
+        return ASKER.get()
+
+    @property
     def media(self) -> MediaProcessor | None:
         return None if self._media is None else self._media.processor
 
@@ -199,7 +206,7 @@ class AsyncEngineClient(EngineClient):
         self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True
     ) -> Sequence[int]:
         if isinstance(prompt, MediaPrompt):
-            return await self._prompts.ids(prompt, add_special_tokens=add_special_tokens)
+            return await self._prompts.ids(prompt, self.asker, add_special_tokens=add_special_tokens)
         return await super().token_ids(prompt, add_special_tokens=add_special_tokens)
 
     def charge(self, size: int) -> None:
@@ -212,7 +219,7 @@ class AsyncEngineClient(EngineClient):
         the messages, from requests and their packed prompts.
         """
         self._check_ready()
-        async with self._prompts.packed(requests) as packed:
+        async with self._prompts.packed(requests, self.asker) as packed:
             prepared: list[TokenizedRequest] = []
             for at in range(0, len(requests), AT_ONCE):
                 if at:
@@ -220,7 +227,7 @@ class AsyncEngineClient(EngineClient):
                 prepared += prepare(requests[at : at + AT_ONCE], [one.ids for one in packed[at : at + AT_ONCE]])
             prepared = [one.complete(request) for one, request in zip(packed, prepared, strict=True)]
             prepared = self.budget.fit(requests, prepared, self._info.hidden_size)
-            return await self._send(requests, [_of_asker(ASKER.get(), one) for one in prepared], packed)
+            return await self._send(requests, [self._of_asker(self.asker, one) for one in prepared], packed)
 
     async def _send(
         self, requests: Sequence[Asked], prepared: Sequence[TokenizedRequest], packed: Sequence[Packed]
@@ -285,6 +292,15 @@ class AsyncEngineClient(EngineClient):
         found = {"config": self._settings, "scheduler": reply.payload, "ready": self.ready}
         return found if self._media is None else {**found, "media": self.media_stats()}
 
+    def _of_asker(self, asker: str, request: TokenizedRequest) -> TokenizedRequest:
+        """Return the request with an id on the wire that no other key's can have, and with the key's salt."""
+        if not asker:
+            return request
+        salt = self._salts.get(asker)
+        space = request.namespace if salt is None else f"key:{salt} {request.namespace}"
+        rid = f"{asker}:{request.rid}"
+        return msgspec.structs.replace(request, rid=rid, name=request.rid, principal=asker, namespace=space)
+
     def _check_ready(self) -> None:
         if self._draining:
             raise _unavailable("the server is shutting down, try another one", "shutting_down")
@@ -297,13 +313,6 @@ class AsyncEngineClient(EngineClient):
         with self.pending.call() as (call_id, reply):
             self._outbox.send(ControlRequest(call_id=call_id, action=action, args=args or {}))
             return await reply
-
-
-def _of_asker(asker: str, request: TokenizedRequest) -> TokenizedRequest:
-    """Return the request with an id on the wire that no other key's can have."""
-    if not asker:
-        return request
-    return msgspec.structs.replace(request, rid=f"{asker}:{request.rid}", name=request.rid, principal=asker)
 
 
 def _base(prompt: str | list[int] | MediaPrompt) -> str | list[int]:

@@ -199,7 +199,8 @@ class _Server:
         self._media = build_media(engine.media, selection, model, self._media_folder, info.max_piece_tokens)
         budget = BudgetLimits(**engine.server.budget.model_dump())
         settings = engine.model_dump(mode="json")
-        client = AsyncEngineClient(info, model.tokenizer, settings, limits=budget, media=self._media)
+        salts = self._keys.salts() if engine.server.cache_salt_by_key else {}
+        client = AsyncEngineClient(info, model.tokenizer, settings, limits=budget, media=self._media, salts=salts)
         client.attach(wire, info)
         return client
 
@@ -284,6 +285,7 @@ def build_api(
         routers,
         told=told.get,
         max_body_bytes=longest,
+        max_text_bytes=server.max_body_bytes,
         max_body_values=server.max_body_values,
         max_bodies_bytes=server.max_bodies_bytes,
         keys=keys,

@@ -12,9 +12,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.bodies import SMALL_BODY, RequestModel
+from pegboard.core.toolkit.http.bodies import MOST_TEXT, SMALL_BODY, RequestModel
 from pegboard.core.toolkit.http.errors import ClientDisconnected
 from pegboard.core.toolkit.http.levels import LARGE
+from pegboard.core.toolkit.http.long_strings import LongStrings
 from pegboard.core.toolkit.http.openapi import body_docs, error_responses, json_answer
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -63,7 +64,7 @@ class Invocations:
                 data += piece
         except ClientDisconnect:
             raise ClientDisconnected from None
-        names = await asyncio.to_thread(_names, data) if len(data) > SMALL_BODY else _names(data)
+        names = await asyncio.to_thread(_names_of_large, request, data) if len(data) > SMALL_BODY else _names(data)
         for name, handler in self._handlers.items():
             if name in names:
                 again = _again(request, data)
@@ -74,7 +75,11 @@ class Invocations:
         raise InvalidRequest(f"the body must have one of the fields {known}", param=next(iter(self._handlers)))
 
 
-def _names(data: bytearray) -> frozenset[str]:
+def _names_of_large(request: Request, data: bytearray) -> frozenset[str]:
+    return _names(LongStrings.taken_out(data, request.scope.get("extensions", {}).get(MOST_TEXT)).rest)
+
+
+def _names(data: bytes | bytearray) -> frozenset[str]:
     """Return the fields of a body that are there and not null. Raises InvalidRequest for what is not a JSON object."""
     try:
         found = _FIELDS.decode(data)

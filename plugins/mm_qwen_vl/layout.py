@@ -9,7 +9,7 @@ time, written as text, and is laid out as a picture.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,10 @@ def lay_out(
 ) -> MediaLayout:
     """See `MediaProcessor.lay_out`."""
     given = np.asarray(ids, dtype=np.int64)
-    places = _places(given, items, model)
+    where = places(given, [item.kind for item in items], model)
     layout = _Layout(model, after_video)
     start = 0
-    for index, (place, item) in enumerate(zip(places, items, strict=True)):
+    for index, (place, item) in enumerate(zip(where, items, strict=True)):
         layout.add_text(given[start:place])
         layout.add_item(index, item, encode)
         start = place + 1
@@ -80,19 +80,18 @@ def _times(kind: MediaKind, steps: int, model: ModelSettings) -> int:
     return {"qwen2": 0, "qwen2_5": 1, "qwen3": steps}[model.family]
 
 
-def _places(ids: NDArray[np.int64], items: Sequence[MediaItem], model: ModelSettings) -> list[int]:
-    """Return where the placeholders are. Raises InvalidRequest where they are not those of the items."""
+def places(ids: NDArray[np.integer[Any]], asked: Sequence[MediaKind], model: ModelSettings) -> list[int]:
+    """Return where the placeholders are. Raises InvalidRequest where they are not those of items of the kinds asked."""
     is_video = ids == model.video_token_id
-    places = np.flatnonzero(is_video | (ids == model.image_token_id))
-    kinds: list[MediaKind] = ["video" if one else "image" for one in is_video[places]]
-    asked = [item.kind for item in items]
-    if kinds != asked:
+    found = np.flatnonzero(is_video | (ids == model.image_token_id))
+    kinds: list[MediaKind] = ["video" if one else "image" for one in is_video[found]]
+    if kinds != list(asked):
         order = ", in another order" if sorted(kinds) == sorted(asked) else ""
         raise InvalidRequest(
             f"the prompt has placeholders for {_counted(kinds)}, but {_counted(asked)} came with it{order}",
             code="media_mismatch",
         )
-    return list(map(int, places))
+    return list(map(int, found))
 
 
 def _counted(kinds: Sequence[MediaKind]) -> str:

@@ -19,6 +19,7 @@ from pegboard.core.interfaces.media import MediaLimits, MediaShape, MediaSource
 from pegboard.plugins.mm_qwen_vl.damage import check_source, decoding
 from pegboard.plugins.mm_qwen_vl.settings import ModelSettings
 from pegboard.plugins.mm_qwen_vl.sizes import image_size
+from pegboard.plugins.mm_qwen_vl.survey import survey
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _STRIP = 256
@@ -29,6 +30,8 @@ def prepare_picture(source: MediaSource, out: BinaryIO, model: ModelSettings, li
     """Write a picture's pixels to `out`, and return their shape. Raises InvalidRequest for what is not one, for one
     that cannot be read to its end, and for what the limits do not allow.
     """
+    with decoding("picture"):
+        survey(source.file).check()
     with source.file.open("rb") as file:
         with decoding("picture"), _pillow_within(limits):
             image = _opened(file)

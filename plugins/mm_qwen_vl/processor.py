@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import BinaryIO
 
 import msgspec
+import numpy as np
 
 from pegboard.core.interfaces.errors import InvalidRequest, ModelError
 from pegboard.core.interfaces.media import (
@@ -20,11 +21,14 @@ from pegboard.core.interfaces.media import (
     MediaShape,
     MediaSource,
 )
-from pegboard.plugins.mm_qwen_vl.layout import encoded_shape, lay_out
+from pegboard.plugins.mm_qwen_vl.layout import encoded_shape, lay_out, places
 from pegboard.plugins.mm_qwen_vl.options import QwenVLProcessorOptions
 from pegboard.plugins.mm_qwen_vl.settings import read_settings
+from pegboard.plugins.mm_qwen_vl.survey import expected_pixels
 
 _KINDS: frozenset[MediaKind] = frozenset(("image", "video"))
+VIDEO_PIXELS = 2**26
+"""What a video costs at least, in pixels: however short its file, it may have many frames."""
 _SPELLINGS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 
 
@@ -73,6 +77,12 @@ class QwenVLProcessor(MediaProcessor[QwenVLProcessorOptions]):
             added = []
         return frozenset((*_SPELLINGS, *(one.content for one in added if one.id in ids and one.content)))
 
+    def expected_pixels(self, source: MediaSource) -> int:
+        """Of a video only its decoder knows what it costs."""
+        return (
+            expected_pixels(source.file) if source.kind == "image" else VIDEO_PIXELS + super().expected_pixels(source)
+        )
+
     def prepare(self, source: MediaSource, out: BinaryIO) -> MediaShape:
         if source.kind == "image":
             from pegboard.plugins.mm_qwen_vl.pictures import prepare_picture
@@ -89,6 +99,9 @@ class QwenVLProcessor(MediaProcessor[QwenVLProcessorOptions]):
     def shape_of(self, kind: MediaKind, grid: tuple[int, int, int], times: Sequence[float], tokens: int) -> MediaShape:
         """Grids count patches, `patch_size` pixels high and wide and `temporal_patch_size` frames deep."""
         return encoded_shape(kind, grid, times, tokens, self._model, self.ctx.limits)
+
+    def check_places(self, ids: Sequence[int], kinds: Sequence[MediaKind]) -> None:
+        places(np.asarray(ids), kinds, self._model)
 
     def part(self, kind: MediaKind) -> Mapping[str, object]:
         return {"type": kind}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
+import io
 import json
 import random
 import resource
@@ -13,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
-from benchmarks.hostile import clients, measure, payloads, report
+from benchmarks.hostile import clients, measure, media, payloads, report
 from benchmarks.hostile.attacks import ATTACKS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,7 +137,13 @@ def test_before_and_after_stand_in_one_row() -> None:
     assert "400 too_much: 4" in "\n".join(report.details(record("after", 1.0)))
 
 
-@pytest.mark.parametrize("name", sorted(ATTACKS.keys() - {"bodies", "long_text", "queue_ids", "queue_batches"}))
+SLOW = {
+    "bodies", "long_text", "queue_ids", "queue_batches",
+    "picture_scans", "picture_chunks", "body_escapes", "body_line_ends",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(ATTACKS.keys() - SLOW))
 def test_what_attacks_send(name: str) -> None:
     """Of those that are built soon."""
     asks = [one for scale in (1.0, clients.SMALLEST) for one in ATTACKS[name].asks(random.Random(1), scale)]
@@ -149,6 +158,31 @@ def test_bodies_are_as_large_as_they_are_asked_to_be() -> None:
         assert 4090 <= len(one.body) <= 4096
     for name, text in payloads.long_texts(random.Random(1), 5000).items():
         assert len(text) == 5000, name
+
+
+def test_pictures_are_what_they_should_be() -> None:
+    """Those of a client beside, and small ones of the attacks'."""
+    found = []
+    for one in (media.honest(random.Random(1)), media.scans(64, 3), media.many_pixels(1200), media.many_chunks(5)):
+        body = json.loads(one.body)
+        assert body["max_tokens"] == 4
+        url = body["messages"][0]["content"][0]["image_url"]["url"]
+        picture = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
+        picture.load()
+        found.append((picture.format, picture.mode, picture.size))
+    rgb = ("PNG", "RGB", (64, 64))
+    assert found == [rgb, ("JPEG", "L", (64, 64)), ("PNG", "RGBA", (1200, 1200)), rgb]
+    for one in (media.escapes(6000), media.line_ends(6000)):
+        assert json.loads(one.body)["max_tokens"] == 2
+        assert 6000 <= len(one.body) <= 6300
+
+
+def test_a_client_beside_is_told_of_before_and_during() -> None:
+    attacked = {"seconds": {"p50": 0.1, "max": 2.0}, "outcomes": {"200": 3, "503 busy": 1}}
+    beside = {"quiet": {"seconds": {"p50": 0.05, "max": 0.06}, "outcomes": {"200": 9}}, "attacked": attacked}
+    one = {**record("this", 0.1), "attack_name": "picture_scans", "beside": beside}
+    assert "pictures: 50 / 60 to 100 / 2,000 (1 failed)" in report.table([one])
+    assert "client beside, attacked: {'200': 3, '503 busy': 1}" in "\n".join(report.details(one))
 
 
 def test_it_runs_by_its_path() -> None:

@@ -238,6 +238,16 @@ class FillsUp(QwenVLProcessor):
         return super().lay_out(ids, [*items, *[items[-1]] * wanted][:wanted] if items else [], encode)
 
 
+class ChecksBackwards(QwenVLProcessor):
+    def check_places(self, ids, kinds):
+        super().check_places(ids, [*kinds, *kinds])
+
+
+class ExpectsAShare(QwenVLProcessor):
+    def expected_pixels(self, source):
+        return super().expected_pixels(source) / 2
+
+
 class CountsNoTokens(QwenVLProcessor):
     def shape_of(self, kind, grid, times, tokens):
         return super().shape_of(kind, grid, times, grid[0] * grid[1] * grid[2] // 4)
@@ -297,6 +307,8 @@ CAUGHT = [
     (TakesTheIds, "test_laying_out_is_pure"),
     (Remembers, "test_laying_out_is_pure"),
     (FillsUp, "test_a_mismatch_is_refused"),
+    (ChecksBackwards, "test_a_mismatch_is_refused"),
+    (ExpectsAShare, "test_any_file_has_a_number_of_expected_pixels"),
 ]
 ENCODED = frozenset({"encoded"})
 MUTANTS = [Mutant(cls, suite=Suite, caught_by=test, base=QwenVLProcessor, provides=ENCODED) for cls, test in CAUGHT]

@@ -19,6 +19,8 @@ from pegboard.core.pipeline.frontend.intake import text_of
 from pegboard.core.toolkit.text.encoding import Ranges, Text, encode_each, encode_now
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from pegboard.core.interfaces.client import MediaInput
     from pegboard.core.interfaces.media import MediaKind
     from pegboard.core.interfaces.messages import RequestMedia, TokenizedRequest
@@ -45,6 +47,10 @@ class Packed:
     media: RequestMedia | None = None
     tokens: Mapping[MediaKind, int] = field(default_factory=dict)
     files: tuple[MediaFile, ...] = ()
+
+    def array(self) -> NDArray[np.int32]:
+        """Return the ids as an array [length]."""
+        return np.frombuffer(self.ids, "<i4")
 
     def complete(self, request: TokenizedRequest) -> TokenizedRequest:
         """Return the request with its media."""
@@ -101,13 +107,18 @@ class Prompts:
         self._budget = budget
 
     @contextlib.asynccontextmanager
-    async def packed(self, requests: Sequence[Asked]) -> AsyncIterator[list[Packed]]:
-        """Pack the prompts of requests that belong together, in their order. Files of media stay as long as this
-        lasts, and longer for requests that keep them. Raises InvalidRequest.
+    async def packed(self, requests: Sequence[Asked], asker: str = "") -> AsyncIterator[list[Packed]]:
+        """Pack the prompts of requests that belong together, in their order, and prepare their media in the turns of
+        who asks. Files of media stay as long as this lasts, and longer for requests that keep them. Raises
+        InvalidRequest.
         """
         asked = self._asked(requests)
-        async with self._prepared(asked) as wanted:
-            await self._pack_all(wanted)
+        wanted = list(dict.fromkeys(asked))
+        await self._pack_all(wanted)
+        async with self._prepared(wanted, asker):
+            for one in wanted:
+                if self._concerns(one):
+                    await asyncio.to_thread(self._lay_out, one)
             yield [one.done() for one in asked]
 
     @contextlib.contextmanager
@@ -115,37 +126,40 @@ class Prompts:
         """As `packed`, in this thread."""
         asked = self._asked(requests)
         wanted = list(dict.fromkeys(asked))
+        for one in wanted:
+            self._pack(one, self._encode(one))
         with contextlib.ExitStack() as stack:
             if (media := _media(wanted)) and self._media is not None:
                 _deal(wanted, stack.enter_context(self._media.preparer.prepared_now(media)))
             for one in wanted:
-                one.packed = self._pack(one, self._encode(one))
+                if self._concerns(one):
+                    self._lay_out(one)
             yield [one.done() for one in asked]
 
-    async def ids(self, prompt: MediaPrompt, *, add_special_tokens: bool = True) -> Sequence[int]:
+    async def ids(self, prompt: MediaPrompt, asker: str = "", *, add_special_tokens: bool = True) -> Sequence[int]:
         """Return the tokens of a prompt with its media, whether the context has room for them or not. Raises
         InvalidRequest as `packed` does.
         """
-        asked = self._asked([GenerateRequest(prompt=prompt, add_special_tokens=add_special_tokens)])
-        async with self._prepared(asked) as [one]:
-            found = [ids async for _, ids in encode_each(self._tokenizer, _by_text([one]))]
-            ids = found[0] if found else one.ids
-            if self._media is None or not one.items:
-                return ids
+        [one] = self._asked([GenerateRequest(prompt=prompt, add_special_tokens=add_special_tokens)])
+        found = [ids async for _, ids in encode_each(self._tokenizer, _by_text([one]))]
+        ids = found[0] if found else one.ids
+        if self._media is None or not one.media:
+            return ids
+        self._media.layouts.check_places(ids, one.media)
+        async with self._prepared([one], asker):
             laid_out = await asyncio.to_thread(self._media.lay_out, ids, one.media, one.items)
             expanded: list[int] = laid_out.ids.tolist()
             return expanded
 
     @contextlib.asynccontextmanager
-    async def _prepared(self, asked: Sequence[_Wanted]) -> AsyncIterator[list[_Wanted]]:
-        """Yield each prompt once, with its media."""
-        wanted = list(dict.fromkeys(asked))
+    async def _prepared(self, wanted: Sequence[_Wanted], asker: str) -> AsyncIterator[None]:
+        """Have prompts with their media."""
         if (media := _media(wanted)) and self._media is not None:
-            async with self._media.preparer.prepared(media) as items:
+            async with self._media.preparer.prepared(media, asker) as items:
                 _deal(wanted, items)
-                yield wanted
+                yield
         else:
-            yield wanted
+            yield
 
     def _asked(self, requests: Sequence[Asked]) -> list[_Wanted]:
         """Return the prompt of each request, one that several share as one object, checked as far as that goes
@@ -178,31 +192,40 @@ class Prompts:
         return encode_now(self._tokenizer, one.base, add_special_tokens=one.special, literals=one.literals)
 
     async def _pack_all(self, wanted: Sequence[_Wanted]) -> None:
-        """Pack prompts. Of tokens as numbers, which take ten times the memory, there are one text's at a time."""
+        """Pack prompts, without their media. Of tokens as numbers, which take ten times the memory, there are one
+        text's at a time.
+        """
         texts = _by_text(wanted)
         async for text, ids in encode_each(self._tokenizer, texts):
             for one in texts[text]:
-                one.packed = await self._pack_beside(one, ids)
+                await self._pack_beside(one, ids)
         for one in wanted:
             if one.packed is None:
-                one.packed = await self._pack_beside(one, one.ids)
+                await self._pack_beside(one, one.ids)
 
-    async def _pack_beside(self, one: _Wanted, ids: Sequence[int]) -> Packed:
-        if one.items or len(ids) > LONG_IDS:
-            return await asyncio.to_thread(self._pack, one, ids)
-        return self._pack(one, ids)
+    async def _pack_beside(self, one: _Wanted, ids: Sequence[int]) -> None:
+        if len(ids) > LONG_IDS:
+            await asyncio.to_thread(self._pack, one, ids)
+        else:
+            self._pack(one, ids)
 
-    def _pack(self, one: _Wanted, ids: Sequence[int]) -> Packed:
-        data = self._intake.pack(one.base, ids)
-        if self._media is None:
-            return Packed(data)
-        if not one.items and not self._media.layouts.concern(np.frombuffer(data, "<i4")):
-            return Packed(data)
-        found = self._media.lay_out(ids, one.media, one.items)
-        if found.media is None:
-            return Packed(data)
-        packed = self._intake.pack_laid_out(found.ids, sum(found.tokens.values()))
-        return Packed(packed, found.media, found.tokens, tuple(item.file for item in one.items))
+    def _pack(self, one: _Wanted, ids: Sequence[int]) -> None:
+        """Pack a prompt without its media. Its placeholders are counted: preparing media takes seconds."""
+        one.packed = Packed(self._intake.pack(one.base, ids))
+        if self._media is not None and self._concerns(one):
+            self._media.layouts.check_places(ids, one.media)
+
+    def _concerns(self, one: _Wanted) -> bool:
+        """Return whether a packed prompt has anything to do with media."""
+        return self._media is not None and bool(one.media or self._media.layouts.concern(one.done().array()))
+
+    def _lay_out(self, one: _Wanted) -> None:
+        """Put the media into a packed prompt."""
+        assert self._media is not None
+        found = self._media.lay_out(one.done().array().tolist(), one.media, one.items)
+        if found.media is not None:
+            packed = self._intake.pack_laid_out(found.ids, sum(found.tokens.values()))
+            one.packed = Packed(packed, found.media, found.tokens, tuple(item.file for item in one.items))
 
 
 def _by_text(wanted: Sequence[_Wanted]) -> dict[Text, list[_Wanted]]:

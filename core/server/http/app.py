@@ -41,6 +41,7 @@ def build_app(
     routers: Iterable[tuple[str, ApiRouter]],
     *,
     max_body_bytes: int = _SERVER.max_body_bytes,
+    max_text_bytes: int | None = None,
     max_body_values: int = _SERVER.max_body_values,
     max_bodies_bytes: int = _SERVER.max_bodies_bytes,
     keys: Keys | None = None,
@@ -68,7 +69,7 @@ def build_app(
     table = Routes()
     app.add_middleware(Heads)
     app.add_middleware(Billing)
-    app.add_middleware(BodyLimit, table, BodyBounds(max_body_bytes, max_body_values, max_bodies_bytes))
+    app.add_middleware(BodyLimit, table, BodyBounds(max_body_bytes, max_body_values, max_bodies_bytes, max_text_bytes))
     app.add_middleware(Front, table, keys, hosts=hosts, origins=cors.allow_origins, log=access_log)
     if cors.allow_origins:
         _allow_origins(app, cors)

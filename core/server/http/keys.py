@@ -75,6 +75,13 @@ class Keys:
                 found = name
         return found
 
+    def salts(self) -> dict[str, str]:
+        """Return what separates the cached prefixes of each key's requests, by its name: the same wherever the key
+        stands in the config, and after a restart. It does not tell the key.
+        """
+        digests = [*self._user, *self._admin]
+        return {name: _digest(b"cache salt" + one).hex() for name, one in zip(self._names, digests, strict=True)}
+
     def refusal(self, needed: Level, headers: Mapping[bytes, bytes]) -> InvalidRequest | None:
         """Return why a request may not have what needs this level; None where it may."""
         if needed == "public" or not self:

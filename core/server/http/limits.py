@@ -12,7 +12,7 @@ from pegboard.core.server.http.body_budget import BodyBudget, BodyShare, ParseTu
 from pegboard.core.server.http.encodings import Unpacked, encoding_of, too_large
 from pegboard.core.server.http.memory import MemoryReturn
 from pegboard.core.server.http.middleware import write_error
-from pegboard.core.toolkit.http.bodies import PARSE_TURN, SMALL_BODY
+from pegboard.core.toolkit.http.bodies import MOST_TEXT, PARSE_TURN, SMALL_BODY
 from pegboard.core.toolkit.parsing.json_weight import JsonWeight
 
 if TYPE_CHECKING:
@@ -29,13 +29,14 @@ WIDE = 4
 
 @dataclass(frozen=True, slots=True)
 class BodyBounds:
-    """The bounds of a server: most bytes of a body at a route that declares LARGE, most values of any, and most bytes
-    of all that are under way.
+    """The bounds of a server: most bytes of a body at a route that declares LARGE, most values of any, most bytes of
+    all that are under way, and most bytes of one beside its media (None: all of them).
     """
 
     each: int
     values: int
     together: int
+    text: int | None = None
 
 
 class BodyLimit:
@@ -79,7 +80,9 @@ class BodyLimit:
             await write_error(scope, too_large(most))(scope, receive, send)
             return
         arriving = _Arriving(receive, most, self._bounds.values, self._budget, self._memory, unpacked)
-        scope.setdefault("extensions", {})[PARSE_TURN] = partial(self._turns.turn, arriving.parsed)
+        extensions = scope.setdefault("extensions", {})
+        extensions[PARSE_TURN] = partial(self._turns.turn, arriving.parsed)
+        extensions[MOST_TEXT] = self._bounds.text
         token = GIVE_BODY_ROOM.set(arriving.explained)
         try:
             await self._app(scope, arriving.receive, send)

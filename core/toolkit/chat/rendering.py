@@ -27,7 +27,6 @@ from pegboard.core.toolkit.chat.render_process import Rendered
 from pegboard.core.toolkit.parsing.json_weight import JsonTexts
 from pegboard.core.toolkit.system.helper_child import HelperChild, HelperEnded, Look
 from pegboard.core.toolkit.system.helper_pool import HelperKind, HelperPool
-from pegboard.core.toolkit.system.helper_process import HelperLost
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import EngineClient, MediaPrompt
@@ -84,7 +83,7 @@ async def render_chat(
     )
     media.describe(prompt)
     _add_tools(prompt, active, tool_parser)
-    made = await asyncio.wrap_future(_pool().submit(prompt))
+    made = await asyncio.wrap_future(_pool().submit(prompt, client.asker))
     return media.prompt(made.text, made.literals)
 
 
@@ -158,13 +157,13 @@ class RenderPool:
         kind = HelperKind("chat templates", self._start, self._render, _lost, _closing)
         self._pool: HelperPool[ChatPrompt, Rendered] = HelperPool(kind, helpers=helpers)
 
-    def submit(self, prompt: ChatPrompt) -> Future[Rendered]:
-        """Render it when its turn comes. The future may be cancelled. Raises InvalidRequest (503) where too many
+    def submit(self, prompt: ChatPrompt, asker: str = "") -> Future[Rendered]:
+        """Render it in the turns of who asks. The future may be cancelled. Raises InvalidRequest (503) where too many
         wait.
         """
         if self._pool.unfinished >= MAX_WAITING:
             raise InvalidRequest("too many conversations wait for the chat template", code="overloaded", status=503)
-        return self._pool.submit(prompt)
+        return self._pool.submit(prompt, asker)
 
     def close(self) -> None:
         """End the helpers; whatever is under way fails."""
@@ -192,8 +191,8 @@ class RenderPool:
         try:
             answer = helper.ask(data, 3 * self._seconds + 5, look)
         except TimeoutError:
-            # The process ends by itself after so much computing time: it did not get that.
-            raise HelperLost("it got too little computing time") from None
+            # The kernel would have ended it, had it got more computing time.
+            raise ChatTemplateError("the chat template takes too long for these messages") from None
         except HelperEnded as ended:
             if ended.code == -signal.SIGPROF:
                 raise ChatTemplateError("the chat template takes too long for these messages") from None

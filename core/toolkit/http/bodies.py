@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from fastapi import Request
@@ -30,6 +30,7 @@ from starlette.requests import ClientDisconnect
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.http.errors import ClientDisconnected
+from pegboard.core.toolkit.http.long_strings import LongStrings
 from pegboard.core.toolkit.http.value_size import memory_of
 
 M = TypeVar("M", bound="RequestModel")
@@ -38,6 +39,10 @@ SMALL_BODY = 64 * 1024
 PARSE_TURN = "pegboard.parse_turn"
 """The ASGI extension of a server that has large bodies parsed in turn: makes a context manager for one turn, with a
 function that is to be told how many bytes of memory the parsed values take.
+"""
+MOST_TEXT = "pegboard.most_text"
+"""The ASGI extension of a server that bounds large bodies apart from media: most bytes beside those
+in base64.
 """
 MAX_ENTRIES = 10_000
 """Most entries of an object of a request whose values have a type, such as `logit_bias`."""
@@ -104,12 +109,27 @@ async def parse_body(request: Request, model: type[M]) -> M:
         raise ClientDisconnected from None
     if len(data) <= SMALL_BODY:
         return validate_body(data, model)
-    turn = request.scope.get("extensions", {}).get(PARSE_TURN, contextlib.nullcontext)
-    async with turn() as parsed:
-        body = await asyncio.to_thread(validate_body, data, model)
+    extensions = request.scope.get("extensions", {})
+    async with extensions.get(PARSE_TURN, contextlib.nullcontext)() as parsed:
+        body = await asyncio.to_thread(validate_large, data, model, extensions.get(MOST_TEXT))
         if parsed is not None:
             parsed(await asyncio.to_thread(memory_of, body))
         return body
+
+
+def validate_large(data: bytearray, model: type[M], most: int | None) -> M:
+    """Return `validate_body` of a body, in whose parse no other thread runs, without having it read media. Raises
+    InvalidRequest (413) where it has more than `most` bytes beside them.
+    """
+    found = LongStrings.taken_out(data, most)
+    # Its bytes are not needed twice.
+    data.clear()
+    try:
+        body = validate_body(found.rest, model)
+    except InvalidRequest as error:
+        raise InvalidRequest(found.in_body(error.message), param=error.param, code=error.code) from None
+    found.put_back(body)
+    return body
 
 
 def validate_body(data: bytes | bytearray, model: type[M]) -> M:
@@ -119,12 +139,16 @@ def validate_body(data: bytes | bytearray, model: type[M]) -> M:
     except ValidationError as error:
         if not any(map(_is_whole, error.errors(include_url=False))):
             raise _invalid(error, data=data) from None
+    texts = LongStrings()
     try:
-        # Both are pydantic's own, which have NaN and infinity as its parser does.
-        whole = to_json(_with_integers(from_json(data)), inf_nan_mode="constants")
-        return model.model_validate_json(whole)
+        # Both are pydantic's own, which have NaN and infinity as its parser does. Long texts are not written and read
+        # once more: no other thread runs meanwhile.
+        whole = to_json(_with_integers(from_json(data), texts.take_long), inf_nan_mode="constants")
+        body = model.model_validate_json(whole)
     except ValidationError as error:
         raise _invalid(error) from None
+    texts.put_back(body)
+    return body
 
 
 def validate_part(data: Mapping[str, object], model: type[M], field: str) -> M:
@@ -148,13 +172,17 @@ def _is_whole(error: Any) -> bool:
     return error["type"] == "int_type" and isinstance(error["input"], float) and error["input"].is_integer()
 
 
-def _with_integers(value: object) -> object:
-    """Return a JSON value in which whole numbers are integers, as far as floats are exact."""
+def _with_integers(value: object, text: Callable[[str], str] = lambda text: text) -> object:
+    """Return a JSON value in which whole numbers are integers, as far as floats are exact. Strings that are values are
+    what `text` makes of them.
+    """
+    if isinstance(value, str):
+        return text(value)
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) <= 2**53 else value
     if isinstance(value, dict):
-        return {name: _with_integers(one) for name, one in value.items()}
-    return [_with_integers(one) for one in value] if isinstance(value, list) else value
+        return {name: _with_integers(one, text) for name, one in value.items()}
+    return [_with_integers(one, text) for one in value] if isinstance(value, list) else value
 
 
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -42,6 +42,10 @@ class JsonWeight:
         self.wide = self.wide or self._has_wide(data)
         data = data[self._escaped :]
         self._escaped = False
+        if self._in_string and b'"' not in data:
+            # The middle of a long string, such as a picture's.
+            self._escaped = (len(data) - len(data.rstrip(b"\\"))) % 2 == 1
+            return
         if b"\\" in data:
             # Pairs first: the backslash that an odd run leaves escapes the character after it.
             data = data.replace(b"\\\\", b"").replace(b'\\"', b"")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -14,6 +13,7 @@ from typing import Generic, TypeVar
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.toolkit.system.helper_child import HelperChild, Look
 from pegboard.core.toolkit.system.helper_process import HelperLost
+from pegboard.core.toolkit.system.turn_queue import TurnQueue
 
 J = TypeVar("J")
 A = TypeVar("A")
@@ -55,8 +55,9 @@ class _Unwanted(Exception):
 
 
 class HelperPool(Generic[J, A]):
-    """Does jobs in helper processes, in the order in which they came. Threads and processes start when they are needed,
-    and a process ends after so many `jobs`, if that is set: libraries that read foreign files leave memory in pieces.
+    """Does jobs in helper processes: askers in turns, short jobs first (`TurnQueue`). Threads and processes start when
+    they are needed, and a process ends after so many `jobs`, if that is set: libraries that read foreign files leave
+    memory in pieces.
 
     Never blocks but in `close`. It is for its user to bound how many jobs wait.
     """
@@ -65,7 +66,9 @@ class HelperPool(Generic[J, A]):
         self._kind = kind
         self._most = helpers
         self._jobs = jobs
-        self._waiting: queue.SimpleQueue[tuple[J, Future[A]] | None] = queue.SimpleQueue()
+        self._waiting: TurnQueue[tuple[J, Future[A]]] = TurnQueue(
+            dead=lambda job: job[1].cancelled(), dropped=lambda job: self._ended()
+        )
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._helpers: set[HelperChild] = set()
@@ -74,8 +77,10 @@ class HelperPool(Generic[J, A]):
         self.lost = 0
         """Helpers that were killed or stopped from outside, since the start."""
 
-    def submit(self, job: J) -> Future[A]:
-        """Do it when its turn comes. Cancelling the future saves the work, as far as it is not done."""
+    def submit(self, job: J, asker: str = "", seconds: float = 0.0) -> Future[A]:
+        """Do it when its turn comes; `seconds` is what it is expected to take. Cancelling the future saves the work, as
+        far as it is not done.
+        """
         future: Future[A] = Future()
         with self._lock:
             if self._closed:
@@ -88,7 +93,8 @@ class HelperPool(Generic[J, A]):
                 future.set_exception(InvalidRequest(text, code="no_thread", status=503))
                 return future
             self._unfinished += 1
-        self._waiting.put((job, future))
+        if not self._waiting.put((job, future), asker, seconds):
+            self._give_up(future)
         return future
 
     def _start_thread(self) -> None:
@@ -106,17 +112,12 @@ class HelperPool(Generic[J, A]):
         """End the helpers and wait for the threads; what is not done fails. May be called twice."""
         with self._lock:
             self._closed = True
-            for _ in self._threads:
-                self._waiting.put(None)
             for helper in self._helpers:
                 helper.kill()
+        for _, future in self._waiting.close():
+            self._give_up(future)
         for thread in self._threads:
             thread.join()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                left = self._waiting.get_nowait()
-                if left is not None:
-                    self._give_up(left[1])
 
     @property
     def unfinished(self) -> int:
@@ -133,17 +134,19 @@ class HelperPool(Generic[J, A]):
     def _serve(self) -> None:
         seat = _Seat()
         try:
-            while (item := self._waiting.get()) is not None:
-                if self._closed:
-                    self._give_up(item[1])
-                elif not item[1].cancelled():
-                    self._settle(seat, *item)
-                with self._lock:
-                    self._unfinished -= 1
+            while (found := self._waiting.get()) is not None:
+                asker, (job, future) = found
+                self._settle(seat, job, future)
+                self._ended()
+                self._waiting.done(asker)
                 # Else it would keep this job until the next one comes.
-                del item
+                del found, job, future
         finally:
             self._end(seat)
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._unfinished -= 1
 
     def _settle(self, seat: _Seat, job: J, future: Future[A]) -> None:
         result: A | BaseException

@@ -15,8 +15,8 @@ from pathlib import Path
 
 LOOK_SECONDS = 0.25
 """How often a thread that waits for a helper looks after it."""
-LEAST_SHARE = 0.1
-"""A helper that computed for less than this share of its time was held up from outside."""
+LEAST_SHARE, LEAST_SECONDS = 0.1, 1.0
+"""A helper was held up from outside where it computed for less than this share of its time, and less than so long."""
 
 OWN_SIGNALS = frozenset(
     {
@@ -90,6 +90,7 @@ class Watch:
 
     def _over(self) -> Exception:
         now = computed(self._pid)
-        if now is None or self._computed is None or now - self._computed >= self._seconds * LEAST_SHARE:
+        least = min(self._seconds * LEAST_SHARE, LEAST_SECONDS)
+        if now is None or self._computed is None or now - self._computed >= least:
             return TimeoutError()
         return HelperLost("it got no computing time")

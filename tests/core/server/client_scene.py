@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
@@ -56,10 +56,10 @@ def tokens(rid: str, text: str, finish: dict[str, Any] | None = None) -> TokenOu
 Scene = Callable[[AsyncEngineClient, Wire], Awaitable[None]]
 
 
-def play(scene: Scene, **settings: Any) -> None:
+def play(scene: Scene, salts: Mapping[str, str] | None = None, **settings: Any) -> None:
     async def whole() -> None:
         info = FakeEngineClient().info
-        client = AsyncEngineClient(info, FakeTokenizer(), {"api_key": "hidden", "port": 1, **settings})
+        client = AsyncEngineClient(info, FakeTokenizer(), {"api_key": "hidden", "port": 1, **settings}, salts=salts)
         wire = Wire()
         client.attach(wire, info)  # type: ignore[arg-type]
         await scene(client, wire)

@@ -16,6 +16,7 @@ from pegboard.core.interfaces.messages import (
     ControlReply,
     ControlRequest,
     Rejected,
+    TokenizedRequest,
     TokenOutput,
 )
 from pegboard.core.server.asker import ASKER
@@ -62,6 +63,23 @@ def test_an_id_is_free_when_its_last_output_has_come() -> None:
         await submit(client, wire, "r")
 
     play(scene)
+
+
+def test_keys_share_no_prefixes_where_each_has_a_salt() -> None:
+    """A key's requests share theirs, and their own salts separate them further; without a key there is no salt."""
+
+    async def scene(client: AsyncEngineClient, wire: Wire) -> None:
+        for asker, salt in (("ann", ""), ("ann", ""), ("ann", "s"), ("bob", ""), ("bob", "s"), ("", ""), ("0", "")):
+            ASKER.set(asker)
+            task = asyncio.ensure_future(client.submit(GenerateRequest(prompt="Hi", cache_salt=salt)))
+            await settle()
+            task.cancel()
+        spaces = [one.namespace for one in wire.sent if isinstance(one, TokenizedRequest)]
+        assert spaces[0] == spaces[1] != ""
+        assert len(set(spaces)) == 5
+        assert spaces[5:] == ["", ""]
+
+    play(scene, salts={"ann": "a" * 64, "bob": "b" * 64})
 
 
 def test_every_key_has_its_own_ids() -> None:

@@ -14,6 +14,7 @@ from pegboard.core.interfaces.messages import RequestMedia
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.client import MediaInput
     from pegboard.core.interfaces.media import MediaItem, MediaKind, MediaLayout, MediaProcessor
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
@@ -42,6 +43,10 @@ class Layouts:
             return False
         near = ids[(ids >= self._reserved[0]) & (ids <= self._reserved[-1])]
         return bool(near.size) and bool(np.isin(near, self._reserved).any())
+
+    def check_places(self, ids: Sequence[int], media: Sequence[MediaInput]) -> None:
+        """Raise InvalidRequest where a prompt's placeholders do not match its media, which are not prepared yet."""
+        self.processor.check_places(ids, [one.kind for one in media])
 
     def lay_out(self, ids: Sequence[int], items: Sequence[MediaItem]) -> LaidOut:
         """Expand placeholders. Raises InvalidRequest where they and the items do not match, and for a piece of more

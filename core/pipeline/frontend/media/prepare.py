@@ -8,47 +8,60 @@ import asyncio
 import collections
 import contextlib
 import functools
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.media import MediaSource
 from pegboard.core.pipeline.frontend.media.fetch import MAX_URL
 from pegboard.core.pipeline.frontend.media.process import PreparedItem, PrepareJob, closing, placed
 from pegboard.core.pipeline.frontend.media.store import Gone, StoreFull
+from pegboard.core.toolkit.system.log_lines import LimitedLog
+from pegboard.core.toolkit.system.turn_threads import TurnThreads
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import MediaInput
+    from pegboard.core.pipeline.frontend.media.lanes import Lanes
     from pegboard.core.pipeline.frontend.media.sources import Sources
     from pegboard.core.pipeline.frontend.media.stats import MediaStats
     from pegboard.core.pipeline.frontend.media.store import MediaFile, MediaStore
-    from pegboard.core.toolkit.system.helper_pool import HelperPool
 
-FETCHERS = 8
-"""Threads that wait for other machines."""
-READERS = 2
-"""Threads that write down what has come with requests."""
+logger = logging.getLogger(__name__)
+_log = LimitedLog(logger, most=5, seconds=60.0)
+
+FETCHERS, FETCHERS_EACH = 16, 12
+"""Threads that wait for other machines, and how many of them at most for one asker."""
+SMALL = 2**20
+"""Characters or bytes of an item, up to which a thread of its own writes it down: none waits there for a large one."""
+BYTE_SECONDS = 1e-8
+"""What it takes to write down a byte, about."""
 AT_ONCE = 4
 """Items of one submission that are under way at one time; the others wait, so that submissions take turns."""
+UNKNOWN_PIXELS = 2**31
+"""What an item is expected to cost where its processor fails to say."""
 TOO_MANY = "too_many_media"
 QUEUE_FULL = "media_queue_full"
 
 
 class Preparer:
     """Prepares media: `at_once` items of a submission at one time, and `most` of all of them, those that wait for a
-    thread or helper included. Thread-safe; owns what it is given, and ends it in `close`.
+    thread or helper included. `expect` says how many pixels an item has (`MediaProcessor.expected_pixels`). Askers take
+    turns everywhere. Thread-safe; owns what it is given, and ends it in `close`.
     """
 
     def __init__(
         self,
         store: MediaStore,
         sources: Sources,
-        pool: HelperPool[PrepareJob, PreparedItem],
+        pool: Lanes,
         stats: MediaStats,
         *,
         most: int,
         at_once: int = AT_ONCE,
+        expect: Callable[[MediaSource], int] = lambda source: 0,
     ) -> None:
         self.at_once = min(at_once, most)
         self.store = store
@@ -56,10 +69,11 @@ class Preparer:
         self.pool = pool
         self.stats = stats
         self._most = most
+        self._expect = expect
         self._open = 0
         self._lock = threading.Lock()
-        self._fetchers = ThreadPoolExecutor(FETCHERS, "media-fetch")
-        self._readers = ThreadPoolExecutor(READERS, "media-read")
+        self._fetchers = TurnThreads(FETCHERS, "media-fetch", most_each=FETCHERS_EACH)
+        self._readers = (TurnThreads(1, "media-read-small"), TurnThreads(1, "media-read"))
 
     @property
     def open(self) -> int:
@@ -67,15 +81,15 @@ class Preparer:
         return self._open
 
     @contextlib.asynccontextmanager
-    async def prepared(self, media: Sequence[MediaInput]) -> AsyncIterator[list[PreparedItem]]:
-        """Prepare items beside the event loop; within it their files are there. Those that are needed for longer, by a
-        request, are kept by it (`MediaFile.keep`).
+    async def prepared(self, media: Sequence[MediaInput], asker: str = "") -> AsyncIterator[list[PreparedItem]]:
+        """Prepare items beside the event loop, in the turns of who asks; within it their files are there. Those that
+        are needed for longer, by a request, are kept by it (`MediaFile.keep`).
 
         Raises InvalidRequest with the place of the item that cannot be prepared: 400 where that is its own fault, 503
         where there is no room for it now, 500. What is refused without reading it is refused before any other item is
         read.
         """
-        lot = self._begin(media)
+        lot = self._begin(media, asker)
         try:
             yield await asyncio.wrap_future(lot.done)
         finally:
@@ -94,15 +108,15 @@ class Preparer:
 
     def close(self) -> None:
         """End helpers, threads and files. What is under way fails. May be called twice."""
-        for threads in (self._fetchers, self._readers):
-            threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._fetchers, *self._readers):
+            threads.close()
         if self.sources.fetcher is not None:
             self.sources.fetcher.close()
         self.pool.close()
         self.store.close()
 
-    def _begin(self, media: Sequence[MediaInput], *, bounded: bool = True) -> _Lot:
-        lot = _Lot(self, media)
+    def _begin(self, media: Sequence[MediaInput], asker: str = "", *, bounded: bool = True) -> _Lot:
+        lot = _Lot(self, media, asker)
         if bounded and lot.size > self._most:
             self.stats.failed(TOO_MANY)
             text = (
@@ -126,13 +140,28 @@ class Preparer:
 
     # ---- for its lots ---------------------------------------------------------------------------------------------
 
-    def receive(self, media: MediaInput, work: Callable[[], None]) -> Future[None]:
+    def receive(self, media: MediaInput, work: Callable[[], None], asker: str) -> Future[None]:
         """Have a thread receive an item. Raises InvalidRequest where there are none any more."""
-        threads = self._fetchers if self.sources.is_remote(media) else self._readers
+        size = len(media.data) or len(media.url)
+        threads = self._fetchers if self.sources.is_remote(media) else self._readers[size > SMALL]
         try:
-            return threads.submit(work)
+            return threads.submit(work, asker, BYTE_SECONDS * size)
         except RuntimeError:
             raise closing() from None
+
+    def expected_pixels(self, media: MediaInput, file: MediaFile) -> int:
+        """Return about how many pixels' work a received item is. Reads little of the file."""
+        if media.encoded is not None:
+            # Copied and checked.
+            return file.size // 4
+        try:
+            return max(0, int(self._expect(MediaSource(media.kind, file.path, media.settings))))
+        except OSError:
+            # It was dropped meanwhile.
+            return UNKNOWN_PIXELS
+        except Exception as error:
+            _log.log(logging.WARNING, "a media processor cannot say what an item costs: %r", error)
+            return UNKNOWN_PIXELS
 
     def ended(self, count: int) -> None:
         """Note that so many items fewer are being prepared."""
@@ -146,10 +175,11 @@ class _Lot:
     the files. Thread-safe.
     """
 
-    def __init__(self, preparer: Preparer, media: Sequence[MediaInput]) -> None:
+    def __init__(self, preparer: Preparer, media: Sequence[MediaInput], asker: str) -> None:
         self.done: Future[list[PreparedItem]] = Future()
         self._preparer = preparer
         self._media = media
+        self._asker = asker
         self._places: dict[Hashable, list[int]] = {}
         """Where equal items stand."""
         for index, one in enumerate(media):
@@ -209,7 +239,8 @@ class _Lot:
     def _start(self, indexes: list[int]) -> None:
         media = self._media[indexes[0]]
         try:
-            self._watch(self._preparer.receive(media, functools.partial(self._receive, media, indexes)))
+            work = functools.partial(self._receive, media, indexes)
+            self._watch(self._preparer.receive(media, work, self._asker))
         except InvalidRequest as error:
             self._fail(media, error)
 
@@ -229,7 +260,8 @@ class _Lot:
 
     def _prepare_once(self, content: Hashable, media: MediaInput, file: MediaFile) -> Future[PreparedItem]:
         """Return the future of what a received file becomes; that of an equal one, where there was one."""
-        job = PrepareJob(media, file, self._new_file())
+        pixels = self._preparer.expected_pixels(media, file)
+        job = PrepareJob(media, file, self._new_file(), pixels, self._asker)
         with self._lock:
             known = self._by_content.get(content)
             if known is None:

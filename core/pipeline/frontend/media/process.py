@@ -18,7 +18,6 @@ from pegboard.core.pipeline.frontend.media.store import disk_full, full
 from pegboard.core.pipeline.frontend.media.worker import DIGEST_BYTES, FULL, NO_DISK, TOO_COMPLEX, Reply, Start, Work
 from pegboard.core.toolkit.system.helper_child import HelperChild, HelperEnded
 from pegboard.core.toolkit.system.helper_pool import HelperKind, HelperPool
-from pegboard.core.toolkit.system.helper_process import HelperLost
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import MediaInput
@@ -38,11 +37,15 @@ MOST_REPLY = 2**20
 
 @dataclass(frozen=True, slots=True)
 class PrepareJob:
-    """An item: the file in which it was received, and the empty one for its pixels."""
+    """An item: the file in which it was received, and the empty one for its pixels. It is expected to have so many
+    pixels (`MediaProcessor.expected_pixels`).
+    """
 
     media: MediaInput
     received: MediaFile
     prepared: MediaFile
+    pixels: int = 0
+    asker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +56,7 @@ class PreparedItem:
     file: MediaFile
 
 
-def make_pool(
-    start: Start, stats: MediaStats, *, helpers: int = 1, jobs: int = 500
-) -> HelperPool[PrepareJob, PreparedItem]:
+def make_pool(start: Start, stats: MediaStats, helpers: int, jobs: int) -> HelperPool[PrepareJob, PreparedItem]:
     """Return the pool whose helpers are what `start` says, each for so many jobs. Its futures raise InvalidRequest."""
     preparing = _Preparing(start, stats)
     kind = HelperKind("media", preparing.start, preparing.work, _lost, closing)
@@ -100,8 +101,8 @@ class _Preparing:
         try:
             answer = child.ask(msgspec.msgpack.encode(work), 3 * seconds + 5, look, most=MOST_REPLY)
         except TimeoutError:
-            # The process ends by itself after so much computing time: it did not get that.
-            raise HelperLost("it got too little computing time") from None
+            # The kernel would have ended it, had it got more computing time. Another try would cost the others as much.
+            raise _too_complex(HelperEnded(-signal.SIGPROF), seconds) from None
         except HelperEnded as ended:
             raise _too_complex(ended, seconds) from None
         finally:
@@ -165,7 +166,7 @@ def _item(job: PrepareJob, reply: Reply) -> MediaItem:
 
 def _too_complex(ended: HelperEnded, seconds: float) -> InvalidRequest:
     if ended.code == -signal.SIGPROF:
-        text = f"decoding this takes longer than the {seconds:g} s that it may (media.prepare_seconds)"
+        text = f"decoding this takes longer than the {seconds:g} s that an item of its size may (media.prepare_seconds)"
     else:
         text = "decoding this ended the process that did it"
     return InvalidRequest(text, code=TOO_COMPLEX)

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,8 @@ class _Receiving:
         self._size += len(piece)
         if self._size > self._most:
             raise too_large(self._most)
+        # Else the event loop would wait for 5 ms whenever it needs the interpreter's lock.
+        time.sleep(0)
         self._file.take(len(piece))
         self._hash.update(piece)
         left = memoryview(piece)

@@ -171,8 +171,7 @@ def prepare(processor: MediaProcessor, work: Work, media: Path) -> Reply:
     try:
         pixels = PixelFile(media / work.prepared, work.most)
     except OSError:
-        # It was removed: no request waits for it any more.
-        return Reply(error="this is not wanted any more", status=503, code="media_helper_lost")
+        return _unwanted()
     with pixels:
         try:
             out = io.BufferedWriter(pixels, BUFFER)
@@ -185,7 +184,14 @@ def prepare(processor: MediaProcessor, work: Work, media: Path) -> Reply:
         except Exception as error:
             if pixels.broken:
                 return Reply(error=pixels.broken, status=503, code=NO_DISK)
+            if not (media / work.received).exists():
+                return _unwanted()
             return Reply(status=503, code=FULL) if pixels.full else _refusal(error)
+
+
+def _unwanted() -> Reply:
+    """Return the reply to an item whose files were removed, because no request waits for it any more."""
+    return Reply(error="this is not wanted any more", status=503, code="media_helper_lost")
 
 
 def _make(processor: MediaProcessor, work: Work, media: Path, out: BinaryIO) -> tuple[MediaShape, EncodedStates | None]:

@@ -217,8 +217,15 @@ def test_a_token_around_media_alone_changes_nothing(prompts: Prompts, tokenizer:
         request(f"{IMAGE}", image(), literals=((0, len(IMAGE)),)),
     ],
 )
-def test_placeholders_that_do_not_match(prompts: Prompts, asked: Any) -> None:
+def test_placeholders_that_do_not_match(prompts: Prompts, frontend: MediaFrontend, asked: Any) -> None:
+    """That is found before any item is prepared, and before those of other prompts of the same submission."""
+    before = frontend.preparer.stats.figures()
     assert refusal(prompts, asked).code == "media_mismatch"
+    assert refusal(prompts, request(f"a {IMAGE}", image()), asked).code == "media_mismatch"
+    if isinstance(asked.prompt, MediaPrompt):
+        with pytest.raises(InvalidRequest, match="placeholders"):
+            asyncio.run(prompts.ids(asked.prompt, add_special_tokens=False))
+    assert frontend.preparer.stats.figures() == before
 
 
 def test_what_is_refused_before_anything_is_prepared(prompts: Prompts, frontend: MediaFrontend) -> None:

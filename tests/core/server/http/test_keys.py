@@ -148,6 +148,10 @@ def test_who_asks_is_told_by_name_or_number_and_never_by_key(tmp_path: Path) -> 
     asked = [b"zero", b"one", b"two", b"three", b"four", b"ann"]
     assert [keys.asker({b"x-api-key": key}) for key in asked] == ["1", "ann", "3", "bob", "0", "0"]
     assert Keys().asker({b"x-api-key": b"one"}) == ""
+    salts = keys.salts()
+    assert set(salts) == {"1", "ann", "3", "bob"}
+    assert len(set(salts.values())) == 4
+    assert Keys(["two"]).salts()["1"] in salts.values(), "a key's salt does not depend on its place"
 
 
 def test_files_that_others_can_read_are_pointed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

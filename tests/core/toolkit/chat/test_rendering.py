@@ -269,6 +269,24 @@ class TestHarm:
 
         asyncio.run(scene())
 
+    def test_keys_take_turns(self, pool: RenderPool) -> None:
+        """One that has many slow conversations waiting has one of them rendered before another key's turn."""
+
+        class Bob(FakeEngineClient):
+            asker = "bob"
+
+        async def scene() -> None:
+            client = FakeEngineClient(tokenizer=FakeTokenizer(template=ENDLESS))
+            slow = [asyncio.ensure_future(render_chat(client, CHAT)) for _ in range(6)]
+            await asyncio.sleep(0)
+            assert await render_chat(Bob(), CHAT) == RENDERED
+            assert sum(one.done() for one in slow) <= 2
+            for one in slow:
+                one.cancel()
+            await asyncio.gather(*slow, return_exceptions=True)
+
+        asyncio.run(scene())
+
     def test_too_many_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rendering, "MAX_WAITING", 2)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ import numpy as np
 
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.conformance.media_toy import add_toy_tokens, toy_settings
-from pegboard.core.interfaces.media import MediaLimits
+from pegboard.core.interfaces.media import MediaLimits, MediaSource
+from pegboard.core.pipeline.frontend.media.lanes import Lanes
 from pegboard.core.pipeline.frontend.media.prepare import Preparer
-from pegboard.core.pipeline.frontend.media.process import make_pool
 from pegboard.core.pipeline.frontend.media.sources import Sources
 from pegboard.core.pipeline.frontend.media.stats import MediaStats
 from pegboard.core.pipeline.frontend.media.store import PREFIX, MediaStore
@@ -62,14 +62,15 @@ def preparing(
     sources: Sources | None = None,
     helpers: int = 1,
     jobs: int = 500,
+    expect: Callable[[MediaSource], int] = lambda source: 0,
     **start: Any,
 ) -> Iterator[Preparer]:
     """A preparer with files below `tmp_path`, and nothing of it left afterwards."""
     model = toy_model(tmp_path / "model")
     store = MediaStore(tmp_path / f"{PREFIX}test", room)
     stats = MediaStats()
-    pool = make_pool(start_of(model, store.directory, **start), stats, helpers=helpers, jobs=jobs)
-    preparer = Preparer(store, sources or Sources(2**26), pool, stats, most=most, at_once=at_once)
+    pool = Lanes(start_of(model, store.directory, **start), stats, helpers=helpers, jobs=jobs)
+    preparer = Preparer(store, sources or Sources(2**26), pool, stats, most=most, at_once=at_once, expect=expect)
     try:
         yield preparer
     finally:

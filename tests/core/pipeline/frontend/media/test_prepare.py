@@ -212,7 +212,8 @@ def test_more_pixels_than_there_is_room_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["hang", "hang in C"])
 def test_one_that_takes_too_long(tmp_path: Path, what: str) -> None:
-    with preparing(tmp_path, seconds=0.5) as one:
+    with preparing(tmp_path, seconds=4.0) as one:
+        # Of a small one, an eighth.
         error = error_of(one, drill(what))
         assert (error.status, error.code) == (400, "media_too_complex")
         assert "0.5 s" in error.message
@@ -495,6 +496,15 @@ def test_without_a_thread_the_next_item_has_another_try(tmp_path: Path, monkeypa
             error = error_of(preparer, GOOD)
             assert (error.status, error.code) == (503, "no_thread")
         assert is_well(preparer)
+
+
+def test_a_file_that_is_gone_is_no_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its client has left meanwhile."""
+    processor = ToyProcessor(NoOptions(), MediaContext(tmp_path, {"toy_media": toy_settings()}, MediaLimits()))
+    (tmp_path / "prepared").touch()
+    reply = worker.prepare(processor, Work("image", "received", "prepared", MOST, MediaSettings()), tmp_path)
+    assert (reply.status, reply.code) == (503, "media_helper_lost")
+    assert not caplog.records
 
 
 def test_a_full_disk_is_the_servers_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

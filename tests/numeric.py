@@ -1,8 +1,9 @@
-"""Runs the numeric tests once more with each other instruction set that this machine has: ``python -m tests.numeric``.
+"""Runs the numeric tests once more, as other machines would add: ``python -m tests.numeric``.
 
 ATen has vectors of 512 bits, of 256 (`avx2`) and none (`default`), as ATEN_CPU_CAPABILITY says. The native runner and
-sampler take their best set, or the one that NATIVE_INSTRUCTIONS names (tests/plugins/cpu_native/conftest.py). Each sums
-in another order. Arguments are pytest's. `make test-full` runs this; docs/style.md says how to choose a tolerance.
+sampler take their best set, or the one that NATIVE_INSTRUCTIONS names (tests/plugins/cpu_native/conftest.py). Each adds
+in another order, and `worst_order` in the worst. Arguments are pytest's. `make test-full` runs this, and docs/style.md
+says how to choose a tolerance.
 """
 
 from __future__ import annotations
@@ -10,22 +11,40 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pegboard.plugins.cpu_native.library import NativeError, available, compiler, cpu_flags
 
 TESTS = Path(__file__).parent
-NATIVE = ("plugins/cpu_native/test_[!l]*.py",)
+NATIVE: tuple[str, ...] = ("plugins/cpu_native/test_[!l]*.py",)
 """All but test_library.py, which is about looking for instruction sets."""
-FOLDERS = (
-    *(f"core/toolkit/{name}" for name in ("kernels", "model", "sampling", "speculation")),
-    *("plugins/attn_flashinfer", "plugins/attn_torch", "plugins/attn_triton/test_conformance.py"),
-    *("plugins/sampler_*", "plugins/logits_basic", "plugins/pooler_*", "plugins/memory_paged"),
-    *("plugins/model_dense", "plugins/model_transformers", "plugins/mm_qwen_vl", "plugins/runner_layered"),
-    *NATIVE,
+SUMS: tuple[str, ...] = (
+    "core/toolkit/model",
+    "core/toolkit/speculation",
+    "plugins/attn_torch",
+    "plugins/mm_qwen_vl/test_encoder*.py",
+    "plugins/model_dense",
+    "plugins/model_transformers",
+    "plugins/pooler_*",
+    "plugins/runner_layered",
+    "plugins/sampler_torch",
 )
-"""Below tests/: what computes. Kernels in Triton are interpreted by NumPy, which has instruction sets of its own."""
+"""What adds in torch, below tests/."""
+FOLDERS: tuple[str, ...] = (
+    *SUMS,
+    *NATIVE,
+    "core/toolkit/kernels",
+    "core/toolkit/sampling",
+    "plugins/attn_flashinfer",
+    "plugins/attn_triton/test_conformance.py",
+    "plugins/logits_basic",
+    "plugins/memory_paged",
+    "plugins/mm_qwen_vl/test_pictures.py",
+    "plugins/sampler_triton",
+)
+"""What computes. Kernels in Triton are interpreted by NumPy, which has instruction sets of its own."""
 QUICK = "not full and not gpu and not soak and not clients and not transfer_packages"
 
 BELOW = {"AVX512": ("avx2", "default"), "AVX2": ("default",)}
@@ -43,10 +62,27 @@ def native_sets() -> tuple[str, ...]:
     return (*names, "amx_emulated") if names[:1] == ("avx512",) else names
 
 
-def runs(aten: str, native: Sequence[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield a variable, its value and what to run with it. ATen's own set is `aten`, that of native code the first."""
-    yield from (("ATEN_CPU_CAPABILITY", name, FOLDERS) for name in BELOW.get(aten, ()))
-    yield from (("NATIVE_INSTRUCTIONS", name, NATIVE) for name in native[1:])
+@dataclass(frozen=True)
+class Run:
+    """Paths below tests/, with a variable of the environment or arguments of pytest."""
+
+    name: str
+    paths: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+    def succeeds(self, arguments: Sequence[str]) -> bool:
+        paths = [str(path) for pattern in self.paths for path in sorted(TESTS.glob(pattern))]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", QUICK, *self.arguments, *arguments, *paths]
+        return subprocess.run(command, env={**os.environ, **self.variables}, check=False).returncode == 0
+
+
+def runs(aten: str, native: Sequence[str]) -> list[Run]:
+    """Return what is to run where ATen takes the instruction set `aten`, and native code the first of `native`."""
+    variables = [("ATEN_CPU_CAPABILITY", name, FOLDERS) for name in BELOW.get(aten, ())]
+    variables += [("NATIVE_INSTRUCTIONS", name, NATIVE) for name in native[1:]]
+    worst = Run("sums in the worst order", SUMS, arguments=("-p", "tests.worst_order"))
+    return [worst, *(Run(f"{variable}={name}", paths, {variable: name}) for variable, name, paths in variables)]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,13 +90,11 @@ def main(arguments: Sequence[str]) -> int:
     from torch.backends.cpu import get_cpu_capability
 
     failed = []
-    for variable, value, folders in runs(get_cpu_capability(), native_sets()):
-        paths = [str(path) for folder in folders for path in sorted(TESTS.glob(folder))]
-        sys.stdout.write(f"The numeric tests with {variable}={value}\n")
+    for run in runs(get_cpu_capability(), native_sets()):
+        sys.stdout.write(f"The numeric tests with {run.name}\n")
         sys.stdout.flush()
-        command = [sys.executable, "-m", "pytest", "-q", "-m", QUICK, *arguments, *paths]
-        if subprocess.run(command, env={**os.environ, variable: value}, check=False).returncode:
-            failed.append(f"{variable}={value}")
+        if not run.succeeds(arguments):
+            failed.append(run.name)
     if failed:
         sys.stdout.write(f"Numeric tests failed with {', '.join(failed)}\n")
     return bool(failed)

@@ -109,9 +109,10 @@ def test_numeric_tests_follow_the_matrices(played: Played, matrices: int, numeri
 
 
 def test_each_other_instruction_set_has_a_run() -> None:
-    found = [run[:2] for run in numeric.runs("AVX512", ("amx", "avx512", "avx2"))]
-    aten, native = "ATEN_CPU_CAPABILITY", "NATIVE_INSTRUCTIONS"
-    assert found == [(aten, "avx2"), (aten, "default"), (native, "avx512"), (native, "avx2")]
-    assert [run[:2] for run in numeric.runs("AVX2", ("avx2",))] == [(aten, "default")]
-    assert not list(numeric.runs("DEFAULT", ()))
-    assert not [folder for folder in numeric.FOLDERS if not list(numeric.TESTS.glob(folder))]
+    found = [run.name for run in numeric.runs("AVX512", ("amx", "avx512", "avx2"))]
+    aten = ["ATEN_CPU_CAPABILITY=avx2", "ATEN_CPU_CAPABILITY=default"]
+    worst = "sums in the worst order"
+    assert found == [worst, *aten, "NATIVE_INSTRUCTIONS=avx512", "NATIVE_INSTRUCTIONS=avx2"]
+    assert [run.name for run in numeric.runs("AVX2", ("avx2",))] == [worst, aten[1]]
+    assert [run.name for run in numeric.runs("DEFAULT", ())] == [worst]
+    assert not [pattern for pattern in numeric.FOLDERS if not list(numeric.TESTS.glob(pattern))]

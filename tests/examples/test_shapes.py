@@ -34,6 +34,7 @@ from examples.shapes.evaluate import Model, fresh, shares
 from examples.shapes.files import MODEL, SPECIAL, build_config, build_tokenizer, write_files
 from examples.shapes.pictures import COLOURS, NUMBERS, SHAPES, SIZES, Scene, draw, png, random_scene
 from examples.shapes.quick import quicken
+from pegboard.conformance.model_suite import assert_close
 from pegboard.core.toolkit.text.tokenizer import Tokenizer
 
 CHANCE = {"colour": 1 / len(COLOURS), "count": 1 / len(NUMBERS), "shape": 1 / len(SHAPES)}
@@ -217,7 +218,7 @@ class TestPreparing:
         plain = model(**inputs, use_cache=False).logits
         quicken(model)
         known = batch.labels != IGNORED
-        assert torch.allclose(model(**inputs, use_cache=False).logits[known], plain[known], atol=1e-4)
+        assert_close(model(**inputs, use_cache=False).logits[known], plain[known])
 
     @pytest.mark.full
     def test_an_interrupted_run_goes_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

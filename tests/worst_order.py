@@ -20,15 +20,21 @@ ROUNDING = 2.0**-24
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The error of a matrix product: terms of either sign, whose sums grow as the root of their number."""
-    return a.double().norm(dim=-1, keepdim=True) * b.double().norm(dim=-2, keepdim=True) / math.sqrt(6)
+    a, b = a.double(), b.double()
+    terms = (a.square() @ b.square() * a.shape[-1]).sqrt()
+    return torch.minimum(terms, a.norm(dim=-1, keepdim=True) * b.norm(dim=-2, keepdim=True)) / math.sqrt(6)
 
 
 def total(x: torch.Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, **_: Any) -> torch.Tensor:
-    """The error of a sum, by the larger of two: of terms of either sign, and of terms of one."""
-    dims = [*dim] if dim else [*range(x.ndim)]
+    """The error of a sum: of terms of either sign or of one, the larger. Sums of whole numbers are exact."""
+    dims, x = [*dim] if dim else [*range(x.ndim)], x.double()
     count = math.prod(x.shape[one] for one in dims)
-    mixed = x.double().square().sum(dims, keepdim).sqrt() * math.sqrt(count / 6)
-    return torch.maximum(mixed, x.double().sum(dims, keepdim).abs() * math.sqrt(count) / 3)
+    mixed = x.square().sum(dims, keepdim).sqrt() * math.sqrt(count / 6)
+    return torch.maximum(mixed, x.sum(dims, keepdim).abs() * math.sqrt(count) / 3) * (not whole(x))
+
+
+def whole(x: torch.Tensor) -> bool:
+    return bool((x == x.round()).all())
 
 
 def mean(x: torch.Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, **_: Any) -> torch.Tensor:
@@ -44,7 +50,7 @@ def logarithms(x: torch.Tensor, dim: int, _: bool) -> torch.Tensor:
 
 
 def running(x: torch.Tensor, dim: int, **_: Any) -> torch.Tensor:
-    return x.double().abs().cumsum(dim) * math.sqrt(x.shape[dim]) / 3
+    return x.double().abs().cumsum(dim) * math.sqrt(x.shape[dim]) / 3 * (not whole(x))
 
 
 ERRORS: Mapping[str, Callable[..., torch.Tensor]] = {

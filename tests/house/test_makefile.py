@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import numeric
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -106,13 +104,3 @@ def test_numeric_tests_follow_the_matrices(played: Played, matrices: int, numeri
     done = played.installed("test-full")
     assert [call.split()[2] for call in played.calls] == ["pytest", "tests.numeric"]
     assert (done.returncode != 0) == bool(matrices or numeric)
-
-
-def test_each_other_instruction_set_has_a_run() -> None:
-    found = [run.name for run in numeric.runs("AVX512", ("amx", "avx512", "avx2"))]
-    aten = ["ATEN_CPU_CAPABILITY=avx2", "ATEN_CPU_CAPABILITY=default"]
-    worst = "sums in the worst order"
-    assert found == [worst, *aten, "NATIVE_INSTRUCTIONS=avx512", "NATIVE_INSTRUCTIONS=avx2"]
-    assert [run.name for run in numeric.runs("AVX2", ("avx2",))] == [worst, aten[1]]
-    assert [run.name for run in numeric.runs("DEFAULT", ())] == [worst]
-    assert not [pattern for pattern in numeric.FOLDERS if not list(numeric.TESTS.glob(pattern))]

@@ -8,6 +8,7 @@ says how to choose a tolerance.
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -38,7 +39,6 @@ FOLDERS: tuple[str, ...] = (
     "core/toolkit/sampling",
     "plugins/attn_flashinfer",
     "plugins/attn_triton/test_conformance.py",
-    "plugins/logits_basic",
     "plugins/memory_paged",
     "plugins/mm_qwen_vl/test_pictures.py",
     "plugins/sampler_triton",
@@ -77,11 +77,17 @@ class Run:
 
 
 def runs(aten: str, native: Sequence[str]) -> list[Run]:
-    """Return what is to run where ATen takes the instruction set `aten`, and native code the first of `native`."""
-    variables = [("ATEN_CPU_CAPABILITY", name, FOLDERS) for name in BELOW.get(aten, ())]
-    variables += [("NATIVE_INSTRUCTIONS", name, NATIVE) for name in native[1:]]
-    worst = Run("sums in the worst order", SUMS, arguments=("-p", "tests.worst_order"))
-    return [worst, *(Run(f"{variable}={name}", paths, {variable: name}) for variable, name, paths in variables)]
+    """Return what is to run where ATen takes the instruction set `aten`, and native code the first of `native`.
+
+    The variables go together, two by two, because each has tests of its own, and because runs take time to start.
+    """
+    names = "ATEN_CPU_CAPABILITY", "NATIVE_INSTRUCTIONS"
+    together = [Run("sums in the worst order", SUMS, arguments=("-p", "tests.worst_order"))]
+    for values in itertools.zip_longest(BELOW.get(aten, ()), native[1:]):
+        variables = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        paths = FOLDERS if names[0] in variables else NATIVE
+        together.append(Run(" ".join(f"{name}={value}" for name, value in variables.items()), paths, variables))
+    return together
 
 
 def main(arguments: Sequence[str]) -> int:

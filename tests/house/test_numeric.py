@@ -10,12 +10,17 @@ from tests.worst_order import ROUNDING, WorstOrder
 
 
 def test_each_other_instruction_set_has_a_run() -> None:
-    found = [run.name for run in numeric.runs("AVX512", ("amx", "avx512", "avx2"))]
-    aten = ["ATEN_CPU_CAPABILITY=avx2", "ATEN_CPU_CAPABILITY=default"]
-    worst = "sums in the worst order"
-    assert found == [worst, *aten, "NATIVE_INSTRUCTIONS=avx512", "NATIVE_INSTRUCTIONS=avx2"]
-    assert [run.name for run in numeric.runs("AVX2", ("avx2",))] == [worst, aten[1]]
-    assert [run.name for run in numeric.runs("DEFAULT", ())] == [worst]
+    first, *others = numeric.runs("AVX512", ("amx", "avx512", "avx2"))
+    assert [run.name for run in others] == [
+        "ATEN_CPU_CAPABILITY=avx2 NATIVE_INSTRUCTIONS=avx512",
+        "ATEN_CPU_CAPABILITY=default NATIVE_INSTRUCTIONS=avx2",
+    ]
+    assert {run.paths for run in others} == {numeric.FOLDERS}
+    assert [run.name for run in numeric.runs("AVX2", ("avx2",))] == [first.name, "ATEN_CPU_CAPABILITY=default"]
+    assert numeric.runs("DEFAULT", ()) == [first]
+    assert [(run.name, run.paths) for run in numeric.runs("DEFAULT", ("avx512", "avx2"))[1:]] == [
+        ("NATIVE_INSTRUCTIONS=avx2", numeric.NATIVE)
+    ]
     assert not [pattern for pattern in numeric.FOLDERS if not list(numeric.TESTS.glob(pattern))]
 
 

@@ -6,7 +6,8 @@ STAMP := $(VENV)/.installed
 # The first Python 3.11 or 3.12 that runs and can make environments. `make PYTHON=/path/to/python3.12 test` takes another.
 PYTHON ?= $(shell for one in python3.11 python3.12 python3; do $$one -c \
   'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' >/dev/null 2>&1 && echo $$one && break; done)
-PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+# On a terminal pip shows what it does.
+PIP := $(BIN)/python -m pip --disable-pip-version-check $(if $(MAKE_TERMOUT),,-qq)
 # Its builds differ by machine, so it is not in the lock, and its version stands in one place.
 TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 UV := uv==0.13.9
@@ -17,9 +18,13 @@ CONFIG ?= examples/quickstart.yaml
 # One more than two cores have: a worker often waits for a server or a command that it has started.
 JOBS ?= 3
 # Bytecode is kept, whatever the environment says: workers and commands by the hundred would compile the same files again.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --timeout 900
+RUN := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m
+PYTEST := $(RUN) pytest --timeout 900
 # The slowest ten are printed: a feature may add 40 seconds to `make test`, and 4 minutes to `make test-full`.
 SUITE := $(PYTEST) -n $(JOBS) --durations 10 --durations-min 1
+# Runs $(2), and says how long it took, whatever came of it. $(1): the minutes that it may take.
+timed = @start=$$(cut -d. -f1 /proc/uptime); ($(2)); status=$$?; taken=$$(($$(cut -d. -f1 /proc/uptime) - start)); \
+  echo "make $@: $$((taken / 60)) min $$((taken % 60)) s, limit $(1) min on two idle cores"; exit $$status
 
 .PHONY: help setup serve check house test test-one test-full soak gpu-test clients transfer-packages lint format typecheck docs site bench lock gpu-wheels clean \
   distclean
@@ -42,11 +47,16 @@ setup: $(STAMP)
 # The lock first, by its hashes and nothing else; torch is then content with what it finds, but for a CUDA build's libraries.
 $(STAMP): pyproject.toml setup.py requirements.lock
 	@test -n "$(PYTHON)" || { echo 'No Python 3.11 or 3.12 with venv found; say which: make PYTHON=/path/to/python' >&2; exit 1; }
-	@echo 'Installing into $(VENV) (a few minutes the first time)'
+	@echo 'make setup: installing into $(VENV), a few minutes the first time'
+	@echo '1 of 5: an environment of $(PYTHON)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "2 of 5: $$(grep -c '^[A-Za-z0-9]' requirements.lock) packages of requirements.lock"
 	@$(PIP) install --require-hashes --no-deps -r requirements.lock
+	@echo '3 of 5: $(TORCH), the largest package'
 	@$(PIP) install '$(TORCH)'
+	@echo '4 of 5: Pegboard itself, from this folder'
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@echo '5 of 5: the native runner, compiled for this machine'
 	@$(BIN)/python -m pegboard.plugins.cpu_native || true
 	@touch $(STAMP)
 
@@ -73,11 +83,14 @@ test-one: $(STAMP)
 
 # Without the house rules, which are `make check`'s.
 test: $(STAMP)
-	$(SUITE) --dist loadfile --ignore tests/house -m 'not full and not gpu and not soak and not clients and not transfer_packages' $(PYTEST_ARGS)
+	$(call timed,5,$(SUITE) --dist loadfile --ignore tests/house \
+	  -m 'not full and not gpu and not soak and not clients and not transfer_packages' $(PYTEST_ARGS))
 
-# Its files are few and long, so idle workers take tests from the others.
+# Its files are few and long, so idle workers take tests from the others. Then the numeric tests of `make test` with the
+# other instruction sets of this machine, which tests/numeric.py lists.
 test-full: $(STAMP)
-	$(SUITE) --dist worksteal -m 'full and not gpu and not soak and not clients and not transfer_packages' $(PYTEST_ARGS)
+	$(call timed,20,$(SUITE) --dist worksteal -m 'full and not gpu and not soak and not clients and not transfer_packages' $(PYTEST_ARGS); \
+	  matrices=$$?; $(RUN) tests.numeric -n $(JOBS) --timeout 900 && exit $$matrices)
 
 # SOAK_REQUESTS=2000 sends fewer.
 soak: $(STAMP)
@@ -118,9 +131,10 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	@$(BIN)/clang-format -i $(CPP)
 
-# Two workers: in a fresh clone all of `make check` takes 41 s instead of 75.
+# Two workers: in a fresh clone all of `make check` takes 41 s instead of 75. On a busy machine they may start too late for
+# mypy, which then ends with an error of its own: status 2, as for what it cannot read, where wrong types give 1.
 typecheck: $(STAMP)
-	$(BIN)/mypy --num-workers 2
+	@$(BIN)/mypy --num-workers 2 || { test $$? -eq 2 && echo 'mypy ended with status 2; once more, without workers' && $(BIN)/mypy; }
 
 docs: $(STAMP)
 	$(BIN)/python -m pegboard.core.config.docs docs/config.md

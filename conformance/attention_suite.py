@@ -17,10 +17,10 @@ TOLERANCES = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 """How far an output may be off, absolutely.
 
 Outputs are means of values of the order of 1 (up to 4), and the reference computes in float64 from the same rounded
-inputs, so what is left is the backend's own rounding. In float32, scores of the order of 10 are off by some 1e-6,
-which is then the relative error of a weight. In 16 bits the weights are rounded before they meet the values and the
-output at the end, each by half a unit in the last place, 2^-11 or 2^-8 of up to 4; the bounds are two to three times
-that.
+inputs, so what is left is the backend's own rounding. In float32, a score is off by up to 2.5 * 2^-24 of the norms of q
+and k times the scale, 1e-6 here, and a weight by twice that relative to itself: 1e-5 of values up to 4. In 16 bits the
+weights are rounded before they meet the values and the output at the end, each by half a unit in the last place, 2^-11
+or 2^-8 of up to 4; the bounds are two to three times that.
 """
 
 RAGGED: Lens = ((0, 5), (9, 3), (0, 1), (17, 11), (6, 1))

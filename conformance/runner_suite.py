@@ -53,8 +53,8 @@ class RunnerSuite(ContractSuite):
     """The dtype that weights and KV are kept in."""
 
     tolerance: ClassVar[float] = 1e-4
-    """Largest error of a logit, relative to the row's largest. 1e-4 is ten times what the order of float32 sums makes
-    of three layers; a runner that computes in bf16 needs some per cent."""
+    """Largest error of a logit, relative to the row's largest. `model_suite.TOLERANCE` says why this one in float32; a
+    runner that computes in bf16 needs some per cent."""
 
     page_size: ClassVar[int] = 4
     """Tokens per page of KV."""

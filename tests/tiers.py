@@ -159,8 +159,8 @@ FULL: dict[str, tuple[str, ...]] = {
     "plugins/cache_hiradix/test_machine_mutants.py": (
         r"\[(Believes|LocksNoTails|UnlocksAllTails|UnpinsAtLaunch|StoresWithoutNamespaces)",
     ),
+    "plugins/cpu_native/test_conformance.py": (r"Test(Qwen2|Qwen3|Mistral)::",),
     # The best instruction set of the machine is compiled by `make setup`; each of the others takes a compiler 15 s.
-    "plugins/cpu_native/test_conformance.py": (r"Test(Qwen2|Qwen3|Mistral|Avx512|Avx2|EmulatedTiles)::",),
     "plugins/cpu_native/test_accuracy.py": (r"test_every_instruction_set", r"test_error_is_that_of_bf16\[mistral"),
     # Qwen3-VL and its mixture of experts stay: between them they have all that the others have, but for their order of
     # axes, with which the layered runner is tested.
@@ -197,7 +197,6 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_(many_sizes|every_weight|memory|other_towers\[(?!levels|blocks-of-n))",
     ),
     "plugins/logits_custom/test_conformance.py": (r"TestDryInAShortRange::test_a_(row_depends|long_decode)",),
-    "plugins/cpu_native/test_sampler_conformance.py": (r"TestAvx2::",),
     # Every shape of batch stays with one size; the interpreter of Triton needs a second for each.
     "plugins/attn_triton/test_compile.py": (r"test_compiles",),
     "plugins/attn_triton/test_supports.py": (r"test_interpreter_turned_on",),

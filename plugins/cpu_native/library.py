@@ -50,7 +50,7 @@ _NEEDS = {
     "avx2": {"avx2", "fma", "f16c"},
 }
 _NEEDS["amx_emulated"] = _NEEDS["avx512"]
-INSTRUCTION_SETS = ("amx", "avx512", "avx2")
+INSTRUCTION_SETS: tuple[str, ...] = ("amx", "avx512", "avx2")
 """Best first. The one that is emulated has to be asked for by name: it is for tests of what is written for AMX."""
 
 

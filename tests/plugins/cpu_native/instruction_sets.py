@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pegboard.plugins.cpu_native.library import NativeError, available, compiler, cpu_flags
-
-SETS = available(cpu_flags())
-if SETS[:1] == ("avx512",):
-    SETS = (*SETS, "amx_emulated")  # what is written for AMX is tested everywhere
+from pegboard.plugins.cpu_native.library import NativeError, compiler
+from tests.numeric import native_sets
 
 try:
     compiler()
 except NativeError as error:
     pytest.skip(str(error), allow_module_level=True)
+SETS = native_sets()
 if not SETS:
     pytest.skip("this CPU has none of the instruction sets", allow_module_level=True)
 

@@ -1,13 +1,11 @@
-"""The suite of ModelRunner on the native runner, with every instruction set of this CPU and with every architecture."""
+"""The suite of ModelRunner on the native runner, with every architecture. tests/numeric.py has the instruction sets."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
+import tests.plugins.cpu_native.instruction_sets  # noqa: F401  skips where nothing can be compiled
 from pegboard.conformance.model_runner import ModelRunnerContract
-from tests.plugins.cpu_native.instruction_sets import SETS
 
 
 class Native(ModelRunnerContract):
@@ -65,24 +63,3 @@ class TestMistral(Native):
     __test__ = True
     architecture = "mistral"
     checkpoint_settings = {**Native.wide, "sliding_window": 11}
-
-
-@pytest.mark.skipif("avx512" not in SETS, reason="this CPU has no AVX-512 bf16")
-class TestAvx512(Native):
-    __test__ = True
-    checkpoint_settings = Native.wide
-    options = {"instructions": "avx512", "threads": 2}
-
-
-@pytest.mark.skipif("amx_emulated" not in SETS, reason="this CPU has AMX, or no AVX-512 bf16")
-class TestEmulatedTiles(Native):
-    __test__ = True
-    checkpoint_settings = Native.wide
-    options = {"instructions": "amx_emulated", "threads": 2}
-
-
-@pytest.mark.skipif("avx2" not in SETS, reason="this CPU has no AVX2")
-class TestAvx2(Native):
-    __test__ = True
-    checkpoint_settings = Native.wide
-    options = {"instructions": "avx2", "threads": 2}

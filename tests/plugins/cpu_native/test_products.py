@@ -43,7 +43,9 @@ def odd(w: torch.Tensor) -> torch.Tensor:
 
 
 def close(found: torch.Tensor, w: torch.Tensor, a: torch.Tensor) -> None:
-    """Within what float32 sums of exact products may be off: some roundings of the largest partial sum."""
+    """Within what float32 sums of exact products may be off. For n products of one sign, added one after another, it
+    is 2 sqrt(n) 2^-24 of their sum, 3e-6 for 576 and 5e-6 for 1536; for either sign, which these have, much less.
+    """
     exact = a.double() @ w.double().T
     bound = a.double().abs() @ w.double().abs().T
     assert bool(((found.double() - exact).abs() <= 4e-6 * bound + 1e-30).all())

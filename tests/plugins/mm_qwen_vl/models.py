@@ -29,6 +29,10 @@ NORMAL = {
     "qwen3": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
 """What pixels from 0 to 1 are normalised with: mean and standard deviation of each colour."""
+NORMALISED = 2e-6
+"""How far two float32 ways to pixels (x / 255 - mean) / std may be apart, where std is 0.26 or more. Numbers up to 1,
+their difference and a result up to 2.7 are rounded on each way, by 2^-24 of themselves: 9e-7. A step of x is 0.015.
+"""
 GENEROUS = MediaLimits(max_pixels=2**30, resized_pixels=2**40, max_frames=10**6, max_seconds=10**6)
 
 

@@ -23,6 +23,7 @@ from pegboard.plugins.mm_qwen_vl.encoder import QwenVLEncoder
 from pegboard.plugins.mm_qwen_vl.patches import patches_of
 from pegboard.plugins.mm_qwen_vl.pixel_spec import PixelSpec
 from pegboard.plugins.mm_qwen_vl.vision_spec import VisionSpec
+from tests.plugins.mm_qwen_vl.models import NORMALISED
 from tests.plugins.mm_qwen_vl.vision_cases import (
     CPU,
     context,
@@ -164,7 +165,7 @@ def test_patches_are_those_of_the_image_processor(family: str, checkpoints: Path
         made = processor(images=[pixels[0]], do_resize=False, return_tensors="pt")
         assert made["image_grid_thw"].tolist() == [list(item.grid)]
         found = patches_of(spec, numbers, MediaPiece(item, 0, pixels), item.grid[1:], CPU)
-        torch.testing.assert_close(found, made["pixel_values"], rtol=0, atol=1e-6)
+        torch.testing.assert_close(found, made["pixel_values"], rtol=0, atol=NORMALISED)
 
 
 def test_pixels_that_are_not_the_items_are_refused(checkpoints: Path) -> None:

@@ -16,7 +16,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaLimits, MediaSettings, MediaShape, MediaSource
 from pegboard.plugins.mm_qwen_vl.processor import QwenVLProcessor
-from tests.plugins.mm_qwen_vl.models import GENEROUS, NORMAL, processor
+from tests.plugins.mm_qwen_vl.models import GENEROUS, NORMAL, NORMALISED, processor
 from tests.plugins.mm_qwen_vl.random_pictures import random_picture
 
 PICTURES = 300
@@ -85,7 +85,7 @@ def test_pixels_are_those_of_transformers(tmp_path: Path, first: int) -> None:
         assert np.array_equal(own, raw), f"{name}: the resized pixels differ"
         mean, std = (_colours(one, own) for one in NORMAL[family])
         normal = (own.astype(np.float32) / 255 - mean) / std
-        assert np.abs(normal - expected(data, family, seed)).max() < 1e-6, f"{name}: the patches differ"
+        assert np.abs(normal - expected(data, family, seed)).max() < NORMALISED, f"{name}: the patches differ"
 
 
 def _colours(values: tuple[float, ...], patches: NDArray[Any]) -> NDArray[np.float32]:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.conformance.model_references import context
+from pegboard.conformance.model_suite import TOLERANCE
 from pegboard.conformance.paged import PagedRun
 from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.forward import ForwardMode
@@ -21,9 +22,6 @@ from pegboard.core.toolkit.model.packed import why_not_packed
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.network import DenseNetwork
 from pegboard.plugins.model_dense.options import DenseOptions
-
-# Float32 sums in another order (fused projections, float64 attention) differ by about 1e-6 of the largest logit.
-TOLERANCE = 1e-4
 
 ROPES: dict[str, dict[str, Any]] = {
     "theta": {"rope_type": "default", "rope_theta": 500000.0},

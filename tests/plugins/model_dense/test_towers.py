@@ -16,8 +16,8 @@ from pegboard.core.interfaces.errors import ModelError
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.options import DenseOptions
 
-TOLERANCE = 1e-3
-"""Of logits of about 6. Float32 sums in another order make 1e-5."""
+TOLERANCE = 6e-4
+"""Of logits of about 6, as conformance/model_suite.py derives it."""
 
 
 @pytest.fixture(scope="module")

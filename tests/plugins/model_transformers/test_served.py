@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from pegboard.conformance.model_suite import TOLERANCE
 from pegboard.conformance.paged import PlainAttention, PlainPool
 from pegboard.core.engine.model_probe import PoolProbe
 from pegboard.core.interfaces.attention import AttentionContext
@@ -55,7 +56,7 @@ def test_logits_equal_the_models_own(name: str, tmp_path: Path) -> None:
     family.probe(network, run)
     prompts = probe_prompts(family.spec)
     for prompt, found in zip(prompts, run.logits(prompts), strict=True):
-        assert float(relative_errors(found, network.reference_logits(prompt)).max()) < 1e-5
+        assert float(relative_errors(found, network.reference_logits(prompt)).max()) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "gpt2", "phi3", "qwen3_moe"])

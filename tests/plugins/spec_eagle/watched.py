@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from pegboard.conformance.model_references import transformers_model
+from pegboard.conformance.model_suite import TOLERANCE
 from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.forward import ForwardBatch
@@ -22,8 +23,6 @@ from pegboard.plugins.spec_eagle.options import EagleOptions
 from pegboard.plugins.spec_eagle.speculator import EagleSpeculator
 from tests.plugins.spec_eagle.heads import Head
 from tests.plugins.spec_eagle.plain import PlainHead
-
-TOLERANCE = 1e-4
 
 
 class Watch:

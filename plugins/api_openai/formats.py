@@ -50,7 +50,7 @@ def asked_format(form: Mapping[str, Any], where: str, *, flat: bool = False) -> 
     return AskedGrammar(f"{where}.schema", "json_schema", schema)
 
 
-def _refuse_others(form: Mapping[str, Any], where: str, known: Sequence[str]) -> None:
+def _refuse_others(form: Mapping[str, object], where: str, known: Sequence[str]) -> None:
     for name, value in form.items():
         if name not in ("type", *known, *_REMARKS) and Refusal().concerns(value):
             path = f"{where}.{name[:64]}"

@@ -39,7 +39,7 @@ def read_json_object(file: str | os.PathLike[str]) -> dict[str, Any]:
     return value
 
 
-def _object(value: dict[str, Any]) -> object:
+def _object(value: dict[str, object]) -> object:
     """Return an object as it was read, or the number that it stands for."""
     name = value.get("__float__")
     return _FLOATS[name] if len(value) == 1 and isinstance(name, str) and name in _FLOATS else value

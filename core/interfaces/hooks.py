@@ -14,7 +14,7 @@ import pluggy
 if TYPE_CHECKING:
     import fastapi
 
-    from pegboard.core.interfaces.batch import ScheduleBatch
+    from pegboard.core.interfaces.batch import BatchExtras, ScheduleBatch
     from pegboard.core.interfaces.client import ModelInfo
     from pegboard.core.interfaces.engine_view import EngineView
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
@@ -25,7 +25,14 @@ hookimpl = pluggy.HookimplMarker("pegboard")
 """Marks a method as an implementation of the hook of the same name."""
 
 LIFECYCLE_HOOKS = ("configure", "register_metrics", "register_routes", "engine_started", "idle", "shutdown")
-STEP_HOOKS = ("batch_scheduled", "before_forward", "after_forward", "batch_committed", "requests_finished")
+STEP_HOOKS = (
+    "batch_scheduled",
+    "pack_batch",
+    "before_forward",
+    "after_forward",
+    "batch_committed",
+    "requests_finished",
+)
 
 
 class HookSpecs:
@@ -62,6 +69,15 @@ class HookSpecs:
     @hookspec
     def batch_scheduled(self, batch: ScheduleBatch) -> None:
         """Each step, when the batch has been decided and its memory allocated."""
+
+    @hookspec
+    def pack_batch(self, batch: ScheduleBatch, extras: BatchExtras) -> None:
+        """Each time a batch is about to run, after `batch_scheduled`: bring along what the model is to read of it
+        beside its tokens. Change neither the batch nor its requests.
+
+        Called again, with the requests that are left and with fresh `extras`, for each half of a batch that failed.
+        What it raises fails the batch, so that halves are tried: a request for which it raises fails alone.
+        """
 
     @hookspec
     def before_forward(self, batch: ForwardBatch) -> None:

@@ -8,12 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
-from pegboard.core.interfaces.batch import ScheduleBatch
+from pegboard.core.interfaces.batch import BatchExtras, ScheduleBatch
 from pegboard.core.interfaces.client import GenerateRequest, ModelInfo
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
@@ -67,6 +68,11 @@ class Recorder:
         EVENTS.append(Event("batch_scheduled", facts))
 
     @hookimpl
+    def pack_batch(self, batch: ScheduleBatch, extras: BatchExtras) -> None:
+        extras.per_token("recorder.place", np.arange(batch.num_tokens))
+        EVENTS.append(Event("pack_batch", {"reqs": [req.rid for req in batch.reqs]}))
+
+    @hookimpl
     def before_forward(self, batch: ForwardBatch) -> None:
         EVENTS.append(Event("before_forward", {"batch": batch, "tokens": batch.input_ids.shape[0]}))
 
@@ -86,6 +92,14 @@ class Recorder:
     def requests_finished(self, reqs: Sequence[Req]) -> None:
         held = all(req.kv.row != NO_ROW and req.kv.allocated_len > 0 for req in reqs)
         EVENTS.append(Event("requests_finished", {"reqs": [req.rid for req in reqs], "held": held}))
+
+
+class Miscounting:
+    """Brings an entry too many for a batch with a long prompt in it."""
+
+    @hookimpl
+    def pack_batch(self, extras: BatchExtras, batch: ScheduleBatch) -> None:
+        extras.per_request("acme.slot", np.zeros(len(batch) + bool((batch.seq_lens > 8).any())))
 
 
 class Refusing:
@@ -206,7 +220,7 @@ class TestLifeCycle:
 class TestSteps:
     def test_each_step_calls_each_hook_once_in_order(self, engine: Engine) -> None:
         engine.generate([[3, 4, 5]], greedy(4))
-        step = ["batch_scheduled", "before_forward", "after_forward", "batch_committed"]
+        step = ["batch_scheduled", "pack_batch", "before_forward", "after_forward", "batch_committed"]
         assert step_calls() == step * 4 + ["requests_finished"]
 
     def test_chunks_are_steps(self, checkpoint: Path) -> None:
@@ -220,6 +234,24 @@ class TestSteps:
         scheduled = calls("batch_scheduled")
         assert all(event.facts["room"] for event in scheduled)
         assert [len(event.facts["reqs"]) for event in scheduled] == [2, 2, 2]
+
+    def test_what_pack_batch_brings_reaches_the_model(self, engine: Engine) -> None:
+        engine.generate([[3, 4, 5], [6, 7]], greedy(3))
+        found = [event.facts["batch"].extras["recorder.place"].tolist() for event in calls("before_forward")]
+        assert found == [[0, 1, 2, 3, 4], [0, 1], [0, 1]]
+
+    def test_a_wrong_array_is_told_with_its_plugin(self, checkpoint: Path) -> None:
+        with start(checkpoint, Miscounting) as engine:
+            good, bad, other = engine.generate([[3, 4], list(range(3, 13)), [5]], greedy(3))
+            failures = engine.built.scheduler.info()["plugin_failures_by"]
+        assert (len(good.token_ids), len(other.token_ids)) == (3, 3)
+        assert bad.finish_reason == {
+            "type": "abort",
+            "message": "the hooks 'recorder0' (test-hooks 0) failed: ValueError: extras 'acme.slot' of pack_batch: "
+            "expected 1 entries, one for each request of batch.reqs, got 2",
+            "status": 500,
+        }
+        assert failures == {"hooks": {"recorder0": 1}}
 
     def test_before_forward_and_after_forward_see_one_batch(self, engine: Engine) -> None:
         engine.generate([[3, 4, 5], [6, 7]], greedy(3))
@@ -264,7 +296,7 @@ class TestSteps:
 
         monkeypatch.setattr(type(engine.built.runner), "execute", fail)
         engine.generate([[3, 4, 5]], greedy(4))
-        assert step_calls() == ["batch_scheduled", "before_forward", "requests_finished"]
+        assert step_calls() == ["batch_scheduled", "pack_batch", "before_forward", "requests_finished"]
 
     @pytest.mark.parametrize("order", [(First, Second), (Second, First)])
     def test_plugins_are_called_in_their_order(self, checkpoint: Path, order: tuple[type, ...]) -> None:

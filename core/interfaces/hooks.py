@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import fastapi
 
     from pegboard.core.interfaces.batch import BatchExtras, ScheduleBatch
-    from pegboard.core.interfaces.client import ModelInfo
+    from pegboard.core.interfaces.client import EngineClient, ModelInfo
     from pegboard.core.interfaces.engine_view import EngineView
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
     from pegboard.core.interfaces.req import Req
@@ -24,7 +24,9 @@ hookspec = pluggy.HookspecMarker("pegboard")
 hookimpl = pluggy.HookimplMarker("pegboard")
 """Marks a method as an implementation of the hook of the same name."""
 
-LIFECYCLE_HOOKS = ("configure", "register_metrics", "register_routes", "engine_started", "idle", "shutdown")
+LIFECYCLE_HOOKS = (
+    "configure", "register_metrics", "register_routes", "model_names", "engine_started", "idle", "shutdown"
+)  # fmt: skip
 STEP_HOOKS = (
     "batch_scheduled",
     "pack_batch",
@@ -49,8 +51,16 @@ class HookSpecs:
         """Once in the scheduler process of an engine with a metrics plugin, by that plugin, with its registry."""
 
     @hookspec
-    def register_routes(self, app: fastapi.FastAPI) -> None:
-        """Once in the API process, with the FastAPI application, after the routers of the config have been added."""
+    def register_routes(self, app: fastapi.FastAPI, client: EngineClient) -> None:
+        """Once in the API process, with the FastAPI application and the engine's client, after the routers of the
+        config have been added.
+        """
+
+    @hookspec
+    def model_names(self) -> Sequence[str]:  # type: ignore[empty-body]
+        """In the API process, whenever names are listed or looked up, so it must be short: further names of the model.
+        They stand in `/v1/models`, and requests may ask for them, which `Req.model` tells.
+        """
 
     @hookspec
     def engine_started(self, info: ModelInfo, engine: EngineView) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from pegboard.core.interfaces.req import NO_ROW, Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.registry.registry import Registry
+from pegboard.core.server.model_names import ModelNames
+from tests.core.pipeline.frontend.test_intake import INFO
 
 
 @dataclass
@@ -213,8 +215,27 @@ class TestLifeCycle:
     def test_register_metrics_and_register_routes_reach_every_plugin(self, hook: str, argument: str) -> None:
         """Who calls them: the API process (below) and, once there are any, whoever keeps metrics."""
         plugins = [Plugin(f"all{n}", "1", hooks=(f"{__name__}:AllOfThem",)) for n in range(2)]
-        getattr(Hooks.load(Registry.of(*plugins)).call, hook)(**{argument: "it"})
+        given = {argument: "it", **({"client": None} if hook == "register_routes" else {})}
+        getattr(Hooks.load(Registry.of(*plugins)).call, hook)(**given)
         assert [(event.hook, event.facts) for event in EVENTS] == [(hook, {argument: "it"})] * 2
+
+    def test_model_names_are_added_once_each(self, caplog: pytest.LogCaptureFixture) -> None:
+        """What a hook answers now counts, and one that cannot answer adds none."""
+        answers: list[Any] = [["red", "m"], ("blue", "red"), "green", [3], [""], None, KeyError("out")]
+
+        def asked(answer: Any) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        names = ModelNames([lambda answer=answer: asked(answer) for answer in answers])
+        info = replace(INFO, other_names=("b",))
+        for _ in range(3):
+            assert names.added_to(info).names == ("m", "b", "red", "blue")
+        assert len(caplog.records) == 5, "a line for each that fails, not for each request"
+        answers[0].append("yellow")
+        assert names.added_to(info).names == ("m", "b", "red", "yellow", "blue")
+        assert ModelNames().added_to(info) is info
 
 
 class TestSteps:

@@ -41,6 +41,28 @@ def test_every_name_is_listed_and_taken() -> None:
     assert "'a', 'b/c'" in done.json()["error"]["message"]
 
 
+NAMED: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/embeddings": {"input": "Hi"},
+    "/v1/score": {"query": "Hi", "items": ["a"], "label_token_ids": [65]},
+}
+
+
+@pytest.mark.parametrize("path", NAMED)
+def test_the_engine_learns_which_name_was_asked_for(path: str) -> None:
+    async def scene() -> FakeEngineClient:
+        client = FakeEngineClient()
+        client._info = dataclasses.replace(client.info, served_name="a", other_names=("b/c",))
+        done = await call(asking.make_app(client), "POST", path, {"model": "b/c", **NAMED[path]})
+        assert done.status == 200, done.body
+        return client
+
+    client = asyncio.run(scene())
+    assert [one.model for one in (*client.requests, *client.embedded)] == ["b/c"]
+
+
 # ---- /tokenizer_info ---------------------------------------------------------------------------------------------
 
 

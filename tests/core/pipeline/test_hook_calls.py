@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -228,7 +229,7 @@ class TestLifeCycle:
                 raise answer
             return answer
 
-        names = ModelNames([lambda answer=answer: asked(answer) for answer in answers])
+        names = ModelNames([functools.partial(asked, answer) for answer in answers])
         info = replace(INFO, other_names=("b",))
         for _ in range(3):
             assert names.added_to(info).names == ("m", "b", "red", "blue")

@@ -60,7 +60,7 @@ def test_the_engine_learns_which_name_was_asked_for(path: str) -> None:
         return client
 
     client = asyncio.run(scene())
-    assert [one.model for one in (*client.requests, *client.embedded)] == ["b/c"]
+    assert [*(one.model for one in client.requests), *(one.model for one in client.embedded)] == ["b/c"]
 
 
 # ---- /tokenizer_info ---------------------------------------------------------------------------------------------

@@ -114,19 +114,19 @@ class BatchExtras:
     """
 
     def __init__(self, requests: int, tokens: int) -> None:
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, object] = {}
         """All of it."""
         self._requests = requests
         self._tokens = tokens
 
-    def per_request(self, name: str, values: NDArray[Any]) -> None:
+    def per_request(self, name: str, values: NDArray[np.generic]) -> None:
         """Bring an array [requests, ...] of numbers or bools with one entry per request, in the order of `batch.reqs`.
 
         Raises TypeError for what is not such an array, and ValueError for another length or a name that is taken.
         """
         self._add_array(name, values, self._requests, "request of batch.reqs")
 
-    def per_token(self, name: str, values: NDArray[Any]) -> None:
+    def per_token(self, name: str, values: NDArray[np.generic]) -> None:
         """Bring an array [tokens, ...] with one entry per new token, request after request in the order of
         `batch.reqs`: `extend_lens[i]` entries for request i, of which the last ones are its drafts. Raises as
         `per_request` does.

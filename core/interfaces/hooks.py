@@ -57,7 +57,7 @@ class HookSpecs:
         """
 
     @hookspec
-    def model_names(self) -> Sequence[str]:  # type: ignore[empty-body]
+    def model_names(self) -> Sequence[str] | None:
         """In the API process, whenever names are listed or looked up, so it must be short: further names of the model.
         They stand in `/v1/models`, and requests may ask for them, which `Req.model` tells.
         """

@@ -306,12 +306,9 @@ class Req:
         self.priority = priority
         self.stream = stream
         self.seed = seed
-        self.logprobs = logprobs
-        self.pooling = pooling
-        self.media = media
+        self.logprobs, self.pooling, self.media = logprobs, pooling, media
         self.output, self.kv = ReqOutput(), ReqKV()
-        self.principal = principal
-        self.model = model
+        self.principal, self.model = principal, model
         self.params: Mapping[str, Any] = params or {}
         self.timing = ReqTiming() if arrived is None else ReqTiming(arrived)
         self.status = ReqStatus.WAITING

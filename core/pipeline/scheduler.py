@@ -86,8 +86,7 @@ class Scheduler:
         self._recovery = Recovery(stages.builder, stages.memory.rows, self._packing)
         self._unsampled = stages.unsampled or Unsampled((), 0, stages.culprits, stages.executor)
         self._was_idle = True
-        self._stuck = False
-        """Nothing could be planned last time."""
+        self._stuck = False  # whether nothing could be planned last time
 
     def bound_queue(self, requests: int, fills: int) -> QueueBounds:
         """Bound what may wait, as far as the config leaves it open: so many requests, and tokens that fill KV memory so

@@ -42,7 +42,9 @@ class ModelNames:
 
 
 def _names(answer: object) -> Sequence[str]:
-    """Return the answer of a hook. Raises TypeError for what is not a list of names."""
+    """Return the answer of a hook; None is no name. Raises TypeError for what is not a list of names."""
+    if answer is None:
+        return ()
     if not isinstance(answer, (list, tuple)) or not all(isinstance(name, str) and name for name in answer):
         raise TypeError(f"it answered {answer!r:.200}, which is not a list of names")
     return answer

@@ -29,8 +29,10 @@ MODULES = {
 """Pages for the modules of `pegboard.core.interfaces` that are not contracts: title and modules."""
 
 
-def contract_page(contract: Contract, registry: Registry) -> str:
-    """Return the page of a contract as Markdown."""
+def contract_page(contract: Contract, registry: Registry, home: str) -> str:
+    """Return the page of a contract as Markdown. Its module is shown on the page of the contract `home`: references lead
+    to one place.
+    """
     module, _, name = contract.interface.partition(":")
     suite = contract.suite.replace(":", ".")
     providers = [
@@ -52,7 +54,8 @@ def contract_page(contract: Contract, registry: Registry) -> str:
         lines += ["## Capabilities", "", "A provider declares the optional parts that it has.", ""]
         lines += ["| capability | meaning |", "|---|---|"]
         lines += [f"| `{name}` | {meaning} |" for name, meaning in contract.capabilities.items()]
-    return "\n".join([*lines, "", "## Interface", "", f"::: {module}", ""])
+    shown = f"::: {module}" if home == contract.name else f"[`{module}`]({home}.md), shared with `{home}`."
+    return "\n".join([*lines, "", "## Interface", "", shown, ""])
 
 
 def module_page(title: str, modules: tuple[str, ...]) -> str:
@@ -97,8 +100,10 @@ def write(folder: Path) -> None:
     """Write all pages into `folder`, which is created."""
     folder.mkdir(parents=True, exist_ok=True)
     registry = Registry.discover()
+    homes: dict[str, str] = {}
     for contract in CONTRACTS.values():
-        (folder / f"{contract.name}.md").write_text(contract_page(contract, registry), "utf-8")
+        home = homes.setdefault(contract.interface.partition(":")[0], contract.name)
+        (folder / f"{contract.name}.md").write_text(contract_page(contract, registry, home), "utf-8")
     for name, (title, modules) in MODULES.items():
         (folder / f"{name}.md").write_text(module_page(title, modules), "utf-8")
     for name, text in toolkit_pages():

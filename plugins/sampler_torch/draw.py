@@ -55,8 +55,13 @@ class Rows:
         """Return these rows, ascending and distinct; without a copy when they are all."""
         if len(rows) == len(self):
             return self
-        numbers = (self.logits, self.peaks, self.temperatures, self.keys)
-        return Rows(*(one.index_select(0, rows) for one in numbers), self.filters.take(rows))
+        return Rows(
+            self.logits.index_select(0, rows),
+            self.peaks.index_select(0, rows),
+            self.temperatures.index_select(0, rows),
+            self.keys.index_select(0, rows),
+            self.filters.take(rows),
+        )
 
     def tiles(self) -> Iterator[tuple[torch.Tensor, Rows]]:
         """Yield the rows, a few at a time, with their numbers."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,12 +101,13 @@ def test_kv_is_shared_within_a_namespace_only(late: bool) -> None:
 def test_a_request_that_moves_takes_its_media_and_starts_a_new_memo() -> None:
     pieces = (PieceKey("salt:s", b"1", 0), PieceKey("salt:s", b"1", 1))
     media = ReqMedia((), (), pieces, NOTHING, 0, NOTHING, NOTHING, NOTHING)
-    req = SimpleNamespace(namespace="salt:s", memo="old", media=media)
-    move(req, "salt:s")  # type: ignore[arg-type]
-    assert (req.memo, req.media) == ("old", media)
-    move(req, "a=1:x/salt:s")  # type: ignore[arg-type]
+    req = gated_request(namespace="salt:s")
+    req.media, memo = media, req.memo
+    move(req, "salt:s")
+    assert (req.memo, req.media) == (memo, media)
+    move(req, "a=1:x/salt:s")
     assert req.namespace == "a=1:x/salt:s"
-    assert req.memo != "old"
+    assert req.memo is not memo
     assert req.media.pieces == (PieceKey("a=1:x/salt:s", b"1", 0), PieceKey("a=1:x/salt:s", b"1", 1))
     assert media.pieces == pieces, "other answers to the prompt share it"
 

@@ -17,15 +17,19 @@ from tests.plugins.api_openai import asking
 INVOKE, RENDER = "/invocations", "/v1/chat/completions/render"
 
 
-def with_names(method: str, path: str, body: Any = None) -> Exchange:
-    """One exchange with a server that calls its model `a` and `b/c`."""
+def exchange(method: str, path: str, body: Any = None) -> tuple[Exchange, FakeEngineClient]:
+    """One exchange with a server that calls its model `a` and `b/c`, and its engine."""
 
-    async def scene() -> Exchange:
+    async def scene() -> tuple[Exchange, FakeEngineClient]:
         client = FakeEngineClient()
         client._info = dataclasses.replace(client.info, served_name="a", other_names=("b/c",))
-        return await call(asking.make_app(client), method, path, body)
+        return await call(asking.make_app(client), method, path, body), client
 
     return asyncio.run(scene())
+
+
+def with_names(method: str, path: str, body: Any = None) -> Exchange:
+    return exchange(method, path, body)[0]
 
 
 def test_every_name_is_listed_and_taken() -> None:
@@ -52,14 +56,8 @@ NAMED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", NAMED)
 def test_the_engine_learns_which_name_was_asked_for(path: str) -> None:
-    async def scene() -> FakeEngineClient:
-        client = FakeEngineClient()
-        client._info = dataclasses.replace(client.info, served_name="a", other_names=("b/c",))
-        done = await call(asking.make_app(client), "POST", path, {"model": "b/c", **NAMED[path]})
-        assert done.status == 200, done.body
-        return client
-
-    client = asyncio.run(scene())
+    done, client = exchange("POST", path, {"model": "b/c", **NAMED[path]})
+    assert done.status == 200, done.body
     assert [*(one.model for one in client.requests), *(one.model for one in client.embedded)] == ["b/c"]
 
 

@@ -42,7 +42,7 @@ class ModelNames:
 
 
 def _names(answer: object) -> Sequence[str]:
-    """Return the answer of a hook; None is no name. Raises TypeError for what is not a list of names."""
+    """Return the answer of a hook; None stands for no name. Raises TypeError for what is not a list of names."""
     if answer is None:
         return ()
     if not isinstance(answer, (list, tuple)) or not all(isinstance(name, str) and name for name in answer):

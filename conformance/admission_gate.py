@@ -15,6 +15,7 @@ from pegboard.conformance.gate_rig import (
     PATIENCE,
     GateRig,
     ManualClock,
+    assert_unchanged,
     gated_request,
     let_threads_work,
     state_of,
@@ -153,7 +154,7 @@ class AdmissionGateContract(SeatTests):
         self.clear(gate, clock, req)
         self.wait_until_open(gate, clock, req)
         gate.finished(req)
-        assert state_of(req) == before, "only the pipeline changes a request"
+        assert_unchanged(req, before)
 
     def test_a_finished_request_is_forgotten(self, gate: AdmissionGate, clock: ManualClock) -> None:
         req, _ = self.blocked(gate)

@@ -161,6 +161,16 @@ def let_threads_work(turn: int) -> None:
         time.sleep(0.02)
 
 
-def state_of(req: Req) -> tuple[Any, ...]:
-    """Return what a gate must leave as it is: everything but the slots."""
-    return (req.rid, req.status, req.priority, req.flags, tuple(req.tokens.view()), req.blocked_by, dict(req.params))
+def state_of(req: Req) -> dict[str, object]:
+    """Return what a gate must leave as it is, as text by field: everything but ReqSlots and the memo of caches."""
+    fields = {name: repr(getattr(req, name)) for name in Req.__slots__ if name not in ("slots", "memo", "tokens")}
+    return {**fields, "tokens": req.tokens.view().tolist()}
+
+
+def assert_unchanged(req: Req, before: dict[str, object]) -> None:
+    __tracebackhide__ = True
+    changed = [f"req.{name}" for name, value in state_of(req).items() if value != before[name]]
+    assert not changed, (
+        f"the gate has changed {', '.join(changed)}: only the pipeline changes a request. A verdict says what "
+        "it is to change (namespace, max_new_tokens), and a ReqSlot has room for the gate's own notes"
+    )

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from pegboard.conformance.blocking import no_waiting
-from pegboard.conformance.gate_rig import PATIENCE, GateRig, ManualClock, gated_request, let_threads_work, state_of
+from pegboard.conformance.gate_rig import (
+    PATIENCE,
+    GateRig,
+    ManualClock,
+    assert_unchanged,
+    gated_request,
+    let_threads_work,
+    state_of,
+)
 from pegboard.conformance.suite import capability, lacks
 from pegboard.core.interfaces.admission_gate import AdmissionGate, GateState, Seat
 from pegboard.core.interfaces.errors import Unsupported
@@ -101,7 +109,7 @@ class SeatTests(GateRig):
         for slots in ([7, 8], [7, 8, 9], [], [4, 5], [4, 5, 6, 9, 8]):
             with no_waiting("computed"):
                 gate.computed(req, np.array(slots, np.int32))
-        assert state_of(req) == before, "only the pipeline changes a request"
+        assert_unchanged(req, before)
         if gate.finished(req):
             gate.drop(req)
         self.assert_forgotten(gate, req)

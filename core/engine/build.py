@@ -147,6 +147,8 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
     spec = replace(spec, eos_token_ids=_possible(spec.eos_token_ids | prepared.tokenizer.eos_token_ids, spec))
     chosen = choose_providers(resolved, selection, model, spec, prepared.tokenizer)
     check_speculator(chosen)
+    for plugin, made in hooks.built:
+        chosen.culprits.know_hooks(plugin.plugin.name, str(plugin.origin), made)
     with torch.inference_mode():
         loaded = load_model(chosen, family)
     built = _join(chosen, loaded, hooks)
@@ -343,6 +345,7 @@ def _shared(chosen: Chosen, rows: ReqToTokenPool) -> CommonPrefix | None:
 def _step_hooks(hooks: Hooks, request_log: RequestLog) -> StepHooks:
     return StepHooks(
         batch_scheduled=hooks.freeze("batch_scheduled"),
+        pack_batch=hooks.freeze("pack_batch"),
         batch_committed=hooks.freeze("batch_committed"),
         requests_finished=(*hooks.freeze("requests_finished"), request_log),
         idle=(hooks.call.idle,),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.api_router import ApiRouter as ApiRouter
     from pegboard.core.interfaces.attention import AttentionBackend as AttentionBackend
     from pegboard.core.interfaces.attention import AttentionContext as AttentionContext
+    from pegboard.core.interfaces.batch import BatchExtras as BatchExtras
     from pegboard.core.interfaces.batch import ModelWorkerBatch as ModelWorkerBatch
     from pegboard.core.interfaces.batch import SamplingInfo as SamplingInfo
     from pegboard.core.interfaces.batch import ScheduleBatch as ScheduleBatch
@@ -168,7 +169,7 @@ _EXPORTS = {
     "admission_gate": ("OPEN", "AdmissionGate", "AdmissionGateContext", "GateOptions", "GateState", "Verdict"),
     "api_router": ("ApiContext", "ApiRouter"),
     "attention": ("AttentionBackend", "AttentionContext"),
-    "batch": ("ModelWorkerBatch", "SamplingInfo", "ScheduleBatch"),
+    "batch": ("BatchExtras", "ModelWorkerBatch", "SamplingInfo", "ScheduleBatch"),
     "clock": ("Clock",),
     "engine_view": ("EngineView",),
     "client": (

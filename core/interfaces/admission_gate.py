@@ -111,6 +111,10 @@ class Verdict:
     A blocked request may ask for a `seat` (capability `seats`); `seated` gives it one when there is room. A request
     that goes on may bring what has `arrived` in it, and be allowed fewer tokens than it asked for: `max_new_tokens`,
     at least 1.
+
+    `namespace` keeps the request's KV apart from that of requests with another one, or with "" (none): that of an
+    adapter, say, or of a tenant. It comes with a verdict that blocks or opens, before the request has a seat, and holds
+    for this gate: the pipeline composes it with those of other gates and the client's `cache_salt`. None: no change.
     """
 
     state: GateState
@@ -122,6 +126,7 @@ class Verdict:
     seat: bool = False
     arrived: Arrived | None = None
     max_new_tokens: int | None = None
+    namespace: str | None = None
 
     @classmethod
     def blocked(cls, reason: str, progress: float | None = None, *, seat: bool = False) -> Verdict:

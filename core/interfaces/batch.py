@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.forward import ForwardMode
@@ -74,7 +75,6 @@ class ScheduleBatch:
     prefix_lens: NDArray[np.int64]
     decoding: int = 0
     partial: frozenset[str] = frozenset()
-    extras: dict[str, Any] = field(default_factory=dict)
     planned_at: float = 0.0
     committed_at: float = 0.0
     tokens: NDArray[np.int64] | None = None
@@ -104,6 +104,50 @@ class ScheduleBatch:
             return self.intervals
         kept = self.gained > 0
         return (self.intervals[kept] / self.gained[kept]).repeat(self.gained[kept])
+
+
+class BatchExtras:
+    """What plugins bring along with one batch for the model (hook `pack_batch`).
+
+    The model finds it in `ForwardBatch.extras` under the same names, ``"<plugin>.<what>"``, and arrays as tensors on
+    its device.
+    """
+
+    def __init__(self, requests: int, tokens: int) -> None:
+        self.values: dict[str, object] = {}
+        """All of it."""
+        self._requests = requests
+        self._tokens = tokens
+
+    def per_request(self, name: str, values: NDArray[np.generic]) -> None:
+        """Bring an array [requests, ...] of numbers or bools with one entry per request, in the order of `batch.reqs`.
+
+        Raises TypeError for what is not such an array, and ValueError for another length or a name that is taken.
+        """
+        self._add_array(name, values, self._requests, "request of batch.reqs")
+
+    def per_token(self, name: str, values: NDArray[np.generic]) -> None:
+        """Bring an array [tokens, ...] with one entry per new token, request after request in the order of
+        `batch.reqs`: `extend_lens[i]` entries for request i, of which the last ones are its drafts. Raises as
+        `per_request` does.
+        """
+        self._add_array(name, values, self._tokens, "new token (batch.extend_lens of each request, drafts included)")
+
+    def whole(self, name: str, value: object) -> None:
+        """Bring one value for the whole batch. Raises ValueError for a name that is taken."""
+        if name in self.values:
+            raise ValueError(f"extras {name!r} of pack_batch: the name is taken; begin it with your plugin's name")
+        self.values[name] = value
+
+    def _add_array(self, name: str, values: object, count: int, what: str) -> None:
+        if not isinstance(values, np.ndarray) or values.ndim == 0 or values.dtype.kind not in "biuf":
+            shown = f"{values.dtype}{list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
+            raise TypeError(f"extras {name!r} of pack_batch: expected a numpy array of numbers or bools, got {shown}")
+        if values.shape[0] != count:
+            raise ValueError(
+                f"extras {name!r} of pack_batch: expected {count} entries, one for each {what}, got {values.shape[0]}"
+            )
+        self.whole(name, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +262,8 @@ class ModelWorkerBatch:
     node. Branches need `tail_lens` int64 [batch] and `tail_bits` int64 [tokens], see ForwardBatch; chains leave them
     None. `observed` is set where a speculator reads the model's states.
 
-    `loads` fill device pages from the host before this batch reads them. `common_prefix`: see ForwardBatch.
+    `loads` fill device pages from the host before this batch reads them. `common_prefix`: see ForwardBatch. `extras`:
+    see BatchExtras.
     """
 
     bid: int

@@ -55,7 +55,7 @@ class GenerateRequest(msgspec.Struct, metaclass=Converting, kw_only=True):
     `return_hidden_states` asks for the last hidden state after each output token. `add_special_tokens` False for text
     that a chat template already completed.
     `params` are plain values for plugins that act on requests (admission gates, schedule policies), by the name of the
-    provider meant.
+    provider meant. `model` is the name that the request calls the model by, see `ModelInfo.named`.
     """
 
     prompt: str | list[int] | MediaPrompt
@@ -70,6 +70,7 @@ class GenerateRequest(msgspec.Struct, metaclass=Converting, kw_only=True):
     return_hidden_states: bool = False
     add_special_tokens: bool = True
     params: dict[str, Any] = msgspec.field(default_factory=dict)
+    model: str = ""
 
 
 class EmbedRequest(msgspec.Struct, metaclass=Converting, kw_only=True):
@@ -86,6 +87,7 @@ class EmbedRequest(msgspec.Struct, metaclass=Converting, kw_only=True):
     normalize: bool = True
     dimensions: int | None = None
     params: dict[str, Any] = msgspec.field(default_factory=dict)
+    model: str = ""
 
 
 @dataclass(slots=True)
@@ -174,6 +176,15 @@ class ModelInfo:
         """Every name of the model, the one that answers have first."""
         return (self.served_name, *self.other_names)
 
+    def named(self, model: str) -> str:
+        """Return the served name that a request means by `model`: `served_name` where it says nothing, or the path."""
+        return self.served_name if model in UNNAMED or model == self.path else model
+
+
+UNNAMED = ("", "unknown")
+"""What requests have for `model` that name none, and mean what is served. SGLang's router writes the second where its
+own client left the field out.
+"""
 
 ABORTED_BY_CLIENT = 499
 

@@ -14,8 +14,8 @@ import pluggy
 if TYPE_CHECKING:
     import fastapi
 
-    from pegboard.core.interfaces.batch import ScheduleBatch
-    from pegboard.core.interfaces.client import ModelInfo
+    from pegboard.core.interfaces.batch import BatchExtras, ScheduleBatch
+    from pegboard.core.interfaces.client import EngineClient, ModelInfo
     from pegboard.core.interfaces.engine_view import EngineView
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
     from pegboard.core.interfaces.req import Req
@@ -24,8 +24,17 @@ hookspec = pluggy.HookspecMarker("pegboard")
 hookimpl = pluggy.HookimplMarker("pegboard")
 """Marks a method as an implementation of the hook of the same name."""
 
-LIFECYCLE_HOOKS = ("configure", "register_metrics", "register_routes", "engine_started", "idle", "shutdown")
-STEP_HOOKS = ("batch_scheduled", "before_forward", "after_forward", "batch_committed", "requests_finished")
+LIFECYCLE_HOOKS = (
+    "configure", "register_metrics", "register_routes", "model_names", "engine_started", "idle", "shutdown"
+)  # fmt: skip
+STEP_HOOKS = (
+    "batch_scheduled",
+    "pack_batch",
+    "before_forward",
+    "after_forward",
+    "batch_committed",
+    "requests_finished",
+)
 
 
 class HookSpecs:
@@ -42,8 +51,16 @@ class HookSpecs:
         """Once in the scheduler process of an engine with a metrics plugin, by that plugin, with its registry."""
 
     @hookspec
-    def register_routes(self, app: fastapi.FastAPI) -> None:
-        """Once in the API process, with the FastAPI application, after the routers of the config have been added."""
+    def register_routes(self, app: fastapi.FastAPI, client: EngineClient) -> None:
+        """Once in the API process, with the FastAPI application and the engine's client, after the routers of the
+        config have been added.
+        """
+
+    @hookspec
+    def model_names(self) -> Sequence[str] | None:
+        """In the API process, whenever names are listed or looked up, so it must be short: further names of the model.
+        They stand in `/v1/models`, and requests may ask for them, which `Req.model` tells.
+        """
 
     @hookspec
     def engine_started(self, info: ModelInfo, engine: EngineView) -> None:
@@ -62,6 +79,15 @@ class HookSpecs:
     @hookspec
     def batch_scheduled(self, batch: ScheduleBatch) -> None:
         """Each step, when the batch has been decided and its memory allocated."""
+
+    @hookspec
+    def pack_batch(self, batch: ScheduleBatch, extras: BatchExtras) -> None:
+        """Each time a batch is about to run, after `batch_scheduled`: bring along what the model is to read of it
+        beside its tokens. Change neither the batch nor its requests.
+
+        Called again, with the requests that are left and with fresh `extras`, for each half of a batch that failed.
+        What it raises fails the batch, so that halves are tried: a request for which it raises fails alone.
+        """
 
     @hookspec
     def before_forward(self, batch: ForwardBatch) -> None:

@@ -30,7 +30,8 @@ class RequestMedia(msgspec.Struct, frozen=True, omit_defaults=True):
 class TokenizedRequest(Message):
     """A validated, tokenised request. `prompt` is int32 little-endian token ids; `max_new_tokens` is set by intake.
     `embed` asks for the prompt's embedding, and nothing is generated. `rid` is unique; `name` is what its client calls
-    it, where that is something else. `principal` says who asks: the name of the API key, "" without one.
+    it, where that is something else. `principal` says who asks: the name of the API key, "" without one. `model` is the
+    served name that it was asked for.
     """
 
     rid: str
@@ -47,6 +48,7 @@ class TokenizedRequest(Message):
     name: str = ""
     params: dict[str, Any] = msgspec.field(default_factory=dict)
     principal: str = ""
+    model: str = ""
     media: RequestMedia | None = None
 
 

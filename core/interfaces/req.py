@@ -245,8 +245,8 @@ class Req:
     `tokens` holds prompt then output; `input_len` is the prompt's length. `eos_ids` are the tokens that end it.
     `namespace` separates cached prefixes that must not be shared. A larger `priority` is more urgent. `params` is what
     the request says to plugins, by the name of the provider meant. `principal` says who asks: the name of the API key,
-    never the key; "" on a server without keys. `flags` are the pipeline's own notes. With `pooling`
-    its embedding is wanted and no token. `media` are its pictures and video.
+    never the key; "" on a server without keys. `model` is the served name that it was asked for. `flags` are the
+    pipeline's own notes. With `pooling` its embedding is wanted and no token. `media` are its pictures and video.
     """
 
     __slots__ = (
@@ -258,6 +258,7 @@ class Req:
         "logprobs",
         "media",
         "memo",
+        "model",
         "name",
         "namespace",
         "output",
@@ -293,6 +294,7 @@ class Req:
         name: str = "",
         arrived: float | None = None,
         principal: str = "",
+        model: str = "",
     ) -> None:
         self.rid = rid
         self.name = name or rid
@@ -304,11 +306,9 @@ class Req:
         self.priority = priority
         self.stream = stream
         self.seed = seed
-        self.logprobs = logprobs
-        self.pooling = pooling
-        self.media = media
+        self.logprobs, self.pooling, self.media = logprobs, pooling, media
         self.output, self.kv = ReqOutput(), ReqKV()
-        self.principal = principal
+        self.principal, self.model = principal, model
         self.params: Mapping[str, Any] = params or {}
         self.timing = ReqTiming() if arrived is None else ReqTiming(arrived)
         self.status = ReqStatus.WAITING

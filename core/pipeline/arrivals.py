@@ -45,6 +45,7 @@ def new_req(
         name=message.name,
         arrived=now,
         principal=message.principal,
+        model=message.model,
     )
     if message.return_hidden_states:
         req.output.hidden = []

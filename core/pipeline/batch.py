@@ -114,7 +114,6 @@ class BatchBuilder:
             table=self._memory.rows.take_changes(),
             observed=None if self._lookback is None else observe_decode(running, active),
             common_prefix=0 if self._shared is None else self._shared.of(running),
-            extras=batch.extras,
         )
         found = side_outputs.find(batch, reqs, None, self._pooler) if running.any(HIDDEN) else None
         left, flags = _schedule(running, active, whole, number)
@@ -268,7 +267,6 @@ class BatchBuilder:
             prefix_lens=whole.prefix_lens[keep],
             decoding=decoding,
             partial=whole.partial,
-            extras=whole.extras,
             planned_at=whole.planned_at,
         )
         sampled = [req for req in reqs if req.rid not in whole.partial]
@@ -313,7 +311,6 @@ class BatchBuilder:
             table=self._memory.rows.take_changes(),
             overlay=overlay_of(spans),
             observed=observed,
-            extras=batch.extras,
         )
         if drafts is not None:
             batch.trees = drafts.trees

@@ -64,6 +64,10 @@ class Culprits:
         self._known[id(made)] = (made, culprit)
         return made
 
+    def know_hooks(self, plugin: str, origin: str, made: object) -> None:
+        """Remember the plugin whose hooks are the methods of `made`."""
+        self._known[id(made)] = (made, Culprit("hooks", plugin, origin, type(made).__module__))
+
     def name(self, made: object) -> str:
         """Return the provider's name, or the class's where nothing is known of it."""
         culprit = self._find(made)

@@ -13,7 +13,7 @@ import numpy as np
 from pegboard.core.interfaces.admission_gate import AdmissionGate, GateState, Verdict
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import FinishReason, ReqStatus
-from pegboard.core.pipeline.verdicts import checked, late, limit, reason_of
+from pegboard.core.pipeline.verdicts import late, reason_of, taken
 from pegboard.core.pipeline.visits import GateNews, Post, Visit
 from pegboard.core.registry.blame import in_words
 from pegboard.core.toolkit.system.log_lines import quoted
@@ -143,7 +143,7 @@ class GateKeeper:
                 posts.append(post)
         if not posts:
             return None
-        visit = self._visits[req.rid] = Visit(posts, 0, self._clock(), Verdict(GateState.OPEN))
+        visit = self._visits[req.rid] = Visit(posts, 0, self._clock(), Verdict(GateState.OPEN), req.namespace)
         verdict = self._lead(req, visit)
         return verdict if verdict.state is GateState.FAILED else None
 
@@ -254,7 +254,7 @@ class GateKeeper:
         """On to the first gate that is not open. A request that fails leaves all gates that it has seen."""
         while visit.passed < len(visit.posts):
             post = visit.posts[visit.passed]
-            visit.verdict = verdict = self._enter(post, req)
+            visit.verdict = verdict = self._enter(post, req, visit)
             if verdict.state is GateState.BLOCKED:
                 self._block(req, post, visit)
                 return verdict
@@ -262,13 +262,12 @@ class GateKeeper:
                 del self._visits[req.rid]
                 self._leave(req, visit)
                 return verdict
-            limit(req, verdict.max_new_tokens)
             visit.passed += 1
         return visit.verdict
 
-    def _enter(self, post: Post, req: Req) -> Verdict:
+    def _enter(self, post: Post, req: Req, visit: Visit) -> Verdict:
         try:
-            return checked(post.gate.enter(req))
+            return taken(post.gate.enter(req), req, visit, post.name)
         except Exception as error:
             return self._raised(post, "enter", error, req.name)
 
@@ -306,7 +305,7 @@ class GateKeeper:
         for req in waiting:
             visit = self._visits[req.rid]
             if req.rid in verdicts:
-                visit.verdict = self._examined(post, req, verdicts[req.rid])
+                visit.verdict = self._examined(post, req, visit, verdicts[req.rid])
             if visit.verdict.state is GateState.OPEN:
                 self._pass(req, post, visit, news)
             elif visit.verdict.state is GateState.FAILED:
@@ -314,16 +313,15 @@ class GateKeeper:
             elif post.timeout is not None and (waited := now - visit.since) >= post.timeout:
                 self._fail(req, visit, late(post.name, visit.verdict, waited), news)
 
-    def _examined(self, post: Post, req: Req, verdict: object) -> Verdict:
+    def _examined(self, post: Post, req: Req, visit: Visit, verdict: object) -> Verdict:
         try:
-            return checked(verdict)
+            return taken(verdict, req, visit, post.name)
         except Exception as error:
             return self._raised(post, "poll", error, req.name)
 
     def _pass(self, req: Req, post: Post, visit: Visit, news: GateNews) -> None:
         del post.blocked[req.rid]
         arrived = visit.verdict.arrived
-        limit(req, visit.verdict.max_new_tokens)
         visit.passed += 1
         verdict = self._lead(req, visit)
         if verdict.state is GateState.FAILED:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.executor import Executor
     from pegboard.core.pipeline.media.books import EncoderBooks
+    from pegboard.core.pipeline.packing import Packing
     from pegboard.core.pipeline.req_to_token import ReqToTokenPool
     from pegboard.core.pipeline.step import EncodeStep, Step
 
@@ -90,10 +91,10 @@ def _encode_alone(piece: EncodePiece, books: EncoderBooks, executor: Executor) -
 class Recovery:
     """Bisection of a failed step, allowed because nothing of it was committed: its KV goes to the same places again."""
 
-    def __init__(self, builder: BatchBuilder, rows: ReqToTokenPool, executor: Executor) -> None:
+    def __init__(self, builder: BatchBuilder, rows: ReqToTokenPool, packing: Packing) -> None:
         self._builder = builder
         self._rows = rows
-        self._executor = executor
+        self._packing = packing
         self._passed = 0
         self._failed = 0
 
@@ -109,7 +110,7 @@ class Recovery:
     def _split(
         self, step: Step, start: int, stop: int, error: Exception
     ) -> Iterator[tuple[Step, BatchResult | None, Exception]]:
-        if not self._executor.healthy():
+        if not self._packing.healthy():
             raise DeviceFailed("the device has failed; the scheduler process has to start anew") from error
         hopeless = not self._passed and self._failed >= MAX_SINGLE_FAILURES
         if stop - start == 1 or hopeless:
@@ -126,7 +127,7 @@ class Recovery:
             if part is None:
                 continue
             try:
-                result = self._executor.again(part.work)
+                result = self._packing.again(part)
             except Exception as again:
                 self._rows.send_again(part.work.table)
                 logger.warning(

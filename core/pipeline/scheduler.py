@@ -14,6 +14,7 @@ from pegboard.core.pipeline.counters import Counters
 from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
 from pegboard.core.pipeline.lifecycle import Lifecycle
 from pegboard.core.pipeline.loops import make_loop
+from pegboard.core.pipeline.packing import Packing
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.receive import Reception
 from pegboard.core.pipeline.recovery import Recovery, encode_apart
@@ -81,11 +82,11 @@ class Scheduler:
         """While it is, no step is started (see `pegboard.core.engine.operation`)."""
         self.on_step: Callable[[], None] | None = None
         """Called after every step while it is set (a profiler sets it)."""
-        self._recovery = Recovery(stages.builder, stages.memory.rows, stages.executor)
+        self._packing = Packing(stages.executor, hooks.pack_batch)
+        self._recovery = Recovery(stages.builder, stages.memory.rows, self._packing)
         self._unsampled = stages.unsampled or Unsampled((), 0, stages.culprits, stages.executor)
         self._was_idle = True
-        self._stuck = False
-        """Nothing could be planned last time."""
+        self._stuck = False  # whether nothing could be planned last time
 
     def bound_queue(self, requests: int, fills: int) -> QueueBounds:
         """Bound what may wait, as far as the config leaves it open: so many requests, and tokens that fill KV memory so
@@ -193,7 +194,7 @@ class Scheduler:
             self._batch_scheduled(step.batch)
         launched = time.perf_counter()
         step.launched_at = self.clock()
-        step.pending = self.stages.executor.submit(step.work)
+        step.pending = self._packing.submit(step)
         counters, drafter = self.counters, self.stages.drafter
         drafting = 0.0 if drafter is None else drafter.take_seconds()
         counters.draft_time += drafting

@@ -40,6 +40,7 @@ class StepHooks:
     """Frozen step hooks of the scheduler: empty tuples cost nothing."""
 
     batch_scheduled: tuple[Hook, ...] = ()
+    pack_batch: tuple[Hook, ...] = ()
     batch_committed: tuple[Hook, ...] = ()
     requests_finished: tuple[Hook, ...] = ()
     idle: tuple[Hook, ...] = ()

@@ -149,7 +149,9 @@ class Stats:
         return memory.held_tokens + memory.cache.locked_tokens
 
     def _plugin_failures(self) -> dict[str, dict[str, int]]:
-        """Return calls of plugins that raised, by contract and provider; of hooks, by the hook's name."""
+        """Return calls of plugins that raised, by contract and provider; of hooks, by the hook's name
+        (`pack_batch`: by the plugin's).
+        """
         memory, culprits, gates = self._stages.memory, self._stages.culprits, self._stages.gates
         drafter = self._stages.drafter
         by_gate = {} if gates is None else gates.failures_by

@@ -8,14 +8,36 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from pegboard.core.interfaces.admission_gate import Arrived, GateState, Verdict
+from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.pipeline.namespaces import MAX_LENGTH, composed, move
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.pipeline.visits import Visit
+
+
+def taken(verdict: object, req: Req, visit: Visit, gate: str) -> Verdict:
+    """Do to a request what a gate's verdict says of it, and return the verdict, fit to be compared, counted and sent.
+    Raises TypeError for what is not one.
+    """
+    found = checked(verdict)
+    if found.namespace is not None and found.state is not GateState.FAILED:
+        parts = {**visit.added, gate: found.namespace}
+        namespace = composed({name: part for name, part in parts.items() if part}, visit.namespace)
+        if namespace != req.namespace and req.kv.row != NO_ROW:
+            raise TypeError(
+                "the namespace of a request cannot change once it has a seat, whose KV was found in the old one"
+            )
+        visit.added = parts
+        move(req, namespace)
+    if found.state is GateState.OPEN:
+        limit(req, found.max_new_tokens)
+    return found
 
 
 def checked(verdict: object) -> Verdict:
-    """Return the verdict, fit to be compared, counted and sent. Raises TypeError for what is none."""
+    """Return the verdict, fit to be compared, counted and sent. Raises TypeError for what is not one."""
     if not isinstance(verdict, Verdict) or not isinstance(verdict.state, GateState):
         raise TypeError(f"it answered {verdict!r}, which is not a verdict")
     if not all(isinstance(text, str) for text in (verdict.reason, verdict.code, verdict.param)):
@@ -26,6 +48,11 @@ def checked(verdict: object) -> Verdict:
     most: object = verdict.max_new_tokens
     if most is not None and not (type(most) is int and most >= 1):
         raise TypeError(f"max_new_tokens of a verdict is at least 1, not {most!r}")
+    namespace: object = verdict.namespace
+    if namespace is not None and not (isinstance(namespace, str) and len(namespace) <= MAX_LENGTH):
+        raise TypeError(
+            f"the namespace of a verdict is a string of at most {MAX_LENGTH} characters, not {namespace!r:.80}"
+        )
     arrived: object = verdict.arrived
     if arrived is not None and not (isinstance(arrived, Arrived) and verdict.state is GateState.OPEN):
         raise TypeError(f"only a verdict that opens has something that arrived, not {verdict!r}")

@@ -42,13 +42,16 @@ class Post:
 @dataclass(slots=True)
 class Visit:
     """A request on its way: the posts that concern it, how many of them it has passed, and where it stands, since when.
-    `followed`: some gate has been told where its KV is. `quarantined`: it has ended, and its seat is still written to.
+    `namespace` is the one that it came with, and `added` what gates have added to it, by their names. `followed`: some
+    gate has been told where its KV is. `quarantined`: it has ended, and its seat is still written to.
     """
 
     posts: list[Post]
     passed: int
     since: float
     verdict: Verdict
+    namespace: str
+    added: dict[str, str] = field(default_factory=dict)
     holders: set[str] = field(default_factory=set)
     followed: bool = False
     quarantined: bool = False

@@ -31,6 +31,8 @@ class Hooks:
     def __init__(self) -> None:
         self._manager = pluggy.PluginManager("pegboard")
         self._manager.add_hookspecs(HookSpecs)
+        self.built: list[tuple[LoadedPlugin, object]] = []
+        """The hooks of plugins, each with its plugin."""
 
     @classmethod
     def load(cls, registry: Registry) -> Hooks:
@@ -40,7 +42,9 @@ class Hooks:
         for loaded in reversed(registry.plugins):
             for name in reversed(loaded.plugin.hooks):
                 with told(_Owner(loaded, name), "cannot be built"):
-                    hooks.add(import_name(name)(), name=f"{loaded.plugin.name}:{name}", plugin=loaded.plugin)
+                    built = import_name(name)()
+                    hooks.add(built, name=f"{loaded.plugin.name}:{name}", plugin=loaded.plugin)
+                hooks.built.append((loaded, built))
         return hooks
 
     def add(self, implementation: object, *, name: str = "", plugin: Plugin | None = None) -> None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.pipeline.frontend.budget import BudgetLimits
     from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
+    from pegboard.core.server.model_names import ModelNames
     from pegboard.core.server.wire import ApiWire
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,9 @@ class AsyncEngineClient(EngineClient):
         limits: BudgetLimits | None = None,
         media: MediaFrontend | None = None,
         salts: Mapping[str, str] | None = None,
+        names: ModelNames | None = None,
     ) -> None:
+        self._names = names
         self._tokenizer = tokenizer
         self._settings = redact(settings or {})
         self.budget = Budget(limits)
@@ -156,7 +159,7 @@ class AsyncEngineClient(EngineClient):
 
     @property
     def info(self) -> ModelInfo:
-        return self._info
+        return self._info if self._names is None else self._names.added_to(self._info)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -42,6 +42,7 @@ from pegboard.core.server.http.memory import bound_kept_memory
 from pegboard.core.server.http.server import LAST_ANSWERS, HttpServer
 from pegboard.core.server.http.tls import tls_context
 from pegboard.core.server.logs import configure_logging
+from pegboard.core.server.model_names import ModelNames
 from pegboard.core.server.scheduler_process import BUILDER
 from pegboard.core.server.stop_signals import StopSignals
 from pegboard.core.server.supervisor import STOP_TIMEOUT, Supervisor
@@ -200,7 +201,10 @@ class _Server:
         budget = BudgetLimits(**engine.server.budget.model_dump())
         settings = engine.model_dump(mode="json")
         salts = self._keys.salts() if engine.server.cache_salt_by_key else {}
-        client = AsyncEngineClient(info, model.tokenizer, settings, limits=budget, media=self._media, salts=salts)
+        names = ModelNames(self._hooks.freeze("model_names"))
+        client = AsyncEngineClient(
+            info, model.tokenizer, settings, limits=budget, media=self._media, salts=salts, names=names
+        )
         client.attach(wire, info)
         return client
 
@@ -210,7 +214,7 @@ class _Server:
         app, routers = build_api(self._resolved, client, self._keys, hosts)
         if client.tokenizer.has_chat_template:
             rendering.warm_up()
-        self._hooks.call.register_routes(app=app)
+        self._hooks.call.register_routes(app=app, client=client)
         server = HttpServer(
             app,
             self._listener,

@@ -1,12 +1,17 @@
 """Writes the reference's pages: ``python docs/_build/reference.py docs/reference``.
 
-One page for each contract, from the table of contracts; mkdocstrings adds the classes from their source.
+One page for each contract, from the table of contracts, and one for each package of the toolkit; mkdocstrings adds classes
+and functions from their source.
 """
 
 from __future__ import annotations
 
+import ast
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+from pegboard.core import toolkit
 
 from pegboard.core.interfaces.contracts import CONTRACTS, Contract
 from pegboard.core.registry.registry import Registry
@@ -24,8 +29,10 @@ MODULES = {
 """Pages for the modules of `pegboard.core.interfaces` that are not contracts: title and modules."""
 
 
-def contract_page(contract: Contract, registry: Registry) -> str:
-    """Return the page of a contract as Markdown."""
+def contract_page(contract: Contract, registry: Registry, home: str) -> str:
+    """Return the page of a contract as Markdown. Its module is shown on the page of the contract `home`: references lead
+    to one place.
+    """
     module, _, name = contract.interface.partition(":")
     suite = contract.suite.replace(":", ".")
     providers = [
@@ -47,7 +54,8 @@ def contract_page(contract: Contract, registry: Registry) -> str:
         lines += ["## Capabilities", "", "A provider declares the optional parts that it has.", ""]
         lines += ["| capability | meaning |", "|---|---|"]
         lines += [f"| `{name}` | {meaning} |" for name, meaning in contract.capabilities.items()]
-    return "\n".join([*lines, "", "## Interface", "", f"::: {module}", ""])
+    shown = f"::: {module}" if home == contract.name else f"[`{module}`]({home}.md), shared with `{home}`."
+    return "\n".join([*lines, "", "## Interface", "", shown, ""])
 
 
 def module_page(title: str, modules: tuple[str, ...]) -> str:
@@ -55,14 +63,51 @@ def module_page(title: str, modules: tuple[str, ...]) -> str:
     return "\n".join([f"# {title}", "", *(f"::: pegboard.core.interfaces.{one}\n" for one in modules)])
 
 
+def toolkit_pages() -> Iterator[tuple[str, str]]:
+    """Yield names and texts of the toolkit's pages: one that lists all modules, and one for each package."""
+    top = Path(toolkit.__path__[0])
+    lines = ["# Toolkit", "", summary(top / "__init__.py"), ""]
+    loose = sorted(path for path in top.glob("*.py") if path.stem != "__init__")
+    for package in sorted(path.parent for path in top.glob("*/__init__.py")):
+        modules = sorted(path for path in package.glob("*.py") if path.stem != "__init__")
+        name, about = f"toolkit-{package.name}", summary(package / "__init__.py")
+        lines += [f"## [{package.name}]({name}.md)", "", about, "", *_table(f"{package.name}.", modules)]
+        yield name, "\n".join([f"# toolkit.{package.name}", "", about, "", *_full(f"{package.name}.", modules)])
+    if loose:
+        lines += _full("", loose)
+    yield "toolkit", "\n".join(lines)
+
+
+def summary(file: Path) -> str:
+    """Return the first paragraph of a module's docstring."""
+    return " ".join((ast.get_docstring(ast.parse(file.read_text("utf-8"))) or "").partition("\n\n")[0].split())
+
+
+def _table(prefix: str, modules: list[Path]) -> list[str]:
+    rows = [f"| `{prefix}{path.stem}` | {summary(path).replace('|', chr(92) + '|')} |" for path in modules]
+    return ["| module | |", "|---|---|", *rows, ""]
+
+
+def _full(prefix: str, modules: list[Path]) -> list[str]:
+    return [
+        line
+        for path in modules
+        for line in (f"## {path.stem}", "", f"::: {toolkit.__name__}.{prefix}{path.stem}", "")
+    ]
+
+
 def write(folder: Path) -> None:
     """Write all pages into `folder`, which is created."""
     folder.mkdir(parents=True, exist_ok=True)
     registry = Registry.discover()
+    homes: dict[str, str] = {}
     for contract in CONTRACTS.values():
-        (folder / f"{contract.name}.md").write_text(contract_page(contract, registry), "utf-8")
+        home = homes.setdefault(contract.interface.partition(":")[0], contract.name)
+        (folder / f"{contract.name}.md").write_text(contract_page(contract, registry, home), "utf-8")
     for name, (title, modules) in MODULES.items():
         (folder / f"{name}.md").write_text(module_page(title, modules), "utf-8")
+    for name, text in toolkit_pages():
+        (folder / f"{name}.md").write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

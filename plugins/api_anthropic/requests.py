@@ -226,6 +226,7 @@ class MessagesBody(RequestFields, SamplingFields, PromptBody):
             cache_salt=self.salt,
             add_special_tokens=False,
             params=self.params_of((1,))[0],
+            model=self.model,
         )
 
 

@@ -49,6 +49,7 @@ class EmbeddingFields(RequestFields, RefusingModel):
                 normalize=normalize,
                 dimensions=dimensions,
                 params=self.params,
+                model=self.model,
             )
             for i, prompt in enumerate(prompts)
         ]

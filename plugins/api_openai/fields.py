@@ -166,6 +166,7 @@ class CommonBody(RequestFields, SamplingFields, ConstraintFields, RefusingModel)
                 return_hidden_states=self.return_hidden_states,
                 add_special_tokens=add_special_tokens,
                 params=params_of[i * self.copies + answer],
+                model=self.model,
             )
             for i, prompt in enumerate(prompts)
             for answer in range(self.copies)

@@ -231,6 +231,7 @@ class Scoring:
                 token_ids_logprob=tuple(body.label_token_ids),
                 add_special_tokens=body.add_special_tokens,
                 params=body.params,
+                model=body.model,
             )
             for i, prompt in enumerate(prompts)
         ]

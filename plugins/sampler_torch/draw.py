@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from pegboard.core.interfaces.sampling import SamplingBatch
+from pegboard.core.toolkit.sampling.filters import Filters
 from pegboard.core.toolkit.sampling.noise import bits, gumbel, keys
 
 _BLOCK = 256
@@ -23,29 +24,24 @@ _CPU_TILE = 2**18
 @dataclass(slots=True)
 class Rows:
     """Rows to draw from: logits float32 [n, vocab], none of them NaN, and of each row [n] its largest logit, its
-    parameters (`temperatures` above 0, `top_ks` int64 from 1, `top_ps` float64) and the key of its noise.
+    temperature (above 0), the key of its noise, and its filters.
     """
 
     logits: torch.Tensor
     peaks: torch.Tensor
     temperatures: torch.Tensor
-    top_ks: torch.Tensor
-    top_ps: torch.Tensor
-    min_ps: torch.Tensor
     keys: torch.Tensor
+    filters: Filters
 
     @classmethod
     def of(cls, logits: torch.Tensor, peaks: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor) -> Rows:
         """Take `rows` int64 [n] of a batch, ascending and distinct; without a copy of the logits when they are all."""
-        top_ks = batch.top_ks[rows]
         return cls(
             logits if len(rows) == len(logits) else logits.index_select(0, rows),
             peaks[rows],
             batch.temperatures[rows],
-            torch.where(top_ks < 1, logits.shape[1], top_ks),
-            batch.top_ps[rows].to(torch.float64),
-            batch.min_ps[rows],
             keys(batch.seeds[rows], batch.steps[rows]),
+            Filters.of(batch, rows, logits.shape[1]),
         )
 
     def __len__(self) -> int:
@@ -59,7 +55,13 @@ class Rows:
         """Return these rows, ascending and distinct; without a copy when they are all."""
         if len(rows) == len(self):
             return self
-        return Rows(*(getattr(self, name).index_select(0, rows) for name in self.__slots__))
+        return Rows(
+            self.logits.index_select(0, rows),
+            self.peaks.index_select(0, rows),
+            self.temperatures.index_select(0, rows),
+            self.keys.index_select(0, rows),
+            self.filters.take(rows),
+        )
 
     def tiles(self) -> Iterator[tuple[torch.Tensor, Rows]]:
         """Yield the rows, a few at a time, with their numbers."""
@@ -92,7 +94,7 @@ def block_sums(mass: torch.Tensor) -> torch.Tensor:
 
 def draw_from_all(rows: Rows) -> torch.Tensor:
     """Return token int64 [n] of rows without a top_k or a top_p."""
-    tokens = torch.zeros_like(rows.top_ks)
+    tokens = torch.zeros_like(rows.keys)
     ids = torch.arange(rows.vocab, dtype=torch.int32, device=tokens.device)
     for numbers, tile in rows.tiles():
         tokens[numbers] = _noised(tile, ids).argmax(-1)
@@ -100,10 +102,11 @@ def draw_from_all(rows: Rows) -> torch.Tensor:
 
 
 def _noised(rows: Rows, ids: torch.Tensor, mass: torch.Tensor | None = None) -> torch.Tensor:
-    """Return logits with noise, float64 [n, vocab]; minus infinity for tokens that min_p drops."""
+    """Return logits with noise, float64 [n, vocab]; minus infinity for tokens that have too little mass (min_p)."""
     noised = rows.ahead(rows.logits).add_(rows.noise(ids))
-    if bool((rows.min_ps > 0).any()):
-        noised.masked_fill_((rows.mass() if mass is None else mass) < rows.min_ps[:, None], -torch.inf)
+    least = rows.filters.least
+    if bool((least > 0).any()):
+        noised.masked_fill_((rows.mass() if mass is None else mass) < least[:, None], -torch.inf)
     return noised
 
 
@@ -117,13 +120,14 @@ def draw_from_top(rows: Rows) -> torch.Tensor:
     rows. Whichever way a row goes, its token is the same.
     """
     vocab = rows.vocab
-    limited = rows.top_ks < vocab
-    totals = torch.zeros_like(rows.top_ps)
+    top_ks = rows.filters.top_ks
+    limited = top_ks < vocab
+    totals = torch.zeros_like(rows.filters.top_ps)
     nucleus = (~limited).nonzero().squeeze(1)
     if len(nucleus):
         totals[nucleus] = block_sums(rows.take(nucleus).mass()).sum(-1)
-    start = torch.where(limited, rows.top_ks + 1, _NUCLEUS_WIDTH)
-    tokens = torch.zeros_like(rows.top_ks)
+    start = torch.where(limited, top_ks + 1, _NUCLEUS_WIDTH)
+    tokens = torch.zeros_like(rows.keys)
     pending = torch.arange(len(rows), device=tokens.device)
     for width in (*(width for width in _WIDTHS if width < vocab), vocab):
         numbers = pending if width == vocab else pending[start[pending] <= width]
@@ -154,10 +158,10 @@ def _draw_from_wide(rows: Rows, totals: torch.Tensor) -> torch.Tensor:
     `draw_from_top`, is less than top_p of the mass. If not, the nucleus ends before it, and so the next best of those
     that stand before it is tried.
     """
-    tokens = torch.full_like(rows.top_ks, -1)
+    tokens = torch.full_like(rows.keys, -1)
     ids = torch.arange(rows.vocab, dtype=torch.int32, device=tokens.device)
     for numbers, tile in rows.tiles():
-        mass, shares = tile.mass(), tile.top_ps * totals[numbers]
+        mass, shares = tile.mass(), tile.filters.top_ps * totals[numbers]
         logits, noised = tile.logits, _noised(tile, ids, mass)
         for _ in range(_TRIALS):
             drawn = noised.argmax(-1, keepdim=True)
@@ -189,20 +193,9 @@ def _filter(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return which of the largest logits, with their mass float64 [n, width], all filters keep, and whether a row saw
     all the candidates it needs.
-
-    top_p keeps the shortest head whose share of the mass (after top_k) reaches it: a token stays if what stands before
-    it is less than that.
     """
-    width = mass.shape[1]
-    rank = torch.arange(width, device=mass.device)
-    limited = rows.top_ks < width
-    head = mass.masked_fill(rank >= rows.top_ks[:, None], 0.0)
-    cumulated = head.cumsum(-1)
-    total = torch.where(limited, cumulated[:, -1], totals)
-    stays = (cumulated - head < (rows.top_ps * total)[:, None]) | (rows.top_ps >= 1.0)[:, None]
-    stays &= rank < rows.top_ks[:, None]
+    stays = rows.filters.kept(mass, totals)
     count = stays.sum(-1)
     last = values.gather(1, (count - 1)[:, None]).squeeze(1)
-    complete = (count < width) & (last > values[:, -1]) | (mass[:, -1] == 0.0)
-    stays &= mass >= rows.min_ps[:, None]
+    complete = (count < mass.shape[1]) & (last > values[:, -1]) | (mass[:, -1] == 0.0)
     return stays, torch.ones_like(complete) if is_all else complete

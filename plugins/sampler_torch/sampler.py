@@ -49,9 +49,9 @@ class TorchSampler(Sampler):
         sampled = Rows.of(logits, peaks, batch, rows)
         cut = torch.zeros_like(rows, dtype=torch.bool)
         if batch.need_top_k:
-            cut |= sampled.top_ks < sampled.vocab
+            cut |= sampled.filters.top_ks < sampled.vocab
         if batch.need_top_p:
-            cut |= sampled.top_ps < 1.0
+            cut |= sampled.filters.top_ps < 1.0
         some = cut.nonzero().squeeze(1)
         tokens = torch.zeros_like(rows)
         if len(some):

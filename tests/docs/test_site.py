@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +56,38 @@ def test_every_page_is_in_the_navigation(navigation: list[str]) -> None:
     assert len(navigation) == len(set(navigation))
 
 
-def test_every_contract_has_a_page_of_reference(navigation: list[str], tmp_path: Path) -> None:
+def write_reference(folder: Path) -> None:
     spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "_build" / "reference.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.write(tmp_path / "reference")
+    module.write(folder)
+
+
+def test_every_contract_has_a_page_of_reference(navigation: list[str], tmp_path: Path) -> None:
+    write_reference(tmp_path / "reference")
     made = {f"reference/{path.name}" for path in (tmp_path / "reference").glob("*.md")}
     wrong = made ^ {name for name in navigation if name.startswith("reference/")}
     assert not wrong, f"mkdocs.yml, nav, lists exactly the contracts under reference/; wrong: {sorted(wrong)}"
     assert {f"reference/{name}.md" for name in CONTRACTS} <= made
+
+
+def test_the_reference_has_every_module_of_the_toolkit_once(tmp_path: Path) -> None:
+    write_reference(tmp_path)
+    shown = re.findall(r"^::: (pegboard\.core\.toolkit\S*)$", _text(tmp_path.glob("toolkit*.md")), re.MULTILINE)
+    top = ROOT / "core" / "toolkit"
+    modules = [path for path in top.rglob("*.py") if path.stem != "__init__"]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in modules]
+    assert sorted(shown) == sorted(f"pegboard.{name}" for name in names)
+    overview = (tmp_path / "toolkit.md").read_text("utf-8")
+    undescribed = re.findall(r"^\| `(\S+)` \| *\|$", overview, re.MULTILINE)
+    assert not undescribed, f"these have no docstring: {undescribed}"
+    assert "| `speculation.tree` | " in overview
+
+
+def _text(files: Iterable[Path]) -> str:
+    return "\n".join(file.read_text("utf-8") for file in files)
 
 
 def test_the_index_lists_every_decision() -> None:

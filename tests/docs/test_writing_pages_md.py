@@ -1,4 +1,4 @@
-"""The pages about writing a sampler, a prefix cache and a gate work as they say: every block, in order."""
+"""The pages about hooks, samplers, prefix caches and gates work as they say: every block, in order."""
 
 from __future__ import annotations
 
@@ -44,3 +44,10 @@ def test_a_prefix_cache(tmp_path: Path, model: Path) -> None:
 
 def test_a_gate(tmp_path: Path, model: Path) -> None:
     assert follow("writing-a-gate.md", tmp_path, model).startswith("400 params.not_before ")
+
+
+def test_hooks(tmp_path: Path, model: Path) -> None:
+    printed = follow("hooks.md", tmp_path, model)
+    assert printed.count("\n") == 2
+    shown = (DOCS / "hooks.md").read_text().partition("It prints\n\n")[2]
+    assert shown.startswith("".join(f"    {line}\n" for line in printed.splitlines()))

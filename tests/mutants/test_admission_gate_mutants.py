@@ -10,6 +10,7 @@ from dataclasses import replace
 from time import sleep
 
 import pytest
+from msgspec import structs
 
 from pegboard.conformance.admission_gate import AdmissionGateContract, gated_request
 from pegboard.conformance.mutants import Mutant, assert_caught
@@ -128,6 +129,38 @@ class WritesToTheRequest(DrillGate):
     def enter(self, req):
         req.blocked_by = "me"
         return super().enter(req)
+
+
+class NamesTheNamespaceItself(DrillGate):
+    def enter(self, req):
+        req.namespace = "red"
+        return super().enter(req)
+
+
+class GivesASeed(DrillGate):
+    def enter(self, req):
+        req.seed = 7
+        return super().enter(req)
+
+
+class CutsTokensItself(DrillGate):
+    def poll(self, blocked):
+        for req in blocked:
+            req.sampling = structs.replace(req.sampling, max_new_tokens=1)
+        return super().poll(blocked)
+
+
+class AsksInAnothersName(DrillGate):
+    def finished(self, req):
+        req.principal = "another"
+        return super().finished(req)
+
+
+class WritesIntoTheParameters(DrillGate):
+    def enter(self, req):
+        verdict = super().enter(req)
+        req.params["drill"]["seen"] = True
+        return verdict
 
 
 class Napping(DrillGate):
@@ -360,6 +393,11 @@ MUTANTS = [
     mutant(CancelsEverybody, "test_a_cancelled_request_leaves_others_alone"),
     mutant(RemembersNames, "test_a_name_may_come_again"),
     mutant(WritesToTheRequest, "test_requests_are_read_and_not_changed"),
+    mutant(NamesTheNamespaceItself, "test_requests_are_read_and_not_changed"),
+    mutant(GivesASeed, "test_requests_are_read_and_not_changed"),
+    mutant(CutsTokensItself, "test_requests_are_read_and_not_changed"),
+    mutant(AsksInAnothersName, "test_requests_are_read_and_not_changed"),
+    mutant(WritesIntoTheParameters, "test_requests_are_read_and_not_changed"),
     mutant(TrustsItsFields, "test_nonsense_in_a_field_is_taken_or_refused"),
     mutant(LooksUnderAnotherName, "test_nonsense_is_taken_or_refused"),
     mutant(Napping, "test_coming_in_never_blocks"),

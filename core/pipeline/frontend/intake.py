@@ -31,6 +31,7 @@ Prompt = str | list[int]
 
 MAX_RID_LENGTH = 256
 MAX_SALT_LENGTH = 1024
+MAX_NAME_LENGTH = 4096
 MAX_LOGPROBS = 128
 MAX_TOKEN_IDS = 4096
 _PARAMS = ("logits_processor.", "sampler.")
@@ -128,6 +129,7 @@ class Intake:
         """
         _check_text("rid", request.rid, MAX_RID_LENGTH)
         _check_text("cache_salt", request.cache_salt, MAX_SALT_LENGTH)
+        _check_text("model", request.model, MAX_NAME_LENGTH)
         if not -(2**31) <= request.priority < 2**31:
             raise InvalidRequest("priority must fit in 32 bits", param="priority")
         sampling = request.sampling.filled(self._info.sampling_defaults)
@@ -155,6 +157,7 @@ class Intake:
             token_ids_logprob=request.token_ids_logprob,
             return_hidden_states=request.return_hidden_states,
             params=request.params,
+            model=self._info.named(request.model),
         )
 
     def prepare_embed(self, request: EmbedRequest, packed: bytes | None = None) -> TokenizedRequest:
@@ -170,6 +173,7 @@ class Intake:
             cache_salt=request.cache_salt,
             add_special_tokens=request.add_special_tokens,
             params=request.params,
+            model=request.model,
         )
         return msgspec.structs.replace(self.prepare(as_generation, packed), embed=True)
 

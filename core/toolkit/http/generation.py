@@ -31,9 +31,6 @@ _LARGEST_SEED = 2**63 - 1
 MAX_REQUESTS = 1024
 """Most engine requests that one HTTP request may stand for."""
 
-UNNAMED = ("", "unknown")
-"""What bodies have for `model` that name none. SGLang's router writes the second where its client left it out."""
-
 
 class SamplingFields(RequestModel):
     """What APIs spell alike about sampling. A body adds how it calls the rest, and makes SamplingParams of it.
@@ -126,8 +123,8 @@ def _texts(value: str | list[str]) -> tuple[str, ...]:
 
 
 def check_model(info: ModelInfo, name: str) -> None:
-    """Raise InvalidRequest (404) unless `name` is one of the served model's, or its path, or UNNAMED."""
-    if name not in UNNAMED and name != info.path and name not in info.names:
+    """Raise InvalidRequest (404) unless `name` means one of the served names (see `ModelInfo.named`)."""
+    if info.named(name) not in info.names:
         raise InvalidRequest(
             f"the model {name[:256]!r} does not exist; this server has {', '.join(map(repr, info.names))}",
             param="model",

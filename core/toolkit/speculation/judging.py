@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.interfaces.speculator import Accepted, DraftTrees
+from pegboard.core.toolkit.sampling.filters import Filters
 from pegboard.core.toolkit.sampling.noise import keys, uniforms
 from pegboard.core.toolkit.speculation.tree import Int64s, is_chain, places, starts, walk
 
@@ -136,18 +137,13 @@ def _probabilities(logits: torch.Tensor, batch: SamplingBatch, part: slice) -> t
     temperatures = batch.temperatures[part, None].to(torch.float64).masked_fill_(greedy, 1.0)
     wide = logits.to(torch.float64)
     mass = (wide - wide.amax(-1, keepdim=True)).div_(temperatures).exp_()
+    filters = Filters.of(batch, part, logits.shape[1])
     if batch.need_top_k or batch.need_top_p:
         order = logits.sort(dim=-1, descending=True, stable=True).indices
         head = mass.gather(1, order)
-        rank = torch.arange(head.shape[1], device=head.device)
-        top_ks = batch.top_ks[part, None]
-        head.masked_fill_((rank >= top_ks) & (top_ks > 0), 0.0)
-        top_ps = batch.top_ps[part, None].to(torch.float64)
-        before = head.cumsum(-1) - head
-        head.masked_fill_((before >= top_ps * head.sum(-1, keepdim=True)) & (top_ps < 1.0), 0.0)
-        mass = torch.zeros_like(mass).scatter_(1, order, head)
-    # The peak's mass is 1, and no filter drops it.
-    mass.masked_fill_(mass < batch.min_ps[part, None], 0.0)
+        mass = torch.zeros_like(mass).scatter_(1, order, head.masked_fill_(~filters.kept(head), 0.0))
+    else:
+        mass.masked_fill_(mass < filters.least[:, None], 0.0)
     mass /= mass.sum(-1, keepdim=True)
     first = torch.zeros_like(mass).scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
     return torch.where(greedy, first, mass)

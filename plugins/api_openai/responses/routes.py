@@ -260,4 +260,5 @@ def _engine_request(body: ResponseBody, turn: Turn, identity: str) -> GenerateRe
         logprobs=body.logprobs,
         add_special_tokens=False,
         params=body.params_of((1,))[0],
+        model=body.model,
     )

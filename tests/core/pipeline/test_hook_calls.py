@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
-from pegboard.core.interfaces.batch import ScheduleBatch
+from pegboard.core.interfaces.batch import BatchExtras, ScheduleBatch
 from pegboard.core.interfaces.client import GenerateRequest, ModelInfo
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
@@ -24,6 +26,8 @@ from pegboard.core.interfaces.req import NO_ROW, Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.registry.registry import Registry
+from pegboard.core.server.model_names import ModelNames
+from tests.core.pipeline.frontend.test_intake import INFO
 
 
 @dataclass
@@ -67,6 +71,11 @@ class Recorder:
         EVENTS.append(Event("batch_scheduled", facts))
 
     @hookimpl
+    def pack_batch(self, batch: ScheduleBatch, extras: BatchExtras) -> None:
+        extras.per_token("recorder.place", np.arange(batch.num_tokens))
+        EVENTS.append(Event("pack_batch", {"reqs": [req.rid for req in batch.reqs]}))
+
+    @hookimpl
     def before_forward(self, batch: ForwardBatch) -> None:
         EVENTS.append(Event("before_forward", {"batch": batch, "tokens": batch.input_ids.shape[0]}))
 
@@ -86,6 +95,14 @@ class Recorder:
     def requests_finished(self, reqs: Sequence[Req]) -> None:
         held = all(req.kv.row != NO_ROW and req.kv.allocated_len > 0 for req in reqs)
         EVENTS.append(Event("requests_finished", {"reqs": [req.rid for req in reqs], "held": held}))
+
+
+class Miscounting:
+    """Brings an entry too many for a batch with a long prompt in it."""
+
+    @hookimpl
+    def pack_batch(self, extras: BatchExtras, batch: ScheduleBatch) -> None:
+        extras.per_request("acme.slot", np.zeros(len(batch) + bool((batch.seq_lens > 8).any())))
 
 
 class Refusing:
@@ -199,14 +216,33 @@ class TestLifeCycle:
     def test_register_metrics_and_register_routes_reach_every_plugin(self, hook: str, argument: str) -> None:
         """Who calls them: the API process (below) and, once there are any, whoever keeps metrics."""
         plugins = [Plugin(f"all{n}", "1", hooks=(f"{__name__}:AllOfThem",)) for n in range(2)]
-        getattr(Hooks.load(Registry.of(*plugins)).call, hook)(**{argument: "it"})
+        given = {argument: "it", **({"client": None} if hook == "register_routes" else {})}
+        getattr(Hooks.load(Registry.of(*plugins)).call, hook)(**given)
         assert [(event.hook, event.facts) for event in EVENTS] == [(hook, {argument: "it"})] * 2
+
+    def test_model_names_are_added_once_each(self, caplog: pytest.LogCaptureFixture) -> None:
+        """What a hook answers now counts, and one that cannot answer adds none."""
+        answers: list[Any] = [["red", "m"], ("blue", "red"), "green", [3], [""], None, KeyError("out")]
+
+        def asked(answer: Any) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        names = ModelNames([functools.partial(asked, answer) for answer in answers])
+        info = replace(INFO, other_names=("b",))
+        for _ in range(3):
+            assert names.added_to(info).names == ("m", "b", "red", "blue")
+        assert len(caplog.records) == 4, "a line for each that fails, not for each request"
+        answers[0].append("yellow")
+        assert names.added_to(info).names == ("m", "b", "red", "yellow", "blue")
+        assert ModelNames().added_to(info) is info
 
 
 class TestSteps:
     def test_each_step_calls_each_hook_once_in_order(self, engine: Engine) -> None:
         engine.generate([[3, 4, 5]], greedy(4))
-        step = ["batch_scheduled", "before_forward", "after_forward", "batch_committed"]
+        step = ["batch_scheduled", "pack_batch", "before_forward", "after_forward", "batch_committed"]
         assert step_calls() == step * 4 + ["requests_finished"]
 
     def test_chunks_are_steps(self, checkpoint: Path) -> None:
@@ -220,6 +256,24 @@ class TestSteps:
         scheduled = calls("batch_scheduled")
         assert all(event.facts["room"] for event in scheduled)
         assert [len(event.facts["reqs"]) for event in scheduled] == [2, 2, 2]
+
+    def test_what_pack_batch_brings_reaches_the_model(self, engine: Engine) -> None:
+        engine.generate([[3, 4, 5], [6, 7]], greedy(3))
+        found = [event.facts["batch"].extras["recorder.place"].tolist() for event in calls("before_forward")]
+        assert found == [[0, 1, 2, 3, 4], [0, 1], [0, 1]]
+
+    def test_a_wrong_array_is_told_with_its_plugin(self, checkpoint: Path) -> None:
+        with start(checkpoint, Miscounting) as engine:
+            good, bad, other = engine.generate([[3, 4], list(range(3, 13)), [5]], greedy(3))
+            failures = engine.built.scheduler.info()["plugin_failures_by"]
+        assert (len(good.token_ids), len(other.token_ids)) == (3, 3)
+        assert bad.finish_reason == {
+            "type": "abort",
+            "message": "the hooks 'recorder0' (test-hooks 0) failed: ValueError: extras 'acme.slot' of pack_batch: "
+            "expected 1 entries, one for each request of batch.reqs, got 2",
+            "status": 500,
+        }
+        assert failures == {"hooks": {"recorder0": 1}}
 
     def test_before_forward_and_after_forward_see_one_batch(self, engine: Engine) -> None:
         engine.generate([[3, 4, 5], [6, 7]], greedy(3))
@@ -264,7 +318,7 @@ class TestSteps:
 
         monkeypatch.setattr(type(engine.built.runner), "execute", fail)
         engine.generate([[3, 4, 5]], greedy(4))
-        assert step_calls() == ["batch_scheduled", "before_forward", "requests_finished"]
+        assert step_calls() == ["batch_scheduled", "pack_batch", "before_forward", "requests_finished"]
 
     @pytest.mark.parametrize("order", [(First, Second), (Second, First)])
     def test_plugins_are_called_in_their_order(self, checkpoint: Path, order: tuple[type, ...]) -> None:

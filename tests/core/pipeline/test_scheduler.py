@@ -140,13 +140,6 @@ def test_finished_requests_know_when_their_last_token_came(tokens: int, aborted:
     assert aborted or times.last_token == times.finished
 
 
-def test_what_a_hook_leaves_with_a_batch_reaches_the_worker() -> None:
-    harness = Harness(hooks=StepHooks(batch_scheduled=(lambda batch: batch.extras.update({"acme.note": batch.bid}),)))
-    harness.submit("a", [1, 2], 2, sampling={"ignore_eos": True})
-    harness.run()
-    assert [work.extras for work in harness.model.batches] == [{"acme.note": 1}, {"acme.note": 2}]
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     cache=st.sampled_from(["radix", "block", "none"]),

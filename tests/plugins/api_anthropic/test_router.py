@@ -52,6 +52,12 @@ def message(script: tuple[str, ...] = SCRIPT, **body: Any) -> tuple[Message, Fak
     return Message.model_validate(done.json()), client
 
 
+def test_the_engine_learns_which_name_was_asked_for() -> None:
+    _, client = message(model="/models/fake")
+    assert client.requests[0].model == "/models/fake"
+    assert client.info.named("/models/fake") == client.info.served_name
+
+
 def frames(done: Exchange) -> list[tuple[str, dict[str, Any]]]:
     """Names and data of a stream's events."""
     found = []

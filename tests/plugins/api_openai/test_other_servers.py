@@ -17,15 +17,19 @@ from tests.plugins.api_openai import asking
 INVOKE, RENDER = "/invocations", "/v1/chat/completions/render"
 
 
-def with_names(method: str, path: str, body: Any = None) -> Exchange:
-    """One exchange with a server that calls its model `a` and `b/c`."""
+def exchange(method: str, path: str, body: Any = None) -> tuple[Exchange, FakeEngineClient]:
+    """One exchange with a server that calls its model `a` and `b/c`, and its engine."""
 
-    async def scene() -> Exchange:
+    async def scene() -> tuple[Exchange, FakeEngineClient]:
         client = FakeEngineClient()
         client._info = dataclasses.replace(client.info, served_name="a", other_names=("b/c",))
-        return await call(asking.make_app(client), method, path, body)
+        return await call(asking.make_app(client), method, path, body), client
 
     return asyncio.run(scene())
+
+
+def with_names(method: str, path: str, body: Any = None) -> Exchange:
+    return exchange(method, path, body)[0]
 
 
 def test_every_name_is_listed_and_taken() -> None:
@@ -39,6 +43,22 @@ def test_every_name_is_listed_and_taken() -> None:
     done = with_names("POST", asking.COMPLETIONS, {"model": "c", "prompt": "Hi"})
     assert (done.status, done.json()["error"]["code"]) == (404, "model_not_found")
     assert "'a', 'b/c'" in done.json()["error"]["message"]
+
+
+NAMED: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/embeddings": {"input": "Hi"},
+    "/v1/score": {"query": "Hi", "items": ["a"], "label_token_ids": [65]},
+}
+
+
+@pytest.mark.parametrize("path", NAMED)
+def test_the_engine_learns_which_name_was_asked_for(path: str) -> None:
+    done, client = exchange("POST", path, {"model": "b/c", **NAMED[path]})
+    assert done.status == 200, done.body
+    assert [*(one.model for one in client.requests), *(one.model for one in client.embedded)] == ["b/c"]
 
 
 # ---- /tokenizer_info ---------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import msgspec
 import torch
 from pegboard.core.interfaces import NO_TOKEN, Sampler
 from pegboard.core.toolkit.sampling.custom_params import read_params
+from pegboard.core.toolkit.sampling.filters import Filters
 from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT
 from pegboard.core.toolkit.sampling.logprobs import token_logprobs
 from pegboard.core.toolkit.sampling.noise import bits, gumbel, keys
@@ -53,12 +54,7 @@ class TopNSigma(Sampler[TopNSigmaOptions]):
         values, ids = logits.to(torch.float64).sort(dim=-1, descending=True, stable=True)
         kept = values >= values[:, :1] - self._n(batch, rows) * spread(values)
         ahead = (values - values[:, :1]) / batch.temperatures[rows, None]
-        kept &= torch.arange(values.shape[1], device=values.device) < batch.top_ks[rows, None]
-        mass = ahead.exp() * kept
-        before = mass.cumsum(-1) - mass
-        top_ps = batch.top_ps[rows, None].to(torch.float64)
-        kept &= (before < top_ps * mass.sum(-1, keepdim=True)) | (top_ps >= 1.0)
-        kept &= mass >= batch.min_ps[rows, None]
+        kept &= Filters.of(batch, rows, values.shape[1]).kept(ahead.exp() * kept)
         # Noise of each token's own: seed, step and token decide it, so a draw is the same in any batch.
         noise = gumbel(bits(keys(batch.seeds[rows], batch.steps[rows]), ids))
         best = (ahead + noise).masked_fill(~kept, -torch.inf).argmax(-1, keepdim=True)

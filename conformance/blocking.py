@@ -25,6 +25,8 @@ from unittest import mock
 _EVENTS = frozenset({"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"})
 """Audit events of the interpreter."""
 
+_WORK_ELSEWHERE = "let a thread or a process of your own do the work, and `poll` look how far it is"
+
 _state = threading.local()
 
 
@@ -33,8 +35,10 @@ class _Waited(BaseException):
 
 
 @contextlib.contextmanager
-def no_waiting(what: str) -> Iterator[None]:
-    """Fail where this thread waits meanwhile. Starting a thread or a process is not waiting; other threads may."""
+def no_waiting(what: str, instead: str = _WORK_ELSEWHERE) -> Iterator[None]:
+    """Fail where this thread waits meanwhile, and say what to do `instead`. Starting a thread or a process is not
+    waiting; other threads may.
+    """
     _listen()
     _state.found = []
     profile = sys.getprofile()
@@ -46,8 +50,7 @@ def no_waiting(what: str) -> Iterator[None]:
         sys.setprofile(profile)
         found, _state.found = _state.found, None
     assert not found, (
-        f"{what} blocks in {found[0]}, and all requests wait for the scheduler's loop meanwhile: let a thread or a "
-        "process of your own do the work, and `poll` look how far it is"
+        f"{what} blocks in {found[0]}, and all requests wait for the scheduler's loop meanwhile: {instead}"
     )
 
 

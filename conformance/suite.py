@@ -33,6 +33,10 @@ LACKS_MARK = "pegboard_lacks"
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
+class ConformanceWarning(UserWarning):
+    """What a suite tells an author that is allowed and hardly meant."""
+
+
 def capability(name: str) -> Callable[[F], F]:
     """Mark a test of a capability: skipped, with the reason, where the provider does not declare it."""
     mark = getattr(pytest.mark, CAPABILITY_MARK)(name)

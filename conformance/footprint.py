@@ -45,3 +45,11 @@ def growth(work: Callable[[], None], slack: int, root: object, *others: object) 
         before, size = size, footprint(root, *others)
         if size - before <= slack or size - start > _MOST:
             return size - before
+
+
+def growing(work: Callable[[], None], owner: object) -> str:
+    """Return which attributes of `owner` grow while it works, as words for a message: " (self.index)", or none."""
+    before = {name: footprint(value, owner) for name, value in vars(owner).items()}
+    work()
+    names = [f"self.{name}" for name, value in vars(owner).items() if footprint(value, owner) > before.get(name, 0)]
+    return f" ({', '.join(names)})" if names else ""

@@ -19,6 +19,7 @@ from pegboard.conformance.gate_rig import (
     let_threads_work,
     state_of,
 )
+from pegboard.conformance.gate_saying import SayingTests
 from pegboard.conformance.gate_seats import SeatTests
 from pegboard.conformance.suite import capability, lacks
 from pegboard.core.interfaces.admission_gate import AdmissionGate, GateState
@@ -26,7 +27,7 @@ from pegboard.core.interfaces.admission_gate import AdmissionGate, GateState
 __all__ = ["PATIENCE", "AdmissionGateContract", "GateRig", "ManualClock", "gated_request"]
 
 
-class AdmissionGateContract(SeatTests):
+class AdmissionGateContract(SayingTests, SeatTests):
     """A gate says clearly which requests wait and why, opens when it should, and forgets those that are gone.
 
     The suite cannot know what a gate waits for: a subclass says how a request gets blocked, and how the way is cleared.
@@ -103,13 +104,16 @@ class AdmissionGateContract(SeatTests):
     def test_a_blocked_request_is_told_why(self, gate: AdmissionGate) -> None:
         _, verdict = self.blocked(gate)
         assert verdict.reason.strip(), "people read the reason"
-        assert verdict.progress is None or 0.0 <= verdict.progress <= 1.0
+        progress = verdict.progress
+        assert progress is None or 0.0 <= progress <= 1.0, f"progress is {progress}: it is a share, from 0 to 1"
 
     def test_blocked_until_the_way_is_clear(self, gate: AdmissionGate, clock: ManualClock) -> None:
         req, _ = self.blocked(gate)
         for _ in range(3):
-            verdict = gate.poll([req]).get(req.rid)
-            assert verdict is None or verdict.state is GateState.BLOCKED
+            verdict = self.poll(gate, req).get(req.rid)
+            assert verdict is None or verdict.state is GateState.BLOCKED, (
+                f"poll() says {verdict} of a request, before what it waits for has happened"
+            )
         self.clear(gate, clock, req)
         self.wait_until_open(gate, clock, req)
 
@@ -118,7 +122,7 @@ class AdmissionGateContract(SeatTests):
         second, _ = self.blocked(gate)
         self.clear(gate, clock, first)
         for _ in range(3):
-            assert set(gate.poll([second])) <= {second.rid}
+            self.poll(gate, second)
             clock.advance(0.01)
 
     def test_a_cancelled_request_is_forgotten(self, gate: AdmissionGate) -> None:
@@ -126,7 +130,7 @@ class AdmissionGateContract(SeatTests):
         gate.cancel(req)
         self.assert_forgotten(gate, req)
         gate.cancel(req)
-        assert not gate.poll([])
+        self.poll(gate)
 
     def test_a_cancelled_request_leaves_others_alone(self, gate: AdmissionGate, clock: ManualClock) -> None:
         first, _ = self.blocked(gate)
@@ -139,8 +143,10 @@ class AdmissionGateContract(SeatTests):
         req, _ = self.blocked(gate)
         gate.cancel(req)
         again = gated_request(req.params, rid=req.rid, sampling=req.sampling)
-        assert gate.concerns(again)
-        assert gate.enter(again).state is not GateState.FAILED
+        verdict = self.enter(gate, again)
+        assert verdict.state is not GateState.FAILED, (
+            f"a request whose rid was there before, and was cancelled, is refused: {verdict.reason}"
+        )
         gate.cancel(again)
         self.assert_forgotten(gate, again)
 
@@ -153,7 +159,7 @@ class AdmissionGateContract(SeatTests):
         self.clear(gate, clock, req)
         self.wait_until_open(gate, clock, req)
         gate.finished(req)
-        assert state_of(req) == before, "only the pipeline changes a request"
+        assert state_of(req) == before, "the gate has changed the request: only the pipeline does"
 
     def test_a_finished_request_is_forgotten(self, gate: AdmissionGate, clock: ManualClock) -> None:
         req, _ = self.blocked(gate)
@@ -174,10 +180,11 @@ class AdmissionGateContract(SeatTests):
     @capability("holds")
     def test_a_held_request_is_released_once(self, gate: AdmissionGate, clock: ManualClock) -> None:
         req = self.held_request(gate)
-        assert gate.concerns(req)
-        assert gate.enter(req).state is GateState.OPEN
-        assert gate.finished(req) is True
-        assert req.rid not in gate.released()
+        verdict = self.enter(gate, req)
+        assert verdict.state is GateState.OPEN, f"enter() answers {verdict} to a request of held_request(): let it pass"
+        held = gate.finished(req)
+        assert held is True, f"finished() answers {held!r} for a request of held_request(): True holds it"
+        assert req.rid not in gate.released(), "released() names a request that is still to be held"
         self.let_go(gate, clock, req)
         named = []
         for turn in range(PATIENCE):
@@ -185,22 +192,32 @@ class AdmissionGateContract(SeatTests):
             clock.advance(0.01)
             if not named:
                 let_threads_work(turn)
-        assert named == [req.rid]
+        assert named == [req.rid], (
+            f"in {PATIENCE} calls released() has named a held request {len(named)} times: once, when what it is held "
+            "for has ended. After let_go() of the test class nothing may be left of that"
+        )
         self.assert_forgotten(gate, req)
 
     @capability("holds")
     def test_a_held_request_that_is_dropped_is_forgotten(self, gate: AdmissionGate) -> None:
         req = self.held_request(gate)
-        gate.enter(req)
-        assert gate.finished(req) is True
+        self.enter(gate, req)
+        held = gate.finished(req)
+        assert held is True, f"finished() answers {held!r} for a request of held_request(): True holds it"
         gate.drop(req)
         self.assert_forgotten(gate, req)
-        assert req.rid not in gate.released()
+        assert req.rid not in gate.released(), "released() names a request that was dropped"
 
     @lacks("holds")
     def test_nobody_is_held(self, gate: AdmissionGate, clock: ManualClock) -> None:
         req, _ = self.blocked(gate)
         self.clear(gate, clock, req)
         self.wait_until_open(gate, clock, req)
-        assert gate.finished(req) is False
-        assert not list(gate.released())
+        held = gate.finished(req)
+        assert held is not True, (
+            "finished() answers True, which keeps a request's KV until released() names it: declare the capability "
+            "`holds` in the record, or answer False"
+        )
+        assert held is False, f"finished() answers {held!r}: True holds the request's KV, False lets it go"
+        named = list(gate.released())
+        assert not named, f"released() names {named}, of which none is held"

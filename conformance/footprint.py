@@ -48,8 +48,16 @@ def growth(work: Callable[[], None], slack: int, root: object, *others: object) 
 
 
 def growing(work: Callable[[], None], owner: object) -> str:
-    """Return which attributes of `owner` grow while it works, as words for a message: " (self.index)", or none."""
-    before = {name: footprint(value, owner) for name, value in vars(owner).items()}
+    """Return which attributes of `owner` grow while it works, as words for a message: " (self.index)", or none. Its
+    `ctx` and `options` are not its own.
+    """
+    others = (owner, getattr(owner, "ctx", None), getattr(owner, "options", None))
+    sizes = [{name: footprint(value, *others) for name, value in _own(owner)}]
     work()
-    names = [f"self.{name}" for name, value in vars(owner).items() if footprint(value, owner) > before.get(name, 0)]
+    sizes.append({name: footprint(value, *others) for name, value in _own(owner)})
+    names = [f"self.{name}" for name, size in sizes[1].items() if size > sizes[0].get(name, 0)]
     return f" ({', '.join(names)})" if names else ""
+
+
+def _own(owner: object) -> list[tuple[str, object]]:
+    return [(name, value) for name, value in vars(owner).items() if name not in ("ctx", "options")]

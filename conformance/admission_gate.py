@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import re
@@ -152,13 +153,14 @@ class AdmissionGateContract(SayingTests, SeatTests):
 
     def test_requests_are_read_and_not_changed(self, gate: AdmissionGate, clock: ManualClock) -> None:
         req = self.blocked_request(gate)
-        before = state_of(req)
+        before, said = state_of(req), copy.deepcopy(dict(req.params))
         gate.concerns(req)
         gate.enter(req)
         gate.poll([req])
         self.clear(gate, clock, req)
         self.wait_until_open(gate, clock, req)
         gate.finished(req)
+        assert dict(req.params) == said, f"the gate has changed what the request says: {said} is {dict(req.params)} now"
         assert state_of(req) == before, "the gate has changed the request: only the pipeline does"
 
     def test_a_finished_request_is_forgotten(self, gate: AdmissionGate, clock: ManualClock) -> None:
@@ -171,11 +173,20 @@ class AdmissionGateContract(SayingTests, SeatTests):
 
     def test_it_tells_of_itself_in_numbers(self, gate: AdmissionGate) -> None:
         """Under names that metrics can have; whatever requests are at it."""
+        self.check_stats(gate, "before any request came")
         req, _ = self.blocked(gate)
-        for name, value in gate.stats().items():
-            assert re.fullmatch("[a-z][a-z0-9_]*", name), f"a metric cannot be called {name!r}"
-            assert math.isfinite(value), f"{name} is {value}"
+        self.check_stats(gate, "while it blocks a request")
         gate.cancel(req)
+        self.check_stats(gate, "after a request was cancelled")
+
+    def check_stats(self, gate: AdmissionGate, when: str) -> None:
+        try:
+            found = dict(gate.stats())
+        except Exception as error:
+            raise AssertionError(f"stats() raises {type(error).__name__}, {when}: {error}") from error
+        for name, value in found.items():
+            assert re.fullmatch("[a-z][a-z0-9_]*", name), f"a metric cannot be called {name!r}"
+            assert math.isfinite(value), f"stats() says that {name} is {value}, {when}"
 
     @capability("holds")
     def test_a_held_request_is_released_once(self, gate: AdmissionGate, clock: ManualClock) -> None:

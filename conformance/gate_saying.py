@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
+from pegboard.conformance.clocks import ClockWatch
 from pegboard.conformance.footprint import growing, growth
 from pegboard.conformance.gate_rig import GateRig, ManualClock, gated_request
 from pegboard.conformance.traces import traces
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, GateState
 from pegboard.core.interfaces.plugin import BodyField
+
+SOON = 5.0
+"""Seconds within which threads end that `close` has told to."""
 
 MANY = 100
 KEPT_BYTES = 24
@@ -115,6 +121,49 @@ class SayingTests(GateRig):
             f"the gate keeps {grown:,} bytes more after each {MANY} requests that have said other things and are gone"
             f"{growing(work, gate)}: forget what a request said when the last one that said it has ended"
         )
+
+    def test_another_that_says_the_same_may_be_cancelled(self, gate: AdmissionGate, clock: ManualClock) -> None:
+        """Whether that one was let through or not: the one before it opens as if it had never come."""
+        req, _ = self.blocked(gate)
+        twin = gated_request(req.params, sampling=req.sampling)
+        verdict = self.enter(gate, twin)
+        if verdict.state is not GateState.OPEN:
+            gate.cancel(twin)
+        elif gate.finished(twin):
+            gate.drop(twin)
+        self.clear(gate, clock, req)
+        try:
+            self.wait_until_open(gate, clock, req)
+        except Exception as error:
+            raise AssertionError(
+                f"a request that says the same as one before it came and was cancelled, and then poll() raises "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def test_time_is_that_of_the_context(self, gate: AdmissionGate, clock: ManualClock) -> None:
+        """So that a simulated run behaves as a real one."""
+        asked = ClockWatch()
+        with asked.watched():
+            req, _ = self.blocked(gate)
+            self.poll(gate, req)
+            self.clear(gate, clock, req)
+            clock.advance(0.01)
+            self.poll(gate, req)
+            gate.cancel(req)
+        assert not asked.found, (
+            f"the gate asks {', '.join(sorted(asked.found))}: its time is that of ctx.clock, and no other. It may be "
+            "virtual time, as in pegboard simulate"
+        )
+
+    def test_close_lets_threads_go(self, clock: ManualClock) -> None:
+        before = set(threading.enumerate())
+        gate: AdmissionGate = self.build(AdmissionGateContext(clock))
+        gate.close()
+        until = time.monotonic() + SOON
+        while running := set(threading.enumerate()) - before:
+            names = ", ".join(sorted(one.name for one in running))
+            assert time.monotonic() < until, f"close() leaves threads running: {names}"
+            time.sleep(0.01)
 
     def test_gates_know_nothing_of_each_other(self, gate: AdmissionGate) -> None:
         """Several engines may live in a process."""

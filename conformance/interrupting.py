@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-HANGS = 120.0
+HANGS = 60.0
 """Seconds after which calls count as waiting for each other."""
 
 _LOOKS = 3
@@ -42,8 +42,10 @@ class _Call:
     def end(self) -> None:
         """Wait for it. Raises what it has raised."""
         self.thread.join(HANGS)
-        assert not self.thread.is_alive(), (
-            f"two calls at once wait for each other: they have not ended after {HANGS:g} s"
+        waits = self.thread.is_alive()
+        assert not waits, (
+            f"a call has not ended after {HANGS:g} s: does it wait for a lock that an earlier call has left locked, or "
+            "that a call at the same time holds, which waits for it?"
         )
         if self.raised is not None:
             raise self.raised
@@ -61,6 +63,13 @@ class _Call:
             place = here
             if looks == _LOOKS:
                 return
+
+
+def ended(call: Callable[[], object]) -> None:
+    """Run `call` in a thread of its own. Fail where it does not end. Raises what it raises."""
+    one = _Call(call)
+    one.thread.start()
+    one.end()
 
 
 def _sleeps(thread: threading.Thread) -> bool:

@@ -40,9 +40,9 @@ class ConductTests(SpeculatorRig):
         speculator = self.new()
 
         def watched(call: str) -> AbstractContextManager[None]:
-            return no_waiting(call, _NO_DRAFT)
+            return no_waiting(call, _NO_DRAFT, files=False)
 
-        with no_waiting("concerns", _NO_DRAFT):
+        with no_waiting("concerns", _NO_DRAFT, files=False):
             speculator.concerns(SamplingParams())
         for life in self.lives():
             while not life.done:

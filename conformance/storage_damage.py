@@ -9,6 +9,7 @@ from types import MappingProxyType
 import pytest
 
 from pegboard.conformance.storage_rig import BLOCK, StorageRig, Stores, Talk, numbered
+from pegboard.conformance.suite import capability
 
 DAMAGE: Mapping[str, Callable[[bytes], bytes | None]] = MappingProxyType(
     {
@@ -49,6 +50,21 @@ class DamageTests(StorageRig):
         whole = self.raw(talk.storage, keys[2])
         assert whole is not None, "raw() has nothing for a block that was written"
         self.check_miss(talk, keys, 2, DAMAGE[kind](whole), f"damaged ({kind})")
+
+    @capability("persistent")
+    def test_damage_costs_its_block_alone(self, stores: Stores) -> None:
+        """Also after a restart: the last byte of one block is another one, and those after it are there."""
+        keys = numbered(5)
+
+        def damage(talk: Talk) -> None:
+            talk.written(keys)
+            whole = self.raw(talk.storage, keys[1])
+            assert whole is not None, "raw() has nothing for a block that was written"
+            self.put_raw(talk.storage, keys[1], whole[:-1] + bytes([whole[-1] ^ 1]))
+
+        talk = stores.after("closed", damage)
+        assert talk.read(keys[1:2]) == 0, "a block whose last byte was changed is read, after a restart"
+        talk.holds([*keys[:1], *keys[2:]], "though only another one was damaged before a restart")
 
     def test_no_bit_may_flip(self, stores: Stores) -> None:
         talk, keys = stores.open(24), numbered(1)

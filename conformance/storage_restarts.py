@@ -52,13 +52,20 @@ class RestartTests(StorageRig):
         two.lacks(keys[2:5], f"were deleted before the storage was {how}")
         two.holds(keys[:2] + keys[5:], f"after others were deleted and the storage was {how}")
         stores.close(two)
-        three = stores.after(how, lambda talk: talk.storage.clear())
+        later = numbered(3, 20)
+
+        def clear(talk: Talk) -> None:
+            talk.storage.clear()
+            talk.written(later)
+
+        three = stores.after(how, clear)
         three.lacks(keys, f"were cleared before the storage was {how}")
+        three.holds(later, f"after others were cleared, these written, and the storage was {how}")
         three.written(keys)
         three.holds(keys)
 
     @capability("persistent")
-    @pytest.mark.parametrize("what", ["set", "delete"])
+    @pytest.mark.parametrize("what", ["set", "delete", "open"])
     def test_a_crash_amid_a_call(self, stores: Stores, tmp_path: Path, what: str) -> None:
         """A process is killed in the midst of a call, once after each change to files that Python sees: the call's
         block is there as it was written, or it is not, and all others are. The place can be opened and written to.
@@ -71,6 +78,8 @@ class RestartTests(StorageRig):
             [key] = numbered(1, 200 + change)
 
             def work(change: int = change, key: bytes = key) -> None:
+                if what == "open":
+                    die_after_change(change, tmp_path)
                 talk = stores.open()
                 if what == "delete":
                     talk.written([key])

@@ -171,6 +171,7 @@ class Stores:
             work(talk)
             self.close(talk)
         else:
+            self._suite.skip_if_it_objects(KVStorageContext(self.identity, BLOCK), **self.options)
             self._suite.in_child(lambda: work(self.open()))
         return self.open()
 

@@ -13,7 +13,7 @@ import pytest
 from pegboard.conformance.storage_conduct import StorageConductTests
 from pegboard.conformance.storage_damage import DamageTests
 from pegboard.conformance.storage_restarts import RestartTests
-from pegboard.conformance.storage_rig import FAR, Stores, Talk, content, numbered, odd_keys, repeated
+from pegboard.conformance.storage_rig import FAR, Stores, Talk, content, numbered, odd_keys, repeated, saying
 from pegboard.conformance.suite import capability
 
 MANY = 5000
@@ -55,11 +55,12 @@ class KVStorageContract(StorageConductTests, DamageTests, RestartTests):
         talk = stores.open(64)
         (key, other) = numbered(2)
         array = np.frombuffer(content(other, 64), np.float32).reshape(4, 4)
-        assert talk.storage.set([key, other], [memoryview(content(key, 64)), array.data], FAR) == 2
-        talk.holds([key, other])
         out = np.zeros((4, 4), np.float32)
-        assert talk.storage.get([other], [out.data], FAR) == 1
-        assert out.tobytes() == content(other, 64)
+        with saying(_ANY_MEMORY):
+            assert talk.storage.set([key, other], [memoryview(content(key, 64)), array.data], FAR) == 2
+            talk.holds([key, other])
+            assert talk.storage.get([other], [out.data], FAR) == 1
+            assert out.tobytes() == content(other, 64)
 
     def test_nothing_is_asked(self, stores: Stores) -> None:
         talk = stores.open()
@@ -100,8 +101,9 @@ class KVStorageContract(StorageConductTests, DamageTests, RestartTests):
     def test_deleted_blocks_are_gone(self, stores: Stores) -> None:
         talk, keys = stores.open(), numbered(6)
         talk.put(keys)
-        talk.storage.delete([*numbered(2, 50), keys[3], keys[5], keys[3]])
-        talk.storage.delete([keys[3]])
+        with saying("delete() of blocks that are not there, or are named twice, does nothing"):
+            talk.storage.delete([*numbered(2, 50), keys[3], keys[5], keys[3]])
+            talk.storage.delete([keys[3]])
         talk.lacks([keys[3], keys[5]], "were deleted")
         assert (talk.has(keys), talk.read(keys)) == (3, 3), "exists and get do not end at a block that was deleted"
         talk.holds(keys[4:5], "after others were deleted")
@@ -252,3 +254,9 @@ class KVStorageContract(StorageConductTests, DamageTests, RestartTests):
         for name, value in talk.storage.stats().items():
             assert isinstance(name, str), f"stats() has a name that is not a text: {name!r}"
             assert isinstance(value, int | float), f"stats() has {name}={value!r}, which is not a number"
+
+
+_ANY_MEMORY = (
+    'blocks and buffers are memory of any shape and type, which may be read-only: take `memoryview(block).cast("B")` '
+    "for its bytes, and `nbytes` for how many they are, since len() counts rows"
+)

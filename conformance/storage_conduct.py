@@ -57,6 +57,7 @@ MEETINGS: Mapping[str, Meeting] = MappingProxyType(
         "the_same_set_amid_set": Meeting(
             lambda talk, a, b: talk.written([a]), lambda talk, a, b: talk.written([a]), 0, (0,)
         ),
+        "get_amid_get": Meeting(lambda talk, a, b: talk.read([a]), lambda talk, a, b: talk.read([b]), 2, (0, 1)),
         "replaced_amid_get": Meeting(lambda talk, a, b: talk.read([a]), _replace, 1, (1,), (0,)),
         "deleted_amid_exists": Meeting(
             lambda talk, a, b: talk.has([a]), lambda talk, a, b: talk.storage.delete([a]), 1, (), (0,)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pegboard.conformance.dying import die_after_change, work_and_die
-from pegboard.conformance.storage_rig import StorageRig, Stores, Talk, numbered, odd_keys
+from pegboard.conformance.storage_rig import StorageRig, Stores, Talk, numbered, odd_keys, saying
 from pegboard.conformance.suite import capability
 
 CRASHES = 30
@@ -84,10 +82,13 @@ class RestartTests(StorageRig):
                 if what == "delete":
                     talk.written([key])
                 die_after_change(change, tmp_path)
-                talk.put([key]) if what == "set" else talk.storage.delete([key])
+                if what == "delete":
+                    talk.storage.delete([key])
+                elif what == "set":
+                    talk.put([key])
 
             ended = work_and_die(work)
-            with _working(f"after a process was killed amid {what}, at its change {change} to files"):
+            with saying(f"after a process was killed amid {what}, at its change {change} to files"):
                 talk = stores.open()
                 talk.read([key])
                 talk.holds(keys, "which were there before")
@@ -97,12 +98,3 @@ class RestartTests(StorageRig):
             if ended:
                 return
             keys.append(key)
-
-
-@contextlib.contextmanager
-def _working(when: str) -> Iterator[None]:
-    """Say `when` it was, of what fails."""
-    try:
-        yield
-    except Exception as error:
-        raise AssertionError(f"{when}: {type(error).__name__}: {error}") from error

@@ -4,6 +4,7 @@ says of its storage.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import secrets
@@ -15,6 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 from pegboard.conformance.dying import work_and_die
+from pegboard.conformance.interrupting import ended
 from pegboard.conformance.suite import ContractSuite
 from pegboard.core.interfaces.clock import Clock
 from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext
@@ -71,6 +73,15 @@ def odd_keys() -> list[bytes]:
     [digest] = numbered(1, start=7000)
     keys += [digest[:31] + b"\0", digest[:31] + b"\0\0", digest[:30] + b"\0\0"]
     return keys + [fill[start : start + length] for start in (0, 190) for length in range(32, 65)]
+
+
+@contextlib.contextmanager
+def saying(words: str) -> Iterator[None]:
+    """Say these words of what fails."""
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"{words}: {type(error).__name__}: {error}") from error
 
 
 class Buffers:
@@ -178,7 +189,7 @@ class Stores:
     def end(self) -> None:
         """Leave nothing behind."""
         for storage in self._opened.values():
-            storage.clear()
+            ended(storage.clear)
         for storage in self._opened.values():
             storage.close()
 

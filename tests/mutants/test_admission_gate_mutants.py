@@ -6,6 +6,7 @@ import contextlib
 import io
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from time import sleep
@@ -351,6 +352,31 @@ class SharesItsRequests(DrillGate):
         self._since = KNOWN
 
 
+class AsksTheMachine(DrillGate):
+    def _verdict(self, rid):
+        self.asked = time.monotonic()
+        return super()._verdict(rid)
+
+
+class AddsADefault(DrillGate):
+    def enter(self, req):
+        if isinstance(req.params.get("drill"), dict):
+            req.params["drill"].setdefault("delay", 0.5)
+            req.params["drill"]["most"] = None
+        return super().enter(req)
+
+
+class DividesByItsRequests(DrillGate):
+    def stats(self):
+        return {"mean": 1.0 / len(self._since)}
+
+
+class LeavesItsThread(DrillGate):
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        threading.Thread(target=threading.Event().wait, args=(9.0,), name="refill", daemon=True).start()
+
+
 class AnswersNothing(DrillGate):
     def finished(self, req):
         super().finished(req)
@@ -415,6 +441,36 @@ class TenantSuite(AdmissionGateContract):
             gate.finished(gated_request(rid=rid))
 
 
+class QueuesTenants(Tenants):
+    """Has those that wait in a queue, of which a request that is cancelled is taken to be the first."""
+
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self.queue = []
+
+    def poll(self, blocked):
+        return {req.rid: self.enter(req) for req in blocked if req.rid in self.queue[:1]}
+
+    def enter(self, req):
+        verdict = super().enter(req)
+        if verdict.reason.startswith("another") and req.rid not in self.queue:
+            self.queue.append(req.rid)
+        elif verdict is OPEN and req.rid in self.queue:
+            self.queue.remove(req.rid)
+        return verdict
+
+    def cancel(self, req):
+        super().cancel(req)
+        if req.rid in self.queue:
+            self.queue.remove(req.rid)
+
+
+class CancelsTheFirst(QueuesTenants):
+    def cancel(self, req):
+        Tenants.cancel(self, req)
+        del self.queue[:1]
+
+
 class KeepsEmptyTenants(Tenants):
     def cancel(self, req):
         if req.rid in self.tenant:
@@ -451,6 +507,11 @@ def mutant(factory: type, caught_by: str, provides: frozenset[str] = HOLDS, says
 MUTANTS = [
     mutant(AnswersNothing, "test_nobody_is_held", frozenset(), "finished() answers None"),
     mutant(AnswersRequests, "test_news_is_of_those_asked_about", HOLDS, "its keys are rids"),
+    mutant(AsksTheMachine, "test_time_is_that_of_the_context", HOLDS, "the gate asks time.monotonic"),
+    mutant(AddsADefault, "test_requests_are_read_and_not_changed", HOLDS, "has changed what the request says"),
+    mutant(DividesByItsRequests, "test_it_tells_of_itself_in_numbers", HOLDS, "raises ZeroDivisionError, before any"),
+    mutant(LeavesItsThread, "test_close_lets_threads_go", HOLDS, "leaves threads running: refill"),
+    Mutant(CancelsTheFirst, TenantSuite, "test_another_that_says_the_same_may_be_cancelled", says="not open after"),
     mutant(SharesItsRequests, "test_gates_know_nothing_of_each_other", HOLDS, "keep state in self"),
     mutant(KeepsEachDelay, "test_what_requests_said_is_forgotten", HOLDS, "(self.waiting)"),
     Mutant(KeepsEmptyTenants, TenantSuite, "test_what_requests_said_is_forgotten", says="(self.running)"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,6 +247,13 @@ class KeepsWhatItLearnt(NgramSpeculator):
         self.rates.update((row.namespace, gained.tolist()) for row in rows)
 
 
+class WritesItsFigures(NgramSpeculator):
+    def learn(self, rows, offered, gained):
+        with Path(tempfile.gettempdir(), "figures").open("a") as file:
+            file.write(f"{gained.sum()}")
+        super().learn(rows, offered, gained)
+
+
 class BeginsATokenEarly(NgramSpeculator):
     def _draft(self, row):
         return [row.tokens.item(-1), *super()._draft(row)][: row.most - 1]
@@ -290,6 +299,7 @@ MUTANTS = [
         (TakesOnAnyPrompt, "test_work_on_a_long_prompt_is_bounded", {}, "take on so many tokens per call"),
         (Naps, "test_no_call_waits", {}, "propose blocks in time.sleep"),
         (WaitsForItsHelper, "test_no_call_waits", {}, "learn blocks in Thread.join"),
+        (WritesItsFigures, "test_no_call_waits", {}, "learn blocks in open("),
         (KeepsNotesById, "test_a_memo_may_lie_where_another_one_lay", {}, "the id() of its memo"),
         (KeepsWhatItLearnt, "test_requests_are_let_go", {}, "bytes more are kept"),
     ]

@@ -226,6 +226,43 @@ class KeepsAListInPlace(FilesStorage):
         return count
 
 
+class WritesItsListAnew(KeepsAListInPlace):
+    """Where it stands, when it is opened."""
+
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self.list.write_text(json.dumps(self.names))
+
+    def set(self, keys, blocks, deadline):
+        return FilesStorage.set(self, keys, blocks, deadline)
+
+
+class AnswersAnEmptyText(FakeStorage):
+    @classmethod
+    def supports(cls, options, ctx):
+        return ""
+
+
+class StopsAtDamage(FilesStorage):
+    """As one does that reads a log from its start, and takes what is damaged for its end."""
+
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self.order = Path(options.dir, "order.json")
+        self.names = json.loads(self.order.read_text()) if self.order.exists() else []
+        for place, name in enumerate(self.names):
+            if FilesStorage.get(self, [bytes.fromhex(name)], [memoryview(bytearray(ctx.block_bytes))], FAR) == 0:
+                FilesStorage.delete(self, [bytes.fromhex(name) for name in self.names[place:]])
+
+    def set(self, keys, blocks, deadline):
+        self.names += [key.hex() for key in keys]
+        return super().set(keys, blocks, deadline)
+
+    def close(self):
+        self.order.write_text(json.dumps(self.names))
+        super().close()
+
+
 PERSISTENT = frozenset({"persistent"})
 MUTANTS = [
     Mutant(cls, suite=Suite, caught_by=test, says=says)
@@ -260,6 +297,11 @@ MUTANTS[1:1] = [
 ]
 MUTANTS += [
     Mutant(WritesWhenItIsClosed, FilesSuite, "test_blocks_outlive_what_wrote_them", says="what wrote them was crashed"),
+    Mutant(
+        WritesItsListAnew, FilesSuite, "test_a_crash_amid_a_call", base=FilesStorage, says="amid open, at its change"
+    ),
+    Mutant(AnswersAnEmptyText, Suite, "test_clear_removes_everything", says="supports() answers ''"),
+    Mutant(StopsAtDamage, FilesSuite, "test_damage_costs_its_block_alone", says="only another one was damaged"),
     Mutant(KeepsAListInPlace, FilesSuite, "test_a_crash_amid_a_call", says="amid set, at its change"),
 ]
 

@@ -157,6 +157,16 @@ class ReadsUnchecked(ReadsWithoutTheLock):
         return True
 
 
+class SeeksWithoutTheLock(SlotStorage):
+    """All threads read from where the last one has gone to."""
+
+    def read(self, key, out):
+        if key not in self.index:
+            return False
+        self.at = self.index[key]
+        return self.take(key, self.slots[self.at], out)
+
+
 class ListsBeforeItWrites(SlotStorage):
     def write(self, key, block):
         if key in self.index:
@@ -291,6 +301,7 @@ MUTANTS[1:1] = [
     for cls, says in [
         (ReadsWithoutTheLock, "where replaced_amid_get"),
         (ReadsUnchecked, "get reads other bytes than those written"),
+        (SeeksWithoutTheLock, "where get_amid_get"),
         (ListsBeforeItWrites, "where read_amid_set"),
         (TwoTakeOneSlot, "where set_amid_set"),
     ]
@@ -356,7 +367,7 @@ def test_a_place_may_be_locked() -> None:
     """By what is open there: a crash is one, with its process gone."""
     outcomes, output = outcomes_of(LockedSuite, "outlive or stays_removed or crash_amid or lets_go or are_misses")
     assert not outcomes.failed + outcomes.errors, output
-    assert len(outcomes.passed) == 16
+    assert len(outcomes.passed) == 17
     assert "a block cannot be too_long: for the sake of the test" in output
 
 

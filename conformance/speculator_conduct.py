@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pegboard.conformance.blocking import no_waiting
-from pegboard.conformance.draft_checks import MOST, VOCAB, plain, step_counter
+from pegboard.conformance.draft_checks import MOST, VOCAB, PlainTree, plain, step_counter
+from pegboard.conformance.dying import work_and_die
 from pegboard.conformance.footprint import growth
 from pegboard.conformance.speculator_rig import Life, SpeculatorRig, step
 from pegboard.conformance.steps import TooManySteps
@@ -88,6 +91,29 @@ class ConductTests(SpeculatorRig):
                 found, expected = (plain(step(one, [life], [MOST])) for one, life in ((speculator, text), (own, alone)))
                 assert found == expected, _BY_ID
             memo.clear()
+
+    def test_instances_know_nothing_of_each_other(self, tmp_path: Path) -> None:
+        """Nor does one know what another one of this process has learnt before, in the same namespace. What one drafts
+        that knows nothing is found out in a process of its own.
+        """
+        if "device" in self.capabilities:
+            pytest.skip("it is given rows of its own memory")
+        texts = [(((np.array(text) + 29) % VOCAB).tolist(), prompt) for text, prompt in self.texts()]
+        known = tmp_path / "trees"
+        work_and_die(lambda: known.write_text(json.dumps(self._drafts(texts))))
+        expected = json.loads(known.read_text())
+        self._drafts(texts)
+        found = json.loads(json.dumps(self._drafts(texts)))
+        assert found == expected, _INSTANCES
+
+    def _drafts(self, texts: Sequence[tuple[list[int], int]]) -> list[list[PlainTree]]:
+        """Return what a new instance drafts for each step of these texts."""
+        speculator, found = self.new(), []
+        for text, prompt in texts:
+            life = Life(text, prompt, "tenant")
+            while not life.done:
+                found.append(plain(step(speculator, [life], [MOST])))
+        return found
 
     def test_requests_are_let_go(self) -> None:
         """Many come and go, each in a namespace of its own: what is kept of them ends somewhere."""
@@ -166,6 +192,10 @@ _AT_ONCE = "take on so many tokens per call at most, and draft nothing until all
 _BY_ID = (
     "something of a request that is gone is kept under the id() of its memo, or outside of it: keep all that is known "
     "of a request in DraftRow.memo, under the speculator itself as the key"
+)
+_INSTANCES = (
+    "what another instance of the class has learnt shows in its drafts: keep nothing in the class or the module, nor "
+    "in a default that instances share"
 )
 _KEPT = (
     "keep what is known of a request in DraftRow.memo, which goes with it, and bound what is learnt from many. If the "

@@ -112,7 +112,7 @@ class ContractSuite:
 
     def skip_if_it_objects(self, ctx: Any, **overrides: Any) -> None:
         """Skip the test, with the provider's own reason, where its `supports` objects. Fail where it gives none."""
-        reason = _asked(self.provider_class(), self.make_options(**overrides), ctx)
+        reason: object = _asked(self.provider_class(), self.make_options(**overrides), ctx)
         if reason is None:
             return
         said = isinstance(reason, str) and reason.strip()

@@ -235,6 +235,32 @@ class KeepsNotesById(NgramSpeculator):
         return super().propose([replace(row, memo=self.memos.setdefault(id(row.memo), {})) for row in rows])
 
 
+class SharesItsNotes(NgramSpeculator):
+    """Between all instances, and under what the text begins with."""
+
+    notes = {}  # type: ignore[var-annotated]
+
+    def propose(self, rows):
+        memos = [self.notes.setdefault((row.namespace, row.tokens[:1].tobytes()), {}) for row in rows]
+        for memo in memos:
+            memo["asked"] = memo.get("asked", 0) + 1
+        most = [1 + memo["asked"] % 200 // 100 * row.most for memo, row in zip(memos, rows, strict=True)]
+        return super().propose([replace(row, most=min(row.most, nodes)) for row, nodes in zip(rows, most, strict=True)])
+
+
+class GivesUpForAll(NgramSpeculator):
+    """After drafts that failed, whosever they were."""
+
+    failed = 0
+
+    def learn(self, rows, offered, gained):
+        super().learn(rows, offered, gained)
+        self.failed = 0 if gained[-1] > 1 else self.failed + (offered[-1] > 1)
+
+    def propose(self, rows):
+        return super().propose([replace(row, most=1 if self.failed > 1 else row.most) for row in rows])
+
+
 class KeepsWhatItLearnt(NgramSpeculator):
     """Of each namespace, for ever."""
 
@@ -299,6 +325,8 @@ MUTANTS = [
         (TakesOnAnyPrompt, "test_work_on_a_long_prompt_is_bounded", {}, "take on so many tokens per call"),
         (Naps, "test_no_call_waits", {}, "propose blocks in time.sleep"),
         (WaitsForItsHelper, "test_no_call_waits", {}, "learn blocks in Thread.join"),
+        (SharesItsNotes, "test_instances_know_nothing_of_each_other", {}, "another instance of the class"),
+        (GivesUpForAll, "test_other_rows_do_not_matter", {}, "more than its own request"),
         (WritesItsFigures, "test_no_call_waits", {}, "learn blocks in open("),
         (KeepsNotesById, "test_a_memo_may_lie_where_another_one_lay", {}, "the id() of its memo"),
         (KeepsWhatItLearnt, "test_requests_are_let_go", {}, "bytes more are kept"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-_SHARED = (type, ModuleType)
+_SHARED = (type, ModuleType, logging.Logger, logging.Handler)
 _MOST = 1 << 20
 """Bytes that a history may come to before it counts as one without an end."""
 
@@ -45,6 +46,15 @@ def growth(work: Callable[[], None], slack: int, root: object, *others: object) 
         before, size = size, footprint(root, *others)
         if size - before <= slack or size - start > _MOST:
             return size - before
+
+
+def with_class(owner: object) -> list[object]:
+    """Return an object and what its classes hold beside methods, such as caches of them; those of the core do not
+    count.
+    """
+    classes = [cls for cls in type(owner).__mro__ if not cls.__module__.startswith(("pegboard.core.", "builtins"))]
+    values = [value for cls in classes for name, value in vars(cls).items() if not name.startswith("__")]
+    return [owner, *values]
 
 
 def growing(work: Callable[[], None], owner: object) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pegboard.conformance.clocks import ClockWatch
-from pegboard.conformance.footprint import growing, growth
+from pegboard.conformance.footprint import growing, growth, with_class
 from pegboard.conformance.gate_rig import GateRig, ManualClock, gated_request
 from pegboard.conformance.traces import traces
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, GateState
@@ -116,7 +116,7 @@ class SayingTests(GateRig):
             gate.poll([])
             list(gate.released())
 
-        grown = growth(work, KEPT_BYTES * MANY, gate, gate.ctx, gate.options, *self.around(gate))
+        grown = growth(work, KEPT_BYTES * MANY, with_class(gate), gate.ctx, gate.options, *self.around(gate))
         assert grown <= KEPT_BYTES * MANY, (
             f"the gate keeps {grown:,} bytes more after each {MANY} requests that have said other things and are gone"
             f"{growing(work, gate)}: forget what a request said when the last one that said it has ended"

@@ -16,7 +16,7 @@ import pytest
 from pegboard.conformance.blocking import no_waiting
 from pegboard.conformance.draft_checks import MOST, VOCAB, PlainTree, plain, step_counter
 from pegboard.conformance.dying import work_and_die
-from pegboard.conformance.footprint import growth
+from pegboard.conformance.footprint import growth, with_class
 from pegboard.conformance.speculator_rig import Life, SpeculatorRig, step
 from pegboard.conformance.steps import TooManySteps
 from pegboard.core.interfaces.sampling import SamplingParams
@@ -127,7 +127,7 @@ class ConductTests(SpeculatorRig):
                 for _ in range(3):
                     step(speculator, [life], [MOST])
 
-        grown = growth(work, KEPT_BYTES * MANY, speculator, speculator.ctx, speculator.options)
+        grown = growth(work, KEPT_BYTES * MANY, with_class(speculator), speculator.ctx, speculator.options)
         assert grown <= KEPT_BYTES * MANY, f"{grown:,} bytes more are kept after each {MANY} requests: {_KEPT}"
 
     def _cost_of_steps(self, length: int, most: int = 1 << 62) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import pytest
 
 from pegboard.conformance.dying import state_of
-from pegboard.conformance.footprint import growing, growth
+from pegboard.conformance.footprint import growing, growth, with_class
 from pegboard.conformance.interrupting import ended, interrupted
 from pegboard.conformance.storage_rig import StorageRig, Stores, Talk, numbered
 from pegboard.core.interfaces.kv_storage import KVStorageContext
@@ -116,7 +116,7 @@ class StorageConductTests(StorageRig):
             talk.storage.delete(keys[:MANY])
 
         storage = talk.storage
-        grown = growth(work, KEPT_BYTES * MANY, storage, storage.ctx, storage.options)
+        grown = growth(work, KEPT_BYTES * MANY, with_class(storage), storage.ctx, storage.options)
         assert grown <= KEPT_BYTES * MANY, (
             f"it keeps {grown:,} bytes more after each {MANY} blocks that were written and deleted, and {MANY} keys "
             f"that were never there{growing(work, storage)}: forget keys that are gone, or bound what is remembered"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import time
 import warnings
@@ -261,6 +262,16 @@ class GivesUpForAll(NgramSpeculator):
         return super().propose([replace(row, most=1 if self.failed > 1 else row.most) for row in rows])
 
 
+class CachesWithoutABound(NgramSpeculator):
+    @functools.lru_cache(maxsize=None)  # noqa: B019, UP033
+    def size_of(self, namespace):
+        return len(namespace)
+
+    def propose(self, rows):
+        assert all(self.size_of(row.namespace) >= 0 for row in rows)
+        return super().propose(rows)
+
+
 class KeepsWhatItLearnt(NgramSpeculator):
     """Of each namespace, for ever."""
 
@@ -329,6 +340,7 @@ MUTANTS = [
         (GivesUpForAll, "test_other_rows_do_not_matter", {}, "more than its own request"),
         (WritesItsFigures, "test_no_call_waits", {}, "learn blocks in open("),
         (KeepsNotesById, "test_a_memo_may_lie_where_another_one_lay", {}, "the id() of its memo"),
+        (CachesWithoutABound, "test_requests_are_let_go", {}, "bytes more are kept"),
         (KeepsWhatItLearnt, "test_requests_are_let_go", {}, "bytes more are kept"),
     ]
 ]

@@ -135,7 +135,8 @@ class GateRig(ContractSuite):
             f"poll() was asked about {[req.rid for req in reqs]} and tells of {others}, too: its keys are rids of the "
             "requests in `blocked`, and of no others"
         )
-        odd = {rid: verdict for rid, verdict in news.items() if not isinstance(verdict, Verdict)}
+        values: Mapping[str, object] = news
+        odd = {rid: verdict for rid, verdict in values.items() if not isinstance(verdict, Verdict)}
         assert not odd, f"poll() answers {odd}, whose values are not Verdicts"
         return news
 

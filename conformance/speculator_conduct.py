@@ -183,7 +183,7 @@ class _Memory:
             tracemalloc.stop()
 
 
-_NO_DRAFT = "answer at once, where need be with a tree of one node, which is no draft"
+_NO_DRAFT = "answer at once, where need be with a tree of one node, without drafts"
 _RESCAN = (
     "it goes through the whole text at each step. Keep what is known of it in DraftRow.memo, under the speculator "
     "itself as the key, and add what is new"

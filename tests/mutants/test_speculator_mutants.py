@@ -9,6 +9,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -239,7 +240,7 @@ class KeepsNotesById(NgramSpeculator):
 class SharesItsNotes(NgramSpeculator):
     """Between all instances, and under what the text begins with."""
 
-    notes = {}  # type: ignore[var-annotated]
+    notes: ClassVar[dict[object, dict[str, int]]] = {}
 
     def propose(self, rows):
         memos = [self.notes.setdefault((row.namespace, row.tokens[:1].tobytes()), {}) for row in rows]

@@ -26,7 +26,7 @@ from tests.plugins.storage_files.test_conformance import TestFiles as FilesSuite
 
 FAR = float("inf")
 QUIET = ("-p", "no:faulthandler", "-p", "no:threadexception", "-p", "no:unraisableexception", "-p", "no:timeout")
-KEPT = []  # type: ignore[var-annotated]
+KEPT: list[int] = []
 
 
 class Hides(FakeStorage):
@@ -133,7 +133,7 @@ class RemembersTheLastKeys(FakeStorage):
 
     def __init__(self, options, ctx):
         super().__init__(options, ctx)
-        self.last = deque(maxlen=500)
+        self.last: deque[bytes] = deque(maxlen=500)
 
     def set(self, keys, blocks, deadline):
         self.last += keys
@@ -217,7 +217,7 @@ class WritesWhenItIsClosed(FilesStorage):
         return len(keys)
 
     def close(self):
-        super().set(list(self.gathered), list(map(memoryview, self.gathered.values())), FAR)
+        super().set(list(self.gathered), [memoryview(block) for block in self.gathered.values()], FAR)
         super().close()
 
 

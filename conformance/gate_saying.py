@@ -136,8 +136,8 @@ class SayingTests(GateRig):
             self.wait_until_open(gate, clock, req)
         except (Exception, pytest.fail.Exception) as error:
             raise AssertionError(
-                "a request that says the same as one before it came and was cancelled, or has ended, and the one before "
-                f"does not open: {type(error).__name__}: {error}"
+                "a request that says the same as one before it came and was cancelled, or has ended, and the one "
+                f"before does not open: {type(error).__name__}: {error}"
             ) from error
 
     def test_time_is_that_of_the_context(self, gate: AdmissionGate, clock: ManualClock) -> None:

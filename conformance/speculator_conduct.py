@@ -47,7 +47,8 @@ class ConductTests(SpeculatorRig):
 
         with no_waiting("concerns", _NO_DRAFT, files=False):
             speculator.concerns(SamplingParams())
-        for life in self.lives():
+        lives = self.lives()
+        for life in lives[:1] if "device" in self.capabilities else lives:
             while not life.done:
                 step(speculator, [life], [MOST], watched)
 
@@ -84,6 +85,8 @@ class ConductTests(SpeculatorRig):
 
     def test_a_memo_may_lie_where_another_one_lay(self) -> None:
         """As happens to memory: a request whose memo has the id() of one that is gone is another request."""
+        if "device" in self.capabilities:
+            pytest.skip("what it keeps is by rows: see test_rows_are_used_again")
         speculator, memo = self.new(), dict[object, object]()
         for text, alone in zip(self.lives(), self.lives(), strict=True):
             text.memo, own = memo, self.new()

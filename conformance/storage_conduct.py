@@ -20,7 +20,7 @@ from pegboard.conformance.interrupting import ended, interrupted
 from pegboard.conformance.storage_rig import StorageRig, Stores, Talk, numbered
 from pegboard.core.interfaces.kv_storage import KVStorageContext
 
-POINTS = 40
+POINTS = 24
 """Lines of a call, about, in each of which another one runs."""
 
 MANY = 64

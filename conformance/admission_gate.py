@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import re
@@ -20,6 +21,7 @@ from pegboard.conformance.gate_rig import (
     let_threads_work,
     state_of,
 )
+from pegboard.conformance.gate_saying import SayingTests
 from pegboard.conformance.gate_seats import SeatTests
 from pegboard.conformance.suite import capability, lacks
 from pegboard.core.interfaces.admission_gate import AdmissionGate, GateState
@@ -27,7 +29,7 @@ from pegboard.core.interfaces.admission_gate import AdmissionGate, GateState
 __all__ = ["PATIENCE", "AdmissionGateContract", "GateRig", "ManualClock", "gated_request"]
 
 
-class AdmissionGateContract(SeatTests):
+class AdmissionGateContract(SayingTests, SeatTests):
     """A gate says clearly which requests wait and why, opens when it should, and forgets those that are gone.
 
     The suite cannot know what a gate waits for: a subclass says how a request gets blocked, and how the way is cleared.
@@ -104,13 +106,16 @@ class AdmissionGateContract(SeatTests):
     def test_a_blocked_request_is_told_why(self, gate: AdmissionGate) -> None:
         _, verdict = self.blocked(gate)
         assert verdict.reason.strip(), "people read the reason"
-        assert verdict.progress is None or 0.0 <= verdict.progress <= 1.0
+        progress = verdict.progress
+        assert progress is None or 0.0 <= progress <= 1.0, f"progress is {progress}: it is a share, from 0 to 1"
 
     def test_blocked_until_the_way_is_clear(self, gate: AdmissionGate, clock: ManualClock) -> None:
         req, _ = self.blocked(gate)
         for _ in range(3):
-            verdict = gate.poll([req]).get(req.rid)
-            assert verdict is None or verdict.state is GateState.BLOCKED
+            verdict = self.poll(gate, req).get(req.rid)
+            assert verdict is None or verdict.state is GateState.BLOCKED, (
+                f"poll() says {verdict} of a request, before what it waits for has happened"
+            )
         self.clear(gate, clock, req)
         self.wait_until_open(gate, clock, req)
 
@@ -119,7 +124,7 @@ class AdmissionGateContract(SeatTests):
         second, _ = self.blocked(gate)
         self.clear(gate, clock, first)
         for _ in range(3):
-            assert set(gate.poll([second])) <= {second.rid}
+            self.poll(gate, second)
             clock.advance(0.01)
 
     def test_a_cancelled_request_is_forgotten(self, gate: AdmissionGate) -> None:
@@ -127,7 +132,7 @@ class AdmissionGateContract(SeatTests):
         gate.cancel(req)
         self.assert_forgotten(gate, req)
         gate.cancel(req)
-        assert not gate.poll([])
+        self.poll(gate)
 
     def test_a_cancelled_request_leaves_others_alone(self, gate: AdmissionGate, clock: ManualClock) -> None:
         first, _ = self.blocked(gate)
@@ -140,20 +145,23 @@ class AdmissionGateContract(SeatTests):
         req, _ = self.blocked(gate)
         gate.cancel(req)
         again = gated_request(req.params, rid=req.rid, sampling=req.sampling)
-        assert gate.concerns(again)
-        assert gate.enter(again).state is not GateState.FAILED
+        verdict = self.enter(gate, again)
+        assert verdict.state is not GateState.FAILED, (
+            f"a request whose rid was there before, and was cancelled, is refused: {verdict.reason}"
+        )
         gate.cancel(again)
         self.assert_forgotten(gate, again)
 
     def test_requests_are_read_and_not_changed(self, gate: AdmissionGate, clock: ManualClock) -> None:
         req = self.blocked_request(gate)
-        before = state_of(req)
+        before, said = state_of(req), copy.deepcopy(dict(req.params))
         gate.concerns(req)
         gate.enter(req)
         gate.poll([req])
         self.clear(gate, clock, req)
         self.wait_until_open(gate, clock, req)
         gate.finished(req)
+        assert dict(req.params) == said, f"the gate has changed what the request says: {said} is {dict(req.params)} now"
         assert_unchanged(req, before)
 
     def test_a_finished_request_is_forgotten(self, gate: AdmissionGate, clock: ManualClock) -> None:
@@ -166,19 +174,29 @@ class AdmissionGateContract(SeatTests):
 
     def test_it_tells_of_itself_in_numbers(self, gate: AdmissionGate) -> None:
         """Under names that metrics can have; whatever requests are at it."""
+        self.check_stats(gate, "before any request came")
         req, _ = self.blocked(gate)
-        for name, value in gate.stats().items():
-            assert re.fullmatch("[a-z][a-z0-9_]*", name), f"a metric cannot be called {name!r}"
-            assert math.isfinite(value), f"{name} is {value}"
+        self.check_stats(gate, "while it blocks a request")
         gate.cancel(req)
+        self.check_stats(gate, "after a request was cancelled")
+
+    def check_stats(self, gate: AdmissionGate, when: str) -> None:
+        try:
+            found = dict(gate.stats())
+        except Exception as error:
+            raise AssertionError(f"stats() raises {type(error).__name__}, {when}: {error}") from error
+        for name, value in found.items():
+            assert re.fullmatch("[a-z][a-z0-9_]*", name), f"a metric cannot be called {name!r}"
+            assert math.isfinite(value), f"stats() says that {name} is {value}, {when}"
 
     @capability("holds")
     def test_a_held_request_is_released_once(self, gate: AdmissionGate, clock: ManualClock) -> None:
         req = self.held_request(gate)
-        assert gate.concerns(req)
-        assert gate.enter(req).state is GateState.OPEN
-        assert gate.finished(req) is True
-        assert req.rid not in gate.released()
+        verdict = self.enter(gate, req)
+        assert verdict.state is GateState.OPEN, f"enter() answers {verdict} to a request of held_request(): let it pass"
+        held = gate.finished(req)
+        assert held is True, f"finished() answers {held!r} for a request of held_request(): True holds it"
+        assert req.rid not in gate.released(), "released() names a request that is still to be held"
         self.let_go(gate, clock, req)
         named = []
         for turn in range(PATIENCE):
@@ -186,22 +204,32 @@ class AdmissionGateContract(SeatTests):
             clock.advance(0.01)
             if not named:
                 let_threads_work(turn)
-        assert named == [req.rid]
+        assert named == [req.rid], (
+            f"in {PATIENCE} calls released() has named a held request {len(named)} times: once, when what it is held "
+            "for has ended. After let_go() of the test class nothing may be left of that"
+        )
         self.assert_forgotten(gate, req)
 
     @capability("holds")
     def test_a_held_request_that_is_dropped_is_forgotten(self, gate: AdmissionGate) -> None:
         req = self.held_request(gate)
-        gate.enter(req)
-        assert gate.finished(req) is True
+        self.enter(gate, req)
+        held = gate.finished(req)
+        assert held is True, f"finished() answers {held!r} for a request of held_request(): True holds it"
         gate.drop(req)
         self.assert_forgotten(gate, req)
-        assert req.rid not in gate.released()
+        assert req.rid not in gate.released(), "released() names a request that was dropped"
 
     @lacks("holds")
     def test_nobody_is_held(self, gate: AdmissionGate, clock: ManualClock) -> None:
         req, _ = self.blocked(gate)
         self.clear(gate, clock, req)
         self.wait_until_open(gate, clock, req)
-        assert gate.finished(req) is False
-        assert not list(gate.released())
+        held = gate.finished(req)
+        assert held is not True, (
+            "finished() answers True, which keeps a request's KV until released() names it: declare the capability "
+            "`holds` in the record, or answer False"
+        )
+        assert held is False, f"finished() answers {held!r}: True holds the request's KV, False lets it go"
+        named = list(gate.released())
+        assert not named, f"released() names {named}, of which none is held"

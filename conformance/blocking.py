@@ -25,6 +25,8 @@ from unittest import mock
 _EVENTS = frozenset({"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"})
 """Audit events of the interpreter."""
 
+_WORK_ELSEWHERE = "let a thread or a process of your own do the work, and `poll` look how far it is"
+
 _state = threading.local()
 
 
@@ -33,10 +35,12 @@ class _Waited(BaseException):
 
 
 @contextlib.contextmanager
-def no_waiting(what: str) -> Iterator[None]:
-    """Fail where this thread waits meanwhile. Starting a thread or a process is not waiting; other threads may."""
+def no_waiting(what: str, instead: str = _WORK_ELSEWHERE, *, files: bool = True) -> Iterator[None]:
+    """Fail where this thread waits meanwhile, and say what to do `instead`. Starting a thread or a process is not
+    waiting; other threads may. Without `files`, a file that is opened to write to counts, too.
+    """
     _listen()
-    _state.found = []
+    _state.found, _state.files = [], files
     profile = sys.getprofile()
     try:
         with contextlib.suppress(_Waited), _patched():
@@ -46,8 +50,7 @@ def no_waiting(what: str) -> Iterator[None]:
         sys.setprofile(profile)
         found, _state.found = _state.found, None
     assert not found, (
-        f"{what} blocks in {found[0]}, and all requests wait for the scheduler's loop meanwhile: let a thread or a "
-        "process of your own do the work, and `poll` look how far it is"
+        f"{what} blocks in {found[0]}, and all requests wait for the scheduler's loop meanwhile: {instead}"
     )
 
 
@@ -73,7 +76,20 @@ def _leave_alone() -> None:
 @cache
 def _listen() -> None:
     os.register_at_fork(after_in_child=_leave_alone)
-    sys.addaudithook(lambda event, args: _waits(event) if event in _EVENTS and not _at_once(event, args) else None)
+    sys.addaudithook(_hear)
+
+
+def _hear(event: str, args: tuple[Any, ...]) -> None:
+    if event in _EVENTS and not _at_once(event, args):
+        _waits(event)
+    if event == "open" and not getattr(_state, "files", True) and _writes(args):
+        _waits(f"open({args[0]!r})")
+
+
+def _writes(args: tuple[Any, ...]) -> bool:
+    """Return whether a file is opened to write to; devices such as /dev/null do not count."""
+    path, _, flags = args
+    return bool(flags & (os.O_WRONLY | os.O_RDWR)) and isinstance(path, str) and not path.startswith("/dev/")
 
 
 def _at_once(event: str, args: tuple[Any, ...]) -> bool:

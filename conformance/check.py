@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,10 +53,24 @@ def run(contract: str, provider: str, *, report: Path | None = None, extra_args:
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir(), "pegboard-hypothesis")))
     with tempfile.TemporaryDirectory() as folder:
         path = (report or Path(folder, "report.json")).absolute()
-        args = ["-rfEs", f"--conformance-report={path}", *extra_args]
-        code = InMemory(contract, lambda: conformance_classes(record)).run(*args)
+        args = ["-rfE", f"--conformance-report={path}", *extra_args]
+        code = InMemory(contract, lambda: conformance_classes(record)).run(*args, plugins=[_SkipReasons()])
         entries = json.loads(path.read_text("utf-8"))["providers"] if path.exists() else []
     return code or _weigh(provider, entries)
+
+
+class _SkipReasons:
+    """Tells each reason for skipping once, and how many tests it is for. pytest's own lines have a place each, too."""
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        from pegboard.conformance.report import skip_reason
+
+        reports = terminalreporter.stats.get("skipped", ())
+        reasons = Counter(skip_reason(report) for report in reports)
+        if reasons:
+            terminalreporter.section("skipped tests")
+        for reason, count in reasons.items():
+            terminalreporter.write_line(f"SKIPPED [{count}] {reason}")
 
 
 def conformance_classes(record: ProviderRecord) -> dict[str, type[Any]]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pegboard.conformance.steps import StepCounter
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees
 from pegboard.core.toolkit.speculation import tree
 
@@ -45,25 +43,20 @@ def plain(trees: DraftTrees) -> list[PlainTree]:
     return [(part.tokens.tolist(), part.parents.tolist()) for part in parts]
 
 
+def step_counter(limit: int = 1 << 62) -> StepCounter:
+    """Return what counts instructions of Python, in all functions but those that stand in for the engine."""
+    return StepCounter(limit, _ENGINE)
+
+
 def count_steps(propose: Callable[[Sequence[DraftRow]], object], rows: Sequence[DraftRow]) -> int:
     """Return how many instructions of Python a call takes, in all functions but those that stand in for the engine."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal count
-        if frame.f_globals.get("__name__") in _ENGINE:
-            return None
-        frame.f_trace_opcodes = True
-        count += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
+    steps = step_counter()
+    with steps.counted():
         propose(rows)
-    finally:
-        sys.settrace(before)
-    return count
+    return steps.count
 
 
-_ENGINE = {f"pegboard.conformance.{name}" for name in ("paged", "tails", "device_model", "device_bench", "device_rig")}
+_ENGINE = {
+    f"pegboard.conformance.{name}"
+    for name in ("paged", "tails", "device_model", "device_bench", "device_rig", "speculator_rig", "steps")
+}

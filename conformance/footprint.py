@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-_SHARED = (type, ModuleType)
+_SHARED = (type, ModuleType, logging.Logger, logging.Handler)
 _MOST = 1 << 20
 """Bytes that a history may come to before it counts as one without an end."""
 
@@ -45,3 +46,28 @@ def growth(work: Callable[[], None], slack: int, root: object, *others: object) 
         before, size = size, footprint(root, *others)
         if size - before <= slack or size - start > _MOST:
             return size - before
+
+
+def with_class(owner: object) -> list[object]:
+    """Return an object and what its classes hold beside methods, such as caches of them; those of the core do not
+    count.
+    """
+    classes = [cls for cls in type(owner).__mro__ if not cls.__module__.startswith(("pegboard.core.", "builtins"))]
+    values = [value for cls in classes for name, value in vars(cls).items() if not name.startswith("__")]
+    return [owner, *values]
+
+
+def growing(work: Callable[[], None], owner: object) -> str:
+    """Return which attributes of `owner` grow while it works, as words for a message: " (self.index)", or none. Its
+    `ctx` and `options` are not its own.
+    """
+    others = (owner, getattr(owner, "ctx", None), getattr(owner, "options", None))
+    sizes = [{name: footprint(value, *others) for name, value in _own(owner)}]
+    work()
+    sizes.append({name: footprint(value, *others) for name, value in _own(owner)})
+    names = [f"self.{name}" for name, size in sizes[1].items() if size > sizes[0].get(name, 0)]
+    return f" ({', '.join(names)})" if names else ""
+
+
+def _own(owner: object) -> list[tuple[str, object]]:
+    return [(name, value) for name, value in vars(owner).items() if name not in ("ctx", "options")]

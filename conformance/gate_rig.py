@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -73,11 +73,21 @@ class GateRig(ContractSuite):
         return gated_request()
 
     def blocked_request(self, gate: AdmissionGate) -> Req:
-        """Return a new request that the gate blocks when it enters. Override this."""
+        """Return a new request that the gate blocks when it enters. Override this. It is called several times before
+        any of the requests enters, and what else it lets enter must leave each of them blocked.
+        """
         pytest.skip("override blocked_request: the suite cannot know what this gate waits for")
 
     def clear(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
-        """Whatever `req` waits for happens now. Override this where the clock alone does not bring it about."""
+        """Whatever `req` waits for happens now, other requests that blocked_request has let enter included. Override
+        this where the clock alone does not bring it about.
+        """
+
+    def around(self, gate: AdmissionGate) -> Sequence[object]:
+        """Return what the test class has put around the gate, such as a fake of another server: what it keeps is not
+        the gate's.
+        """
+        return ()
 
     def held_request(self, gate: AdmissionGate) -> Req:
         """Return a new request that passes when it enters and that the gate holds after its end (capability
@@ -106,22 +116,53 @@ class GateRig(ContractSuite):
 
     # What the tests share.
 
+    def enter(self, gate: AdmissionGate, req: Req) -> Verdict:
+        """Let a request enter that concerns the gate, and return the verdict."""
+        __tracebackhide__ = True
+        concerned = gate.concerns(req)
+        assert concerned is True, f"concerns() answers {concerned!r} for a request of the test class: it must be True"
+        verdict = gate.enter(req)
+        assert isinstance(verdict, Verdict), f"enter() answers {verdict!r}, which is not a Verdict"
+        return verdict
+
+    def poll(self, gate: AdmissionGate, *reqs: Req) -> Mapping[str, Verdict]:
+        """Return the news of requests, which must be of these alone."""
+        __tracebackhide__ = True
+        news = gate.poll(reqs)
+        assert isinstance(news, Mapping), f"poll() answers {news!r}, which is not a mapping from rids to Verdicts"
+        others = [rid for rid in news if rid not in {req.rid for req in reqs}]
+        assert not others, (
+            f"poll() was asked about {[req.rid for req in reqs]} and tells of {others}, too: its keys are rids of the "
+            "requests in `blocked`, and of no others"
+        )
+        values: Mapping[str, object] = news
+        odd = {rid: verdict for rid, verdict in values.items() if not isinstance(verdict, Verdict)}
+        assert not odd, f"poll() answers {odd}, whose values are not Verdicts"
+        return news
+
     def blocked(self, gate: AdmissionGate) -> tuple[Req, Verdict]:
         req = self.blocked_request(gate)
-        assert gate.concerns(req), "a gate that blocks a request says that it concerns it"
-        verdict = gate.enter(req)
-        assert verdict.state is GateState.BLOCKED
+        verdict = self.enter(gate, req)
+        assert verdict.state is GateState.BLOCKED, (
+            f"enter() answers {_told(verdict)} to a request of blocked_request(), which is to be blocked. If that is "
+            "the test class's fault: requests of earlier calls may still be blocked, or may not have entered at all"
+        )
         return req, verdict
 
     def wait_until_open(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
+        last = None
         for turn in range(PATIENCE):
-            verdict = gate.poll([req]).get(req.rid)
+            verdict = last = self.poll(gate, req).get(req.rid, last)
             if verdict is not None and verdict.state is GateState.OPEN:
                 return
             assert verdict is None or verdict.state is GateState.BLOCKED, f"the way was clear, yet: {verdict}"
             clock.advance(0.01)
             let_threads_work(turn)
-        pytest.fail(f"not open after {PATIENCE} polls")
+        pytest.fail(
+            f"not open after {PATIENCE} polls, each a hundredth of a second later by ctx.clock; poll() says "
+            f"{_told(last) if last else 'nothing of it'}. After clear() of the test class nothing may be left that the "
+            "request waits for, such as requests that blocked_request() has let enter"
+        )
 
     def assert_forgotten(self, gate: AdmissionGate, req: Req) -> None:
         __tracebackhide__ = True
@@ -154,6 +195,11 @@ class GateRig(ContractSuite):
         gate.cancel(req)
         self.assert_forgotten(gate, req)
         return True
+
+
+def _told(verdict: Verdict) -> str:
+    reason = f" ({verdict.reason})" if verdict.reason else ""
+    return f"{verdict.state.name}{reason}"
 
 
 def let_threads_work(turn: int) -> None:

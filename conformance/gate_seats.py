@@ -27,11 +27,10 @@ class SeatTests(GateRig):
     def seat(self, gate: AdmissionGate, clock: ManualClock) -> Req:
         """Return a request that has just been seated."""
         req = self.seated_request(gate)
-        assert gate.concerns(req)
-        verdict = gate.enter(req)
+        verdict = self.enter(gate, req)
         for turn in range(PATIENCE):
-            assert verdict.state is GateState.BLOCKED, "only a blocked request is seated"
-            assert verdict.arrived is None
+            assert verdict.state is GateState.BLOCKED, f"only a blocked request is seated, and this one is: {verdict}"
+            assert verdict.arrived is None, "a verdict has `arrived` before the request was seated"
             if verdict.seat:
                 break
             clock.advance(0.01)
@@ -48,7 +47,10 @@ class SeatTests(GateRig):
             clock.advance(0.01)
             if not named:
                 let_threads_work(turn)
-        assert named == [req.rid]
+        assert named == [req.rid], (
+            f"in {PATIENCE} calls released() has named a seat {len(named)} times: once, when it is written to no more. "
+            "After stop_writing() of the test class it is not"
+        )
 
     @capability("seats")
     def test_what_was_brought_arrives(self, gate: AdmissionGate, clock: ManualClock) -> None:
@@ -56,16 +58,19 @@ class SeatTests(GateRig):
         req = self.seat(gate, clock)
         self.bring(gate, clock, req)
         for turn in range(PATIENCE):
-            verdict = gate.poll([req]).get(req.rid)
+            verdict = self.poll(gate, req).get(req.rid)
             if verdict is not None and verdict.state is GateState.OPEN:
                 break
-            assert verdict is None or verdict.state is GateState.BLOCKED
+            assert verdict is None or verdict.state is GateState.BLOCKED, f"its KV has arrived, yet: {verdict}"
             clock.advance(0.01)
             let_threads_work(turn)
         assert verdict is not None, f"not open after {PATIENCE} polls"
         assert verdict.arrived is not None, "it opens without what it brought"
-        assert 0 <= verdict.arrived.length <= req.input_len
-        assert verdict.arrived.token is None or verdict.arrived.length == req.input_len
+        length, size = verdict.arrived.length, req.input_len
+        assert 0 <= length <= size, f"KV of {length} tokens has arrived for a prompt of {size}"
+        assert verdict.arrived.token is None or length == size, (
+            f"a token has arrived with KV of {length} tokens: with a token it is that of the whole prompt, {size}"
+        )
         if gate.finished(req):
             gate.drop(req)
         self.assert_forgotten(gate, req)
@@ -77,11 +82,11 @@ class SeatTests(GateRig):
         still = gate.cancel(req)
         assert still in (True, False, None), f"cancel answers {still!r}"
         if still:
-            assert req.rid not in gate.released()
+            assert req.rid not in gate.released(), "released() names a seat that is still written to"
             self.stop_writing(gate, clock, req)
             self.wait_for_release(gate, clock, req)
         self.assert_forgotten(gate, req)
-        assert req.rid not in gate.released()
+        assert req.rid not in gate.released(), "released() names a seat twice"
 
     @capability("seats")
     def test_a_request_may_end_before_it_is_seated(self, gate: AdmissionGate) -> None:
@@ -94,17 +99,18 @@ class SeatTests(GateRig):
     @lacks("seats")
     def test_no_seat_is_asked_for(self, gate: AdmissionGate) -> None:
         req, verdict = self.blocked(gate)
-        assert not verdict.seat
+        assert not verdict.seat, "a verdict asks for a seat: declare the capability `seats` in the record"
         with pytest.raises(Unsupported):
             gate.seated(req, Seat(np.arange(5, dtype=np.int32), 0, 5))
-        assert not gate.cancel(req)
+        still = gate.cancel(req)
+        assert not still, f"cancel() answers {still!r}, which says that a seat is written to, and there are no seats"
 
     @capability("follows")
     def test_what_is_computed_is_followed(self, gate: AdmissionGate) -> None:
         """In chunks, after memory was taken from it and it is computed elsewhere, and to its end."""
         req = self.followed_request(gate)
-        assert gate.concerns(req)
-        assert gate.enter(req).state is GateState.OPEN
+        verdict = self.enter(gate, req)
+        assert verdict.state is GateState.OPEN, f"enter() answers {verdict} to a request of followed_request()"
         before = state_of(req)
         for slots in ([7, 8], [7, 8, 9], [], [4, 5], [4, 5, 6, 9, 8]):
             with no_waiting("computed"):

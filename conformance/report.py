@@ -130,7 +130,7 @@ def environment() -> dict[str, str]:
 def _outcome(report: pytest.TestReport) -> tuple[str, str]:
     xfail = getattr(report, "wasxfail", None)
     if report.skipped:
-        return ("skipped", _skip_reason(report)) if xfail is None else ("xfailed", xfail.removeprefix("reason: "))
+        return ("skipped", skip_reason(report)) if xfail is None else ("xfailed", xfail.removeprefix("reason: "))
     if report.failed:
         text = report.longreprtext
         if text.startswith("[XPASS(strict)]"):
@@ -139,7 +139,8 @@ def _outcome(report: pytest.TestReport) -> tuple[str, str]:
     return "passed", ""
 
 
-def _skip_reason(report: pytest.TestReport) -> str:
+def skip_reason(report: pytest.TestReport) -> str:
+    """Return why a test was skipped."""
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
     return reason.removeprefix("Skipped: ")
 

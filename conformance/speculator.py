@@ -2,64 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegboard.conformance.draft_checks import MOST, VOCAB, Int64s, check, count_steps, plain
+from pegboard.conformance.draft_checks import MOST, VOCAB, check, plain
 from pegboard.conformance.properties import properties
-from pegboard.conformance.speculator_device import DeviceTests
+from pegboard.conformance.speculator_conduct import ConductTests
 from pegboard.conformance.speculator_judging import JudgingTests
-from pegboard.core.interfaces.layers import ModelSpec
+from pegboard.conformance.speculator_rig import Life, step
+from pegboard.conformance.suite import ConformanceWarning
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator, SpeculatorContext
+from pegboard.core.interfaces.speculator import Speculator
 from pegboard.core.toolkit.speculation import tree
 
-
-class Life:
-    """A request of a known future, as the scheduler carries it on: what it says next, and how far it is."""
-
-    def __init__(self, text: Sequence[int], input_len: int, namespace: str = "") -> None:
-        self.text = np.array(text, np.int64)
-        self.length = self.input_len = input_len
-        self.namespace = namespace
-        self.memo: dict[object, Any] = {}
-
-    @property
-    def done(self) -> bool:
-        return self.length >= len(self.text)
-
-    def row(self, most: int = MOST) -> DraftRow:
-        """Return the request as it stands, in memory of the row's own, which may not be written to."""
-        tokens = self.text[: self.length].copy()
-        tokens.setflags(write=False)
-        return DraftRow(tokens, self.input_len, self.namespace, most, self.memo)
-
-    def drawn(self, depths: Int64s) -> Int64s:
-        """Return what the model says after each node: the future, whatever was drafted."""
-        return np.append(self.text, np.full(64, -1))[self.length + depths]
+__all__ = ["Life", "SpeculatorContract", "step"]
 
 
-def step(speculator: Speculator, lives: Sequence[Life], mosts: Sequence[int]) -> DraftTrees:
-    """Take one step with all of `lives`, as the pipeline does: propose, verify, go on, learn. Return the trees."""
-    rows = [life.row(most) for life, most in zip(lives, mosts, strict=True)]
-    trees = speculator.propose(rows)
-    check(trees, rows)
-    counts = []
-    for place, life in enumerate(lives):
-        own = tree.take_part(trees, np.array([place]))
-        counts.append(int(tree.walk(own, life.drawn(tree.depths(own))).counts[0]))
-        life.length = min(len(life.text), life.length + counts[-1])
-    after = [life.row(most) for life, most in zip(lives, mosts, strict=True)]
-    speculator.learn(after, trees.counts.copy(), np.array(counts, np.int64))
-    return trees
-
-
-class SpeculatorContract(DeviceTests, JudgingTests):
+class SpeculatorContract(ConductTests, JudgingTests):
     """What every speculator owes the scheduler: well-formed trees, that depend on their own request alone."""
 
     contract = "speculator"
@@ -79,24 +43,8 @@ class SpeculatorContract(DeviceTests, JudgingTests):
                 start = int(rng.integers(0, at - 12))
                 text[at : at + 12] = text[start : start + 12]
             found.append((text.tolist(), prompt))
-        return found
-
-    # What the tests share.
-
-    @pytest.fixture
-    def speculator(self) -> Speculator:
-        return self.new()
-
-    def new(self, max_nodes: int = MOST) -> Speculator:
-        if "device" in self.capabilities:
-            return self.rig(max_nodes)
-        spec = ModelSpec("suite", VOCAB, 16, 65536, (), (), frozenset({2}))
-        made: Speculator = self.build(SpeculatorContext(spec, max_nodes))
-        return made
-
-    def lives(self) -> list[Life]:
-        """Return a request for each text, each in a namespace of its own."""
-        return [Life(text, prompt, f"tenant {number}") for number, (text, prompt) in enumerate(self.texts())]
+        # Each token has been there before, and hardly ever what follows now: most drafts fail.
+        return [*found, (rng.integers(0, 3, 90).tolist(), 30)]
 
     # Trees.
 
@@ -108,7 +56,8 @@ class SpeculatorContract(DeviceTests, JudgingTests):
         for life in self.lives():
             while not life.done:
                 step(speculator, [life], [max_nodes])
-        assert speculator.max_nodes == before
+        now = speculator.max_nodes
+        assert now == before, f"max_nodes was {before} when it was built and is {now} now: it has to stay"
 
     @pytest.mark.parametrize("seed", range(3))
     def test_trees_are_well_formed(self, seed: int) -> None:
@@ -126,18 +75,29 @@ class SpeculatorContract(DeviceTests, JudgingTests):
     def test_one_node_is_no_draft(self, speculator: Speculator) -> None:
         for life in self.lives():
             while not life.done:
-                assert step(speculator, [life], [1]).counts.tolist() == [1]
+                counts = step(speculator, [life], [1]).counts.tolist()
+                assert counts == [1], f"a row with most=1 has room for its root alone, but its tree has {counts} nodes"
 
     def test_something_is_drafted(self, speculator: Speculator) -> None:
         if speculator.max_nodes == 1:
             pytest.skip("it never drafts")
-        nodes = 0
-        for life in self.lives():
+        nodes, useless, lives = 0, [], self.lives()
+        own = type(self).texts is not SpeculatorContract.texts
+        for life in lives:
+            accepted = 0
             while not life.done:
+                before = life.length
                 nodes += int(step(speculator, [life], [MOST]).counts[0]) - 1
-        if not nodes and type(self).texts is SpeculatorContract.texts:
+                accepted += life.length - before - 1
+            if accepted <= 0 and (own or life is not lives[-1]):
+                useless.append(f"{len(life.text)} tokens, {life.input_len} of them the prompt")
+        if not nodes and not own:
+            warnings.warn(ConformanceWarning(f"nothing was drafted. {_USELESS.format(_REPEAT)}"), stacklevel=1)
             pytest.skip("override texts: the suite cannot know what this speculator drafts for")
         assert nodes, "nothing is ever drafted"
+        if "device" not in self.capabilities and (not own or len(useless) == len(lives)) and useless:
+            what = "these texts" if own else _REPEAT
+            warnings.warn(ConformanceWarning(f"{_USELESS.format(what)}: {'; '.join(useless)}"), stacklevel=1)
 
     def test_numbers_in_place_of_media_are_not_drafted(self, speculator: Speculator) -> None:
         """Prompts may hold numbers far beyond the vocabulary; the model never says any."""
@@ -156,7 +116,8 @@ class SpeculatorContract(DeviceTests, JudgingTests):
 
     def test_concerns_says_yes_or_no(self, speculator: Speculator) -> None:
         for params in (SamplingParams(), SamplingParams(temperature=0.0, seed=4, max_new_tokens=None)):
-            assert speculator.concerns(params) in (True, False)
+            found = speculator.concerns(params)
+            assert found in (True, False), f"concerns answers {found!r}: return True or False"
 
     # What a tree depends on.
 
@@ -225,27 +186,6 @@ class SpeculatorContract(DeviceTests, JudgingTests):
                 assert life.memo[stranger] == "else", _NOTES
                 life.length = alone.length = life.length + 1
 
-    # Cost.
-
-    def test_work_does_not_grow_with_the_text(self) -> None:
-        """How many steps of Python a call takes, after some calls. What a library does at once is not counted."""
-        if "device" in self.capabilities:
-            pytest.skip("see test_work_on_the_device_does_not_grow_with_the_text")
-        costs: dict[int, list[int]] = {}
-        for length in (2048, 32768):
-            speculator = self.new()
-            rng = np.random.default_rng(length)
-            period = rng.integers(0, VOCAB, 601)
-            life = Life(np.resize(period, length + 400).tolist(), length)
-            for _ in range(24):
-                step(speculator, [life], [MOST])
-            costs[length] = []
-            while life.length < length + 300:
-                costs[length].append(count_steps(speculator.propose, [life.row()]))
-                life.length += 3
-        short, long = (int(np.median(found)) for found in costs.values())
-        assert long <= 3 * short + 1000, f"{short} steps of Python at 2,048 tokens, {long} at 32,768: {_RESCAN}"
-
 
 _MIXED_UP = (
     "a tree depends on more than its own request. Keep state in DraftRow.memo, never by place in the batch, and change "
@@ -255,4 +195,8 @@ _AGAIN = "asked again for the same rows, it answers something else"
 _LEAK = "what a request of another namespace has said shows in the drafts"
 _VIEW = "it keeps a row's tokens, or answers with a view of them: copy what is needed"
 _NOTES = "what is kept in a memo meets what others keep there: use the speculator itself as the key"
-_RESCAN = "it goes through the whole text at each step. Keep what is known of it in DraftRow.memo, and add what is new"
+_REPEAT = "texts that repeat what they said"
+_USELESS = (
+    "no draft was ever accepted for {}. A draft's first token is what follows the newest one, and what counts is "
+    "prompt and output"
+)

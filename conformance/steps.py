@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import Any
 
@@ -12,27 +13,41 @@ class TooManySteps(BaseException):
     """A call went past its limit."""
 
 
-def count_steps(call: Callable[[], object], limit: int = 1 << 62) -> int:
-    """Return the instructions that `call` executes in Python (what a library does in C counts as one). Past `limit` it
-    is stopped, and the answer is more than `limit`.
+class StepCounter:
+    """Counts instructions that run in Python (what a library does in C counts as one), but for those of functions in
+    the modules `leave_out`. What takes more than `limit` is stopped, and `count` is then more than `limit`.
     """
-    steps = 0
 
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal steps
+    def __init__(self, limit: int = 1 << 62, leave_out: Collection[str] = ()) -> None:
+        self.limit, self.leave_out = limit, leave_out
+        self.count = 0
+
+    @contextlib.contextmanager
+    def counted(self, what: str = "") -> Iterator[None]:
+        """Count what this thread runs meanwhile. Raises TooManySteps past the limit."""
+        before = sys.gettrace()
+        try:
+            sys.settrace(self._trace)
+            yield
+        finally:
+            sys.settrace(before)
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_globals.get("__name__") in self.leave_out:
+            return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "opcode":
-            steps += 1
-            if steps > limit:
+            self.count += 1
+            if self.count > self.limit:
                 raise TooManySteps
-        return trace
+        return self._trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
+
+def count_steps(call: Callable[[], object], limit: int = 1 << 62) -> int:
+    """Return the instructions that `call` executes in Python. Past `limit` it is stopped, and the answer is more than
+    `limit`.
+    """
+    counter = StepCounter(limit, leave_out={__name__})
+    with contextlib.suppress(TooManySteps), counter.counted():
         call()
-    except TooManySteps:
-        pass
-    finally:
-        sys.settrace(before)
-    return steps
+    return counter.count

@@ -33,6 +33,10 @@ LACKS_MARK = "pegboard_lacks"
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
+class ConformanceWarning(UserWarning):
+    """What a suite tells an author that is allowed and hardly meant."""
+
+
 def capability(name: str) -> Callable[[F], F]:
     """Mark a test of a capability: skipped, with the reason, where the provider does not declare it."""
     mark = getattr(pytest.mark, CAPABILITY_MARK)(name)
@@ -103,12 +107,17 @@ class ContractSuite:
         Skips the test, with the provider's own reason, where its `supports` objects. Raises ConfigError for
         options that its model refuses.
         """
-        options = self.make_options(**overrides)
-        cls = self.provider_class()
-        reason = _asked(cls, options, ctx)
-        if reason is not None:
-            pytest.skip(f"{self.subject.name} objects to this: {reason}")
-        return cls(options, ctx)
+        self.skip_if_it_objects(ctx, **overrides)
+        return self.provider_class()(self.make_options(**overrides), ctx)
+
+    def skip_if_it_objects(self, ctx: Any, **overrides: Any) -> None:
+        """Skip the test, with the provider's own reason, where its `supports` objects. Fail where it gives none."""
+        reason: object = _asked(self.provider_class(), self.make_options(**overrides), ctx)
+        if reason is None:
+            return
+        said = isinstance(reason, str) and reason.strip()
+        assert said, f"supports() answers {reason!r}: None says that it works here, and a text says why it does not"
+        pytest.skip(f"{self.subject.name} objects to this: {reason}")
 
     def make_options(self, **overrides: Any) -> Options:
         """Return the author's options with `overrides` on top. Raises ConfigError for options that its model

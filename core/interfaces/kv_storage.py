@@ -78,4 +78,4 @@ class KVStorage(abc.ABC, Generic[OptionsT]):
         return {}
 
     def close(self) -> None:  # optional
-        """Let go of files and connections. No other call is under way, and none comes after."""
+        """Let go of threads, files and connections. No other call is under way, and none comes after."""

@@ -92,6 +92,15 @@ def test_a_built_in(run_check: Check, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"], "a check leaves nothing behind"
 
 
+def test_a_plain_speculator(run_check: Check, tmp_path: Path) -> None:
+    """What the suite asks of those that draft on the device is told once, and no traceback stands beside it."""
+    done = run_check("speculator", "none", "", "-k", "Device or device or judg or concerns", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("does not declare the capability speculator.device") == 1
+    assert len([line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]) <= 3
+    assert "Traceback" not in done.stdout + done.stderr
+
+
 SITE = {
     "mine.py": """
 from pegboard.core.interfaces import OPEN, AdmissionGate, Plugin, Provider, SchedulePolicy, Verdict

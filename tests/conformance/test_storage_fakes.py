@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,10 @@ class TestFakeStorage(KVStorageContract):
 
     def place(self, folder: Path) -> dict[str, str]:
         return {"place": str(folder)}
+
+    def in_child(self, work: Callable[[], object]) -> None:
+        """Its place is this process's memory."""
+        work()
 
     def raw(self, storage: KVStorage, key: bytes) -> bytes | None:
         assert isinstance(storage, FakeStorage)

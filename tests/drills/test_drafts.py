@@ -24,11 +24,17 @@ OUTPUT = np.random.default_rng(0).integers(0, VOCAB, 400).tolist()
 SPEC = ModelSpec("toy", VOCAB, 8, 4096, (), ())
 
 
+USELESS = pytest.mark.filterwarnings("ignore::pegboard.conformance.suite.ConformanceWarning")
+"""What makes noise is right by chance alone."""
+
+
+@USELESS
 class TestChains(SpeculatorContract):
     provider = "drill"
     options = {"noise": True}
 
 
+@USELESS
 class TestTrees(SpeculatorContract):
     provider = "drill"
     options = {"noise": True, "shape": "tree", "nodes": 64, "ragged": True}

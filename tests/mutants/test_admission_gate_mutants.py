@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from time import sleep
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from pegboard.conformance.admission_gate import AdmissionGateContract, gated_request
+from pegboard.conformance.collecting import InMemory
+from pegboard.conformance.fakes import registry_of
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.core.interfaces.admission_gate import OPEN, AdmissionGate, Verdict
+from pegboard.conformance.outcomes import Outcomes
+from pegboard.core.interfaces.admission_gate import OPEN, AdmissionGate, GateOptions, Verdict
+from pegboard.core.interfaces.plugin import BodyField, Provider
 from pegboard.core.interfaces.req import Req
+from pegboard.core.registry.registry import Registry
 from pegboard_drills.gate import DrillGate
 from pegboard_drills.options import DrillGateOptions
 
@@ -352,20 +360,196 @@ class MindsRetractions(DrillGate):
         super().computed(req, slots)
 
 
+class KeepsEachDelay(DrillGate):
+    """Counts who waits for how long, and leaves zeros behind."""
+
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self.waiting = {}
+
+    def enter(self, req):
+        said = req.params.get("drill")
+        act = said.get("act") if isinstance(said, dict) else None
+        if isinstance(act, str):
+            self.waiting[act] = 0
+        return super().enter(req)
+
+
+KNOWN: dict[str, Any] = {}
+
+
+class SharesItsRequests(DrillGate):
+    """Between all gates of a process."""
+
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self._since = KNOWN
+
+
+class AsksTheMachine(DrillGate):
+    def _verdict(self, rid):
+        self.asked = time.monotonic()
+        return super()._verdict(rid)
+
+
+class AddsADefault(DrillGate):
+    def enter(self, req):
+        if isinstance(req.params.get("drill"), dict):
+            req.params["drill"].setdefault("delay", 0.5)
+            req.params["drill"]["most"] = None
+        return super().enter(req)
+
+
+class DividesByItsRequests(DrillGate):
+    def stats(self):
+        return {"mean": 1.0 / len(self._since)}
+
+
+class LeavesItsThread(DrillGate):
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        threading.Thread(target=threading.Event().wait, args=(9.0,), name="refill", daemon=True).start()
+
+
+class AnswersNothing(DrillGate):
+    def finished(self, req):
+        super().finished(req)
+
+
+class AnswersRequests(DrillGate):
+    """Where rids belong."""
+
+    def poll(self, blocked):
+        return {req: self._verdict(req.rid) for req in blocked}
+
+
+class Tenants(AdmissionGate[GateOptions]):
+    """Lets one request of a tenant run at a time."""
+
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self.running = {}
+        self.tenant = {}
+
+    def concerns(self, req):
+        return "tenants" in req.params
+
+    def enter(self, req):
+        said = req.params["tenants"]
+        name = said.get("tenant") if isinstance(said, dict) else None
+        if not isinstance(name, str):
+            return Verdict.failed("tenant must be a text")
+        if (self.running.get(name) or req.rid) != req.rid:
+            return Verdict.blocked(f"another request of {name}")
+        self.running[name] = req.rid
+        self.tenant[req.rid] = name
+        return OPEN
+
+    def poll(self, blocked):
+        return {req.rid: self.enter(req) for req in blocked}
+
+    def finished(self, req):
+        self.cancel(req)
+        return False
+
+    def cancel(self, req):
+        if req.rid in self.tenant:
+            del self.running[self.tenant.pop(req.rid)]
+
+
+def tenants(*body: BodyField) -> Registry:
+    return registry_of(Provider("admission_gate", "tenants", f"{__name__}:Tenants", "tenants", body=body))
+
+
+class TenantSuite(AdmissionGateContract):
+    provider = "tenants"
+    registry = tenants(BodyField("tenant", str))
+
+    def blocked_request(self, gate: AdmissionGate) -> Req:
+        self.first = gated_request({"tenants": {"tenant": "a"}})
+        gate.enter(self.first)
+        return gated_request({"tenants": {"tenant": "a"}})
+
+    def clear(self, gate: AdmissionGate, clock: object, req: Req) -> None:
+        assert isinstance(gate, Tenants)
+        for rid in set(gate.tenant) - {req.rid}:
+            gate.finished(gated_request(rid=rid))
+
+
+class QueuesTenants(Tenants):
+    """Has those that wait in a queue, of which a request that is cancelled is taken to be the first."""
+
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self.queue = []
+
+    def poll(self, blocked):
+        return {req.rid: self.enter(req) for req in blocked if req.rid in self.queue[:1]}
+
+    def enter(self, req):
+        verdict = super().enter(req)
+        if verdict.reason.startswith("another") and req.rid not in self.queue:
+            self.queue.append(req.rid)
+        elif verdict is OPEN and req.rid in self.queue:
+            self.queue.remove(req.rid)
+        return verdict
+
+    def cancel(self, req):
+        super().cancel(req)
+        if req.rid in self.queue:
+            self.queue.remove(req.rid)
+
+
+class CancelsTheFirst(QueuesTenants):
+    def cancel(self, req):
+        Tenants.cancel(self, req)
+        del self.queue[:1]
+
+
+class KeepsEmptyTenants(Tenants):
+    def cancel(self, req):
+        if req.rid in self.tenant:
+            self.running[self.tenant.pop(req.rid)] = None
+
+
+class AnotherType(TenantSuite):
+    registry = tenants(BodyField("tenant", int))
+
+
+class AnotherName(TenantSuite):
+    registry = tenants(BodyField("tennant", str))
+
+
+class NeverClears(TenantSuite):
+    def clear(self, gate: AdmissionGate, clock: object, req: Req) -> None:
+        pass
+
+
 class KeepsPlaces(DrillGate):
     def drop(self, req):
         self._until.pop(req.rid, None)
 
 
+QUIET = ("-p", "no:faulthandler", "-p", "no:threadexception", "-p", "no:unraisableexception", "-p", "no:timeout")
 HOLDS = frozenset({"holds"})
 SEATS, FOLLOWS = frozenset({"seats"}), frozenset({"follows"})
 
 
-def mutant(factory: type, caught_by: str, provides: frozenset[str] = HOLDS) -> Mutant:
-    return Mutant(factory, suite=GateSuite, caught_by=caught_by, provides=provides, options_model=DrillGateOptions)
+def mutant(factory: type, caught_by: str, provides: frozenset[str] = HOLDS, says: str = "") -> Mutant:
+    return Mutant(factory, GateSuite, caught_by, provides=provides, options_model=DrillGateOptions, says=says)
 
 
 MUTANTS = [
+    mutant(AnswersNothing, "test_nobody_is_held", frozenset(), "finished() answers None"),
+    mutant(AnswersRequests, "test_news_is_of_those_asked_about", HOLDS, "its keys are rids"),
+    mutant(AsksTheMachine, "test_time_is_that_of_the_context", HOLDS, "the gate asks time.monotonic"),
+    mutant(AddsADefault, "test_requests_are_read_and_not_changed", HOLDS, "has changed what the request says"),
+    mutant(DividesByItsRequests, "test_it_tells_of_itself_in_numbers", HOLDS, "raises ZeroDivisionError, before any"),
+    mutant(LeavesItsThread, "test_close_lets_threads_go", HOLDS, "leaves threads running: refill"),
+    Mutant(CancelsTheFirst, TenantSuite, "test_another_that_says_the_same_may_be_cancelled", says="the one before"),
+    mutant(SharesItsRequests, "test_gates_know_nothing_of_each_other", HOLDS, "keep state in self"),
+    mutant(KeepsEachDelay, "test_what_requests_said_is_forgotten", HOLDS, "(self.waiting)"),
+    Mutant(KeepsEmptyTenants, TenantSuite, "test_what_requests_said_is_forgotten", says="(self.running)"),
     mutant(TellsNames, "test_it_tells_of_itself_in_numbers"),
     mutant(LosesWhatItBrought, "test_what_was_brought_arrives", SEATS),
     mutant(BringsTooMuch, "test_what_was_brought_arrives", SEATS),
@@ -385,9 +569,9 @@ MUTANTS = [
     mutant(SaysNothing, "test_a_blocked_request_is_told_why"),
     mutant(CountsInPercent, "test_a_blocked_request_is_told_why"),
     mutant(OpensTooEarly, "test_blocked_until_the_way_is_clear"),
-    mutant(NeverOpens, "test_blocked_until_the_way_is_clear"),
+    mutant(NeverOpens, "test_blocked_until_the_way_is_clear", HOLDS, "poll() says nothing of it. After clear()"),
     mutant(FailsInTheEnd, "test_blocked_until_the_way_is_clear"),
-    mutant(TellsOfEverybody, "test_news_is_of_those_asked_about"),
+    mutant(TellsOfEverybody, "test_news_is_of_those_asked_about", HOLDS, "and tells of ["),
     mutant(ForgetsToCancel, "test_a_cancelled_request_is_forgotten"),
     mutant(CancelsOnce, "test_a_cancelled_request_is_forgotten"),
     mutant(CancelsEverybody, "test_a_cancelled_request_leaves_others_alone"),
@@ -413,10 +597,40 @@ MUTANTS = [
     mutant(ReleasesAtOnce, "test_a_held_request_is_released_once"),
     mutant(ReleasesForEver, "test_a_held_request_is_released_once"),
     mutant(ForgetsToDrop, "test_a_held_request_that_is_dropped_is_forgotten"),
-    mutant(HoldsWithoutSayingSo, "test_nobody_is_held", frozenset()),
+    mutant(HoldsWithoutSayingSo, "test_nobody_is_held", frozenset(), "declare the capability `holds`"),
 ]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda one: f"{one}-{one.caught_by}")
 def test_caught(mutant: Mutant) -> None:
     assert_caught(mutant)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("suite", "words"),
+    [
+        (AnotherType, "BodyField('tenant', int), but blocked_request() says params['tenants']['tenant'] = 'a'"),
+        (AnotherName, "the record declares the field 'tennant'"),
+        (TenantSuite, ""),
+    ],
+)
+def test_fields_of_bodies_are_those_that_are_read(suite: type[AdmissionGateContract], words: str) -> None:
+    outcomes, output = outcomes_of(suite, "declared_fields")
+    assert bool(outcomes.failed) is bool(words), output
+    assert words in " ".join(output.split())
+
+
+@pytest.mark.full
+def test_a_class_that_does_not_clear_the_way_is_told() -> None:
+    outcomes, output = outcomes_of(NeverClears, "until_the_way_is_clear")
+    assert outcomes.failed
+    assert "poll() says BLOCKED (another request of a). After clear() of the test class nothing may be left" in output
+
+
+def outcomes_of(suite: type[AdmissionGateContract], words: str) -> tuple[Outcomes, str]:
+    outcomes, output = Outcomes(), io.StringIO()
+    with contextlib.redirect_stdout(output):
+        runner = InMemory("admission_gate", lambda: {suite.__name__: suite})
+        runner.run("--capture=no", *QUIET, "-k", words, plugins=[outcomes])
+    return outcomes, output.getvalue()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.speculator import SpeculatorContract
+from pegboard.conformance.suite import ConformanceWarning
 from pegboard.core.interfaces.speculator import DraftTrees
 from pegboard.core.toolkit.speculation.tree import chains, join
 from pegboard.plugins.spec_ngram.speculator import NgramSpeculator
@@ -171,6 +179,134 @@ class GoesThroughTheText(NgramSpeculator):
         return super().propose(rows)
 
 
+class Naps(NgramSpeculator):
+    """As one does that asks a model of its own, and waits."""
+
+    def propose(self, rows):
+        time.sleep(0.001)
+        return super().propose(rows)
+
+
+class WaitsForItsHelper(NgramSpeculator):
+    def learn(self, rows, offered, gained):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(super().learn, rows, offered, gained).result()
+
+
+class BeginsAnew(NgramSpeculator):
+    """No call does more than so much, and each does it again."""
+
+    def propose(self, rows):
+        for row in rows:
+            row.memo[self, "index"] = dict(zip(*[iter(row.tokens[-4096:].tolist())] * 2, strict=False))
+            for place in range(min(4096, len(row.tokens))):
+                row.memo[self, "index"][place] = place
+        return super().propose(rows)
+
+
+class LearnsTheTextAnew(NgramSpeculator):
+    def learn(self, rows, offered, gained):
+        for row in rows:
+            assert sum(1 for token in row.tokens if token < 0) == 0
+        super().learn(rows, offered, gained)
+
+
+class CopiesTheText(NgramSpeculator):
+    """In a library, which Python does not see."""
+
+    def propose(self, rows):
+        return super().propose([replace(row, tokens=np.array(row.tokens.tolist(), np.int64)) for row in rows])
+
+
+class TakesOnAnyPrompt(NgramSpeculator):
+    """Once for each request, however long it is."""
+
+    def propose(self, rows):
+        for row in rows:
+            if (self, "index") not in row.memo:
+                row.memo[self, "index"] = {token: place for place, token in enumerate(row.tokens.tolist())}
+        return super().propose(rows)
+
+
+class KeepsNotesById(NgramSpeculator):
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self.memos = {}
+
+    def propose(self, rows):
+        return super().propose([replace(row, memo=self.memos.setdefault(id(row.memo), {})) for row in rows])
+
+
+class SharesItsNotes(NgramSpeculator):
+    """Between all instances, and under what the text begins with."""
+
+    notes: ClassVar[dict[object, dict[str, int]]] = {}
+
+    def propose(self, rows):
+        memos = [self.notes.setdefault((row.namespace, row.tokens[:1].tobytes()), {}) for row in rows]
+        for memo in memos:
+            memo["asked"] = memo.get("asked", 0) + 1
+        most = [1 + memo["asked"] % 200 // 100 * row.most for memo, row in zip(memos, rows, strict=True)]
+        return super().propose([replace(row, most=min(row.most, nodes)) for row, nodes in zip(rows, most, strict=True)])
+
+
+class GivesUpForAll(NgramSpeculator):
+    """After drafts that failed, whosever they were."""
+
+    failed = 0
+
+    def learn(self, rows, offered, gained):
+        super().learn(rows, offered, gained)
+        self.failed = 0 if gained[-1] > 1 else self.failed + (offered[-1] > 1)
+
+    def propose(self, rows):
+        return super().propose([replace(row, most=1 if self.failed > 1 else row.most) for row in rows])
+
+
+class CachesWithoutABound(NgramSpeculator):
+    @functools.lru_cache(maxsize=None)  # noqa: B019, UP033
+    def size_of(self, namespace):
+        return len(namespace)
+
+    def propose(self, rows):
+        assert all(self.size_of(row.namespace) >= 0 for row in rows)
+        return super().propose(rows)
+
+
+class KeepsWhatItLearnt(NgramSpeculator):
+    """Of each namespace, for ever."""
+
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self.rates = {}
+
+    def learn(self, rows, offered, gained):
+        super().learn(rows, offered, gained)
+        self.rates.update((row.namespace, gained.tolist()) for row in rows)
+
+
+class WritesItsFigures(NgramSpeculator):
+    def learn(self, rows, offered, gained):
+        with Path(tempfile.gettempdir(), "figures").open("a") as file:
+            file.write(f"{gained.sum()}")
+        super().learn(rows, offered, gained)
+
+
+class BeginsATokenEarly(NgramSpeculator):
+    def _draft(self, row):
+        return [row.tokens.item(-1), *super()._draft(row)][: row.most - 1]
+
+
+class SeesThePromptAlone(NgramSpeculator):
+    def propose(self, rows):
+        return super().propose([row if len(row.tokens) % 2 else replace(row, most=1) for row in rows])
+
+    def _draft(self, row):
+        prompt = row.tokens[: row.input_len]
+        found = np.flatnonzero(prompt[:-1] == row.tokens[-1])
+        return prompt[found[-1] + 1 :][: row.most - 1].tolist() if len(found) else []
+
+
 SHARED = {"shared": True}
 MUTANTS = [
     Mutant(cls, suite=DraftingSuite, caught_by=test, options=options, says=says)
@@ -195,6 +331,18 @@ MUTANTS = [
         (KeepsNotesUnderItsClass, "test_notes_of_others_stay", {}, "the speculator itself as the key"),
         (ClearsTheMemo, "test_notes_of_others_stay", {}, ""),
         (GoesThroughTheText, "test_work_does_not_grow_with_the_text", {}, "the whole text at each step"),
+        (LearnsTheTextAnew, "test_work_does_not_grow_with_the_text", {}, "the whole text at each step"),
+        (BeginsAnew, "test_work_does_not_grow_with_the_text", {}, "the whole text at each step"),
+        (CopiesTheText, "test_work_does_not_grow_with_the_text", {}, "it copies the text"),
+        (TakesOnAnyPrompt, "test_work_on_a_long_prompt_is_bounded", {}, "take on so many tokens per call"),
+        (Naps, "test_no_call_waits", {}, "propose blocks in time.sleep"),
+        (WaitsForItsHelper, "test_no_call_waits", {}, "learn blocks in Thread.join"),
+        (SharesItsNotes, "test_instances_know_nothing_of_each_other", {}, "another instance of the class"),
+        (GivesUpForAll, "test_other_rows_do_not_matter", {}, "more than its own request"),
+        (WritesItsFigures, "test_no_call_waits", {}, "learn blocks in open("),
+        (KeepsNotesById, "test_a_memo_may_lie_where_another_one_lay", {}, "the id() of its memo"),
+        (CachesWithoutABound, "test_requests_are_let_go", {}, "bytes more are kept"),
+        (KeepsWhatItLearnt, "test_requests_are_let_go", {}, "bytes more are kept"),
     ]
 ]
 
@@ -202,3 +350,15 @@ MUTANTS = [
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_caught(mutant: Mutant) -> None:
     assert_caught(mutant)
+
+
+@pytest.mark.parametrize("useless", [BeginsATokenEarly, SeesThePromptAlone])
+def test_drafts_that_are_never_accepted_are_told(useless: type[NgramSpeculator]) -> None:
+    """By a warning: they cost time, and break nothing."""
+    suite = type("Useless", (SpeculatorContract,), {"factory": useless})()
+    with pytest.warns(ConformanceWarning, match="no draft was ever accepted for texts that repeat"):
+        suite.test_something_is_drafted(suite.new())
+    suite = type("Useful", (SpeculatorContract,), {"factory": NgramSpeculator})()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConformanceWarning)
+        suite.test_something_is_drafted(suite.new())

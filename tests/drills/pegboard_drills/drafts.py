@@ -75,7 +75,8 @@ class DrillSpeculator(Speculator["DrillSpeculatorOptions"]):
             return pack(trees)
         if self.options.raises == "propose":
             raise RuntimeError("the drill raises, as asked")
-        time.sleep(self.options.slow)
+        if self.options.slow:
+            time.sleep(self.options.slow)
         told: DraftTrees = LIES[self.options.lies](trees, rows[-1].most if rows else 1, self.ctx.spec.vocab_size)
         return told
 

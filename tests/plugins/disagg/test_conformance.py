@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +69,14 @@ class TestDecode(AdmissionGateContract):
             if verdict is not None and verdict.seat:
                 break
         self.seat_of(gate, req)
+
+    def around(self, gate: AdmissionGate) -> Sequence[object]:
+        """The network of the world remembers what was sent."""
+        return [self.world.net]
+
+    def said_otherwise(self, params: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+        """Connections to prefill servers stay, and in the world each port is one."""
+        return said()
 
     def seat_of(self, gate: AdmissionGate, req: Req) -> None:
         owner = self.world.decode.memory.owner

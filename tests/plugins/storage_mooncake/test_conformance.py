@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -52,6 +52,10 @@ class TestOverAFake(KVStorageContract):
     @pytest.fixture(autouse=True)
     def _store(self, store: type[FakeMooncakeStore]) -> None:
         self.objects = store.objects
+
+    def in_child(self, work: Callable[[], object]) -> None:
+        """The fake is in this process's memory."""
+        work()
 
     def raw(self, storage: KVStorage, key: bytes) -> bytes | None:
         return self.objects.get(name_of(storage, key))

@@ -9,8 +9,7 @@ from pegboard.core.pipeline.executor import Done
 
 if TYPE_CHECKING:
     from pegboard.core.pipeline.batch_result import BatchResult
-    from pegboard.core.pipeline.executor import Executor
-    from pegboard.core.pipeline.stages import Hook
+    from pegboard.core.pipeline.stages import Hook, Stages
     from pegboard.core.pipeline.step import Pending, Step
 
 
@@ -19,8 +18,8 @@ class Packing:
     does not only watch it, so it is not skipped where it raises: without what it brings, answers could be wrong.
     """
 
-    def __init__(self, executor: Executor, hooks: tuple[Hook, ...] = ()) -> None:
-        self._executor = executor
+    def __init__(self, stages: Stages, hooks: tuple[Hook, ...] = ()) -> None:
+        self._stages = stages
         self._hooks = hooks
 
     def submit(self, step: Step) -> Pending:
@@ -31,16 +30,16 @@ class Packing:
                 self._pack(step)
         except Exception as error:
             return Done(None, error)
-        return self._executor.submit(step.work)
+        return self._stages.executor.submit(step.work)
 
     def again(self, part: Step) -> BatchResult:
         """Run a part of a failed step at once. Raises what a hook or the forward pass raises."""
         self._pack(part)
-        return self._executor.again(part.work)
+        return self._stages.executor.again(part.work)
 
     def healthy(self) -> bool:
         """Return whether another forward pass has a chance."""
-        return self._executor.healthy()
+        return self._stages.executor.healthy()
 
     def _pack(self, step: Step) -> None:
         if self._hooks:

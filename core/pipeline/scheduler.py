@@ -82,7 +82,7 @@ class Scheduler:
         """While it is, no step is started (see `pegboard.core.engine.operation`)."""
         self.on_step: Callable[[], None] | None = None
         """Called after every step while it is set (a profiler sets it)."""
-        self._packing = Packing(stages.executor, hooks.pack_batch)
+        self._packing = Packing(stages, hooks.pack_batch)
         self._recovery = Recovery(stages.builder, stages.memory.rows, self._packing)
         self._unsampled = stages.unsampled or Unsampled((), 0, stages.culprits, stages.executor)
         self._was_idle = True

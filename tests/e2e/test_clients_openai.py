@@ -402,7 +402,7 @@ def test_custom_tools(both: Both) -> None:
     ("changes", "param"),
     [
         ({"temperature": 1000}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -1}, "top_p"),
         ({"n": 0}, "n"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None),

@@ -76,7 +76,7 @@ NO_INTEGERS = (*NO_NUMBERS, 1.5, Raw("NaN"), 10**30)
 
 WRONG = [
     *values("temperature", -0.1, -1e-30, 100.1, *NOT_FINITE, *NO_NUMBERS),
-    *values("top_p", 0, -0.5, 1.001, 1e-50, *NOT_FINITE, *NO_NUMBERS),
+    *values("top_p", -0.5, 1.001, 1e-50, *NOT_FINITE, *NO_NUMBERS),
     *values("min_p", -0.001, 1.001, *NOT_FINITE, *NO_NUMBERS),
     *values("top_k", -2, 2**31, 2**70, *NO_INTEGERS),
     *values("frequency_penalty", -2.01, 2.01, *NOT_FINITE, *NO_NUMBERS),
@@ -86,7 +86,7 @@ WRONG = [
     *values("min_new_tokens", -1, *NO_INTEGERS[:-1]),
     *values("n", 0, -1, 10**6, *NO_INTEGERS),
     *values("seed", 2**63, -(2**63) - 1, *NO_INTEGERS),
-    *values("stop", "", [""], ["a"] * 65, "x" * 1025, [1], 3, {"a": 1}, True, [["a"]]),
+    *values("stop", ["a"] * 65, "x" * 1025, [1], 3, {"a": 1}, True, [["a"]]),
     *values("stop_regex", "", [""], ["a"] * 17, "x" * 1025, [1], 3, {"a": 1}, True),
     *values("stop_regex", "(", "a{2,1}", "[", "*", "(?P<a>b)(?P=a)", r"(a)\1", "a(?=b)", "(?<!a)b", "(?>a)", "a++"),
     *values("stop_regex", "a*", "$", "^", "(a+)*", "a{9999}", "((a{99}){99}){99}", "(" * 200 + "a" + ")" * 200),

@@ -295,11 +295,15 @@ def test_30166_logs_tell_no_key(log_format: Any, resolved: ResolvedConfig, capsy
 
 
 def test_30166_no_field_of_the_config_that_is_secret_is_called_otherwise() -> None:
-    """Redaction goes by names, so whoever adds a secret must name it so. These are all that there are."""
+    """Redaction goes by names, so whoever adds a secret must name it so. These are all that there are; what is not a
+    text is shown, as `cache_salt_by_key` is.
+    """
     from pegboard.core.config.describe import core_keys_of
-    from pegboard.core.config.redact import is_secret
+    from pegboard.core.config.redact import HIDDEN, is_secret, redact
 
-    assert [key.path for key in core_keys_of() if is_secret(key.path)] == ["server.api_key", "server.admin_key"]
+    secret = {key.path for key in core_keys_of() if is_secret(key.path)}
+    assert secret == {"server.api_key", "server.admin_key", "server.cache_salt_by_key"}
+    assert redact({"cache_salt_by_key": True, "api_key": "x"}) == {"cache_salt_by_key": True, "api_key": HIDDEN}
 
 
 # ---- who can connect ------------------------------------------------------------------------------------------------

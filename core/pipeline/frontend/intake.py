@@ -127,11 +127,7 @@ class Intake:
         `max_new_tokens` is always set afterwards, and clipped to what the context leaves after the prompt. Raises
         InvalidRequest, naming the field, for what cannot be served.
         """
-        _check_text("rid", request.rid, MAX_RID_LENGTH)
-        _check_text("cache_salt", request.cache_salt, MAX_SALT_LENGTH)
-        _check_text("model", request.model, MAX_NAME_LENGTH)
-        if not -(2**31) <= request.priority < 2**31:
-            raise InvalidRequest("priority must fit in 32 bits", param="priority")
+        _check_names(request)
         sampling = request.sampling.filled(self._info.sampling_defaults)
         sampling.validate_numbers()
         if not checked:
@@ -289,6 +285,15 @@ def text_of(prompt: Prompt | MediaPrompt) -> Prompt:
         place = prompt.media[0].place or None
         raise InvalidRequest("this model takes no pictures or videos", param=place, code="unsupported")
     return prompt.base
+
+
+def _check_names(request: GenerateRequest) -> None:
+    """Raise InvalidRequest for what a request is called by, or its priority, out of bounds."""
+    _check_text("rid", request.rid, MAX_RID_LENGTH)
+    _check_text("cache_salt", request.cache_salt, MAX_SALT_LENGTH)
+    _check_text("model", request.model, MAX_NAME_LENGTH)
+    if not -(2**31) <= request.priority < 2**31:
+        raise InvalidRequest("priority must fit in 32 bits", param="priority")
 
 
 def _namespace(cache_salt: str) -> str:

@@ -52,8 +52,8 @@ class TestNew:
         for contract in template_contracts():
             root, files = create("my_thing", contract, tmp_path / contract)
             text = (root / "src" / "my_thing" / f"{template(contract).module}.py").read_text("utf-8")
-            # A correct prefix cache takes more, of books.
-            most = 140 if contract == "prefix_cache" else 80
+            # A correct prefix cache takes more, of books; a storage connects again after its place was replaced.
+            most = {"prefix_cache": 140, "kv_storage": 90}.get(contract, 80)
             assert len([line for line in text.splitlines() if line.strip()]) <= most, contract
             assert not [one for one in files if "$" in str(one) or "$" in one.read_text("utf-8")]
 

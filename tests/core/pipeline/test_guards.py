@@ -226,7 +226,7 @@ def test_when_everybody_fails_not_everybody_is_tried(loop: str) -> None:
 
 def test_a_device_that_is_gone_ends_the_process() -> None:
     harness = Harness()
-    harness.scheduler._packing._executor = InlineExecutor(harness.model, healthy=lambda: False)
+    harness.scheduler.stages.executor = InlineExecutor(harness.model, healthy=lambda: False)
     harness.model.fail_on = lambda work: True
     harness.submit("a", [1, 2], 3)
     with pytest.raises(DeviceFailed):

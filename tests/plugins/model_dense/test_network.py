@@ -231,5 +231,5 @@ def test_tensors_without_a_place_are_refused(tmp_path: Path) -> None:
 
 def test_context_length_above_the_model_is_refused(tmp_path: Path) -> None:
     ctx = context(tiny_checkpoint(tmp_path, "llama"), context_length=5000)
-    with pytest.raises(ModelError, match="5000 is above the 4096 tokens of this model's config.json"):
+    with pytest.raises(ModelError, match="5000 is above the 4096 tokens of this model"):
         DenseFamily(DenseOptions(), ctx)

@@ -15,6 +15,8 @@ _CLOCKS = frozenset(
     getattr(time, name + suffix) for name in ("time", "monotonic", "perf_counter") for suffix in ("", "_ns")
 )
 _DATES = frozenset({"datetime.now", "datetime.utcnow"})
+_OTHERS = ("pegboard.conformance.", "pegboard.core.", "hypothesis.")
+"""Modules whose calls do not count. Hypothesis times each collection of garbage, whoever's call it comes in."""
 _LIBRARY = str(Path(os.__file__).parent)
 
 
@@ -38,7 +40,7 @@ class ClockWatch:
         if event != "c_call" or not _asks(called):
             return
         name, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
-        if not name.startswith((_LIBRARY, "<")) and not module.startswith(("pegboard.conformance.", "pegboard.core.")):
+        if not name.startswith((_LIBRARY, "<")) and not module.startswith(_OTHERS):
             of = called.__qualname__ if called.__qualname__ in _DATES else f"time.{called.__name__}"
             self.found.add(f"{of} ({Path(name).name}:{frame.f_lineno})")
 

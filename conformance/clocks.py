@@ -16,7 +16,7 @@ _CLOCKS = frozenset(
 )
 _DATES = frozenset({"datetime.now", "datetime.utcnow"})
 _OTHERS = ("pegboard.conformance.", "pegboard.core.", "hypothesis.")
-"""Modules whose calls do not count. Hypothesis times each collection of garbage, whoever's call it comes in."""
+"""Modules whose calls do not count. Hypothesis times each collection of garbage, in whichever call one happens."""
 _LIBRARY = str(Path(os.__file__).parent)
 
 

@@ -106,7 +106,10 @@ def check(
         if not as_json:
             raise
         left_out = []
-        problems = [{"path": one.path, "message": one.message, "origin": one.origin} for one in problems_of(error)]
+        problems = [
+            {"path": problem.path, "message": problem.message, "origin": problem.origin}
+            for problem in problems_of(error)
+        ]
     if as_json:
         write_json({"ok": not problems, "problems": problems, "not_checked": left_out})
     else:

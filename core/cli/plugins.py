@@ -46,9 +46,9 @@ def list_(as_json: Json = False) -> None:
             for one in records
         ]
         rows += [
-            ("(hooks)", ", ".join(one.plugin.hooks), one.plugin.name, str(one.origin), one.plugin.summary)
-            for one in registry.plugins
-            if not one.plugin.providers
+            ("(hooks)", ", ".join(found.plugin.hooks), found.plugin.name, str(found.origin), found.plugin.summary)
+            for found in registry.plugins
+            if not found.plugin.providers
         ]
         write_table(("contract", "provider", "plugin", "from", ""), rows)
         for text in (*(str(one) for one in registry.broken), *registry.conflicts):

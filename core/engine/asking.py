@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pegboard.core.interfaces.client import MediaPrompt
-from pegboard.core.interfaces.conversion import token_ids
+from pegboard.core.interfaces.conversion import listed, token_ids
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 
@@ -22,8 +22,7 @@ def prompts_of(asked: object) -> tuple[list[Prompt], bool]:
     """
     if isinstance(asked, str | MediaPrompt):
         return [asked], True
-    listed = getattr(asked, "tolist", None)
-    rows = listed() if callable(listed) else asked
+    rows = listed(asked)
     if isinstance(rows, Mapping) or not hasattr(rows, "__iter__"):
         raise InvalidRequest(
             f"a prompt is a text, a list of token ids, or a MediaPrompt, not {type(asked).__name__}", param="prompt"

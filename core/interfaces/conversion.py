@@ -84,7 +84,7 @@ def _plain(value: object) -> object:
     return item() if callable(item) and getattr(value, "shape", None) == () else value
 
 
-def _listed(value: object) -> object:
+def listed(value: object) -> object:
     """Return an array of numpy or torch as lists; anything else as it is."""
     tolist = getattr(value, "tolist", None)
     return tolist() if callable(tolist) else value
@@ -134,7 +134,7 @@ def _tuple(kind: type, name: str, value: object) -> tuple[object, ...]:
     """Return several values; one alone is a tuple of one. A tuple that is right stays the same object."""
     if type(value) is tuple and set(map(type, value)) <= {kind}:
         return value
-    rows = _listed(value)
+    rows = listed(value)
     if isinstance(rows, str) or not isinstance(rows, list | tuple | set | frozenset):
         rows = (rows,) if _fits(kind, rows) else None
     if rows is None:
@@ -192,7 +192,7 @@ def _prompt(kinds: tuple[object, ...], name: str, value: object) -> object:
 
 def token_ids(name: str, value: object) -> list[int]:
     """Return token ids of a list, tuple, numpy or torch row. Raises InvalidRequest, naming the place, for others."""
-    rows = _listed(value)
+    rows = listed(value)
     if not isinstance(rows, list | tuple):
         raise _wrong(name, "a text or a list of token ids", value)
     if type(rows) is list and set(map(type, rows)) <= {int}:

@@ -161,7 +161,7 @@ class SayingTests(GateRig):
         gate.close()
         until = time.monotonic() + SOON
         while running := set(threading.enumerate()) - before:
-            names = ", ".join(sorted(one.name for one in running))
+            names = ", ".join(sorted(thread.name for thread in running))
             assert time.monotonic() < until, f"close() leaves threads running: {names}"
             time.sleep(0.01)
 

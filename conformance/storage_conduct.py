@@ -99,7 +99,7 @@ class StorageConductTests(StorageRig):
         assert not left, f"close() leaves open {', '.join(sorted(left))}"
         until = time.monotonic() + SOON
         while running := set(threading.enumerate()) - threads:
-            names = ", ".join(sorted(one.name for one in running))
+            names = ", ".join(sorted(thread.name for thread in running))
             assert time.monotonic() < until, f"close() leaves threads running: {names}"
             time.sleep(0.01)
 

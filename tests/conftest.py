@@ -69,6 +69,11 @@ def pytest_configure() -> None:
     gc.disable()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of which nothing would run."""
+    return tiers.is_left_out(collection_path, config.option.markexpr) or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tiers.mark(items)
 

@@ -2,7 +2,7 @@
 
 from setuptools import find_packages, setup
 
-FOLDERS = ("core", "plugins", "conformance", "tools")
+FOLDERS = ("core", "toolkit", "plugins", "conformance", "tools")
 ROOTS = {"pegboard": "pegboard", **{f"pegboard.{folder}": folder for folder in FOLDERS}}
 
 setup(

@@ -140,9 +140,9 @@ def directory_of(model: str) -> Path:
     """Return where transformers finds it."""
     if model != DEMO:
         return Path(model)
-    from pegboard.core.toolkit.system.cache_dir import default_cache_dir
     from pegboard.plugins.model_sources.demo import find_demo
     from pegboard.plugins.model_sources.gguf.convert import convert_gguf
+    from pegboard.toolkit.system.cache_dir import default_cache_dir
 
     return convert_gguf(find_demo(DEMO.removeprefix("demo:")), default_cache_dir())
 

@@ -26,8 +26,8 @@ from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.plugin import Plugin, Provider
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
 from pegboard.core.registry.registry import Registry
-from pegboard.core.toolkit.sampling.noise import bits, keys
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
+from pegboard.toolkit.sampling.noise import bits, keys
 
 DEMO = "demo:smollm2-135m-instruct"
 TEXT = Path(__file__).parent / "data" / "prose.txt"

@@ -31,7 +31,6 @@ from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.page_mover import Job
 from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
-from pegboard.core.toolkit.cache.pages import slots_of
 from pegboard.plugins.cache_block.blocks import BlockTable
 from pegboard.plugins.cache_block.cache import BlockCache
 from pegboard.plugins.cache_hiradix.cache import HiRadixCache
@@ -39,6 +38,7 @@ from pegboard.plugins.cache_hiradix.options import HiRadixOptions
 from pegboard.plugins.cache_radix.cache import RadixCache
 from pegboard.plugins.cache_radix.options import RadixOptions
 from pegboard.plugins.memory_paged.allocators import StackAllocator
+from pegboard.toolkit.cache.pages import slots_of
 
 LENGTH = 32_768
 CHUNK = 512

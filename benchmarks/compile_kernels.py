@@ -36,8 +36,8 @@ import torch
 from benchmarks import kernels as kernel_cases
 from benchmarks.kernel_tables import page
 from benchmarks.kernels import Case, Target
-from pegboard.core.toolkit import kernels
-from pegboard.core.toolkit.kernels.launch import Launch, observed
+from pegboard.toolkit import kernels
+from pegboard.toolkit.kernels.launch import Launch, observed
 
 if TYPE_CHECKING:
     from triton.runtime.jit import JITFunction

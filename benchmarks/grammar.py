@@ -21,7 +21,7 @@ from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.grammars.grammar import grammar_of
+from pegboard.toolkit.grammars.grammar import grammar_of
 
 PROMPT = "A list of people as JSON, as long as possible:\n"
 
@@ -88,7 +88,7 @@ def requests(streams: int, tokens: int, *, constrained: bool) -> list[GenerateRe
 def run(backend: str, model: str, loop: str, streams: int, tokens: int) -> None:
     from pegboard.core.pipeline import batch
     from pegboard.core.pipeline.grammar import state as grammar
-    from pegboard.core.toolkit.sampling import sample
+    from pegboard.toolkit.sampling import sample
 
     config = {
         "model": {"path": model},

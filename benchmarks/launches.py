@@ -39,11 +39,11 @@ from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.running import NUMBERS
 from pegboard.core.pipeline.worker import Worker
 from pegboard.core.registry.registry import Registry
-from pegboard.core.toolkit import kernels
-from pegboard.core.toolkit.kernels.launch import Launch, observed
-from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.plugins import attn_triton, memory_paged, runner_layered, sampler_triton
 from pegboard.plugins.model_dense.network import DenseNetwork
+from pegboard.toolkit import kernels
+from pegboard.toolkit.kernels.launch import Launch, observed
+from pegboard.toolkit.model.decoder_spec import DecoderSpec
 
 REGISTRY = Registry.of(*(one.plugin for one in (attn_triton, memory_paged, runner_layered, sampler_triton)))
 META = torch.device("meta")

@@ -26,7 +26,6 @@ from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
-from pegboard.core.toolkit.cache.pages import slots_of
 from pegboard.plugins.cache_block.cache import BlockCache
 from pegboard.plugins.cache_radix.cache import RadixCache
 from pegboard.plugins.cache_radix.options import RadixOptions
@@ -36,6 +35,7 @@ from pegboard.plugins.policy_basic.policies import FcfsPolicy
 from pegboard.plugins.policy_basic.urgency import PriorityPolicy, SrtfPolicy
 from pegboard.plugins.policy_cache_aware.options import DfsWeightOptions, LpmOptions
 from pegboard.plugins.policy_cache_aware.policies import DfsWeightPolicy, LpmPolicy
+from pegboard.toolkit.cache.pages import slots_of
 
 WAITING, ADMITTED, STEPS, WARM_UP = 1000, 32, 60, 20
 VOCABULARY = 50_000

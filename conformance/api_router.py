@@ -1,7 +1,7 @@
 """The conformance suite of ApiRouter.
 
 It finds out by itself what a router offers: every POST route that documents an example of its body
-(`pegboard.core.toolkit.http.openapi.body_docs`) is tried with it, and those that reach the engine count as generating.
+(`pegboard.toolkit.http.openapi.body_docs`) is tried with it, and those that reach the engine count as generating.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pegboard.conformance.asgi import PATIENCE, Exchange, call, strings
 from pegboard.conformance.fake_client import FAILURE, FakeEngineClient
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.server.http.keys import Keys
-from pegboard.core.toolkit.http.levels import level_of
+from pegboard.toolkit.http.levels import level_of
 
 ODD = {
     "deep lists": b"[" * 150 + b"]" * 150,
@@ -64,9 +64,7 @@ class ApiRouterContract(MediaTests, AnswerTests):
             if level_of(route) is None
             for method in sorted(route.methods or ())
         ]
-        assert not silent, (
-            f"routes that are neither PUBLIC, USER nor ADMIN of pegboard.core.toolkit.http.levels: {silent}"
-        )
+        assert not silent, f"routes that are neither PUBLIC, USER nor ADMIN of pegboard.toolkit.http.levels: {silent}"
 
     def test_keys_are_asked_for(self) -> None:
         """Whatever is not public answers 401 without a key, in this API's error format, and names a scheme."""

@@ -15,7 +15,7 @@ from pegboard.conformance.covering import covering
 from pegboard.conformance.suite import capability, lacks
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.forward import ForwardMode
-from pegboard.core.toolkit.model.eight_bit import as_bytes
+from pegboard.toolkit.model.eight_bit import as_bytes
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 TYPES = pytest.mark.parametrize("kept", [E4M3, E5M2], ids=["e4m3", "e5m2"])

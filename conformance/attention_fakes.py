@@ -15,7 +15,7 @@ from pegboard.core.interfaces.attention import AttentionBackend, AttentionContex
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.layers import LayerSpec
-from pegboard.core.toolkit.model.eight_bit import as_bytes, is_eight_bit, stored
+from pegboard.toolkit.model.eight_bit import as_bytes, is_eight_bit, stored
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,7 +18,7 @@ from pegboard.conformance.tape import TapeCapture
 from pegboard.core.interfaces.attention import AttentionBackend
 from pegboard.core.interfaces.graphs import GraphCapture
 from pegboard.core.interfaces.layers import LayerSpec
-from pegboard.core.toolkit.graphs import capture_of
+from pegboard.toolkit.graphs import capture_of
 
 Steps = Sequence[tuple[int, Sequence[int]]]
 """Size of a batch, and the lengths of its real requests; those behind are padding."""

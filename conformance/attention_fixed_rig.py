@@ -20,8 +20,8 @@ from pegboard.conformance.attention_fakes import (
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.layers import LayerSpec
-from pegboard.core.toolkit.graphs import StaticBatch
-from pegboard.core.toolkit.model.eight_bit import is_eight_bit
+from pegboard.toolkit.graphs import StaticBatch
+from pegboard.toolkit.model.eight_bit import is_eight_bit
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.graphs import GraphCapture, Replay

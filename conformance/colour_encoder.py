@@ -17,7 +17,7 @@ import torch
 from pegboard.core.interfaces.media import MediaEncoder, MediaItem, MediaPiece, MediaStates
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.toolkit.model.weights import check_weights, load_weights
+from pegboard.toolkit.model.weights import check_weights, load_weights
 
 BLOCK = 8
 """Rows and columns of pixels that make a token."""

@@ -20,7 +20,7 @@ from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupV
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.options import Options
 from pegboard.core.interfaces.speculator import DeviceSpeculator, DraftBatch, DraftTrees, Stands
-from pegboard.core.toolkit.speculation import tree
+from pegboard.toolkit.speculation import tree
 
 PADDING = 0
 """The slot that is written where nothing is to be kept."""

@@ -12,7 +12,7 @@ from pegboard.conformance.device_bench import Bench, Part, Request
 from pegboard.conformance.draft_checks import VOCAB, check_trees
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator
-from pegboard.core.toolkit.speculation import tree
+from pegboard.toolkit.speculation import tree
 
 
 class DeviceRig(Speculator[Any]):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pegboard.conformance.steps import StepCounter
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees
-from pegboard.core.toolkit.speculation import tree
+from pegboard.toolkit.speculation import tree
 
 Int64s = NDArray[np.int64]
 

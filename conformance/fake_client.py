@@ -27,7 +27,7 @@ from pegboard.core.interfaces.client import (
 )
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaProcessor
-from pegboard.core.toolkit.text.encoding import check_length
+from pegboard.toolkit.text.encoding import check_length
 
 SCRIPT = ("Once upon", " a midnight", " dreary.")
 

@@ -17,7 +17,7 @@ import torch
 from pegboard.conformance.fake_flashinfer_device import Device, DeviceFence, HostTensor, on_device, on_host
 from pegboard.conformance.fake_flashinfer_math import Scores, merge_state_in_place
 from pegboard.conformance.fake_flashinfer_wrapper import Mask, PlannedWrapper, Result, Tensor
-from pegboard.core.toolkit.model.eight_bit import EIGHT_BIT
+from pegboard.toolkit.model.eight_bit import EIGHT_BIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

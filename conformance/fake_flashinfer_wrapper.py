@@ -18,15 +18,15 @@ from pegboard.conformance.fake_flashinfer_device import (
     on_host,
 )
 from pegboard.conformance.fake_flashinfer_math import Scores, attend, causal, unpack
-from pegboard.core.toolkit.kernels.launch import launch
-from pegboard.core.toolkit.model.eight_bit import EIGHT_BIT
+from pegboard.toolkit.kernels.launch import launch
+from pegboard.toolkit.model.eight_bit import EIGHT_BIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from pegboard.core.toolkit.kernels.launch import Grid
+    from pegboard.toolkit.kernels.launch import Grid
 
 HEAD_DIMS = (64, 128, 256)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pegboard.core.interfaces.attention import AttentionBackend
-from pegboard.core.toolkit.model.eight_bit import as_bytes, is_eight_bit
+from pegboard.toolkit.model.eight_bit import as_bytes, is_eight_bit
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.attention import AttentionContext

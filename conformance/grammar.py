@@ -19,8 +19,8 @@ from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.conformance.suite import ContractSuite, capability
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarBackend, GrammarContext, GrammarMatcher
-from pegboard.core.toolkit.grammars.grammar import any_of, parts_of
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
+from pegboard.toolkit.grammars.grammar import any_of, parts_of
+from pegboard.toolkit.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

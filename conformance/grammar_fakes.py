@@ -141,7 +141,7 @@ def _spin() -> None:
 def scripted_context(directory: Path, **options: Any) -> GrammarContext:
     """Return a context in a directory with a tiny tokenizer."""
     from pegboard.conformance.checkpoints import VOCAB_SIZE, write_tiny_tokenizer
-    from pegboard.core.toolkit.text.tokenizer import Tokenizer
+    from pegboard.toolkit.text.tokenizer import Tokenizer
 
     write_tiny_tokenizer(directory)
     return GrammarContext(

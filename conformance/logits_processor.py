@@ -122,7 +122,7 @@ class LogitsProcessorContract(ContractSuite):
         assert not dead, (
             f"rows {dead} are left without a finite logit: no token can be drawn, and the request fails. Leave one, or "
             "give tokens that may be taken where nothing else is left LAST_RESORT "
-            "(pegboard.core.toolkit.sampling.logit_pairs)"
+            "(pegboard.toolkit.sampling.logit_pairs)"
         )
         return changed
 
@@ -257,7 +257,7 @@ class LogitsProcessorContract(ContractSuite):
                 ruled_out = (~changed.isfinite()).nonzero().flatten().tolist()
                 assert not ruled_out, (
                     f"tokens {ruled_out[:8]} of a request with a grammar get minus infinity: give them LAST_RESORT "
-                    f"(pegboard.core.toolkit.sampling.logit_pairs), the grammar may allow nothing else. {life.params}"
+                    f"(pegboard.toolkit.sampling.logit_pairs), the grammar may allow nothing else. {life.params}"
                 )
 
     def test_the_batch_may_be_empty(self, processor: LogitsProcessor) -> None:

@@ -39,9 +39,7 @@ def caller() -> str:
     return "?"
 
 
-RENDER = (
-    "use `await render_chat(...)` of pegboard.core.toolkit.chat.rendering, which renders apart (docs/decisions/0016)"
-)
+RENDER = "use `await render_chat(...)` of pegboard.toolkit.chat.rendering, which renders apart (docs/decisions/0016)"
 TOKENIZE = "use `await self.client.tokenize([text])`"
 SLEEP = "use `await asyncio.sleep(...)`"
 CONNECT = "use a client for asyncio, or `await asyncio.to_thread(...)`"

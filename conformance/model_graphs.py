@@ -20,7 +20,7 @@ from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
 from pegboard.core.interfaces.model_family import Network
-from pegboard.core.toolkit.kernels.launch import Launch, observed
+from pegboard.toolkit.kernels.launch import Launch, observed
 
 Step = tuple[str, object, object]
 """An operation: its name, and what its arguments look like."""

@@ -18,7 +18,7 @@ from pegboard.conformance.sampler_waiting import SamplerWaiting
 from pegboard.conformance.suite import capability
 from pegboard.core.interfaces.sampler import NO_TOKEN, Sampler, SamplerContext
 from pegboard.core.interfaces.sampling import SAMPLING_ROW, LogprobRequest, SamplingBatch, SamplingParams
-from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT
+from pegboard.toolkit.sampling.logit_pairs import LAST_RESORT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

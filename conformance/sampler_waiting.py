@@ -10,8 +10,8 @@ from pegboard.conformance.no_looks import NoLooks
 from pegboard.conformance.suite import ContractSuite, capability
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.interfaces.sampling import SAMPLING_ROW, LogprobRequest, SamplingBatch, SamplingParams
-from pegboard.core.toolkit import kernels
-from pegboard.core.toolkit.kernels.launch import observed
+from pegboard.toolkit import kernels
+from pegboard.toolkit.kernels.launch import observed
 
 META = torch.device("meta")
 """Tensors without data: whatever would wait for the device fails there."""
@@ -26,7 +26,7 @@ BATCHES = {
 
 
 class SamplerWaiting(ContractSuite):
-    """Kernels are not run here: they have to be launched through `pegboard.core.toolkit.kernels.launch`."""
+    """Kernels are not run here: they have to be launched through `pegboard.toolkit.kernels.launch`."""
 
     @capability("no_sync")
     @pytest.mark.parametrize("vocab", [10, 5000])

@@ -10,7 +10,7 @@ import torch
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.speculator import DeviceSpeculator, DraftBatch, DraftTrees, SpeculatorContext, Stands
-from pegboard.core.toolkit.speculation import tree
+from pegboard.toolkit.speculation import tree
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.attention import AttentionBackend

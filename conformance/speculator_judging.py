@@ -17,7 +17,7 @@ from pegboard.conformance.suite import ContractSuite, capability, lacks
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.interfaces.speculator import Accepted, DraftTrees, Speculator
-from pegboard.core.toolkit.speculation import tree
+from pegboard.toolkit.speculation import tree
 
 WORDS = 23
 """Tokens of the model whose drafts are judged: few, so that random drafts stand at times."""

@@ -14,7 +14,7 @@ from pegboard.conformance.draft_checks import MOST, VOCAB, Int64s, check
 from pegboard.conformance.speculator_device import DeviceTests
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator, SpeculatorContext
-from pegboard.core.toolkit.speculation import tree
+from pegboard.toolkit.speculation import tree
 
 
 class Life:

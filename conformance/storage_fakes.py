@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext, StorageError
 from pegboard.core.interfaces.options import Options
-from pegboard.core.toolkit.cache.block_frames import BlockFrames
+from pegboard.toolkit.cache.block_frames import BlockFrames
 
 CALLS = ("exists", "get", "set", "delete", "clear")
 

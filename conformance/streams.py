@@ -20,7 +20,7 @@ from pegboard.core.interfaces.output_parser import (
     ToolCallArguments,
     ToolCallStart,
 )
-from pegboard.core.toolkit.grammars import gbnf
+from pegboard.toolkit.grammars import gbnf
 
 
 @dataclass

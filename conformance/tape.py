@@ -23,7 +23,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pegboard.core.toolkit.kernels.launch import Launch, observed
+from pegboard.toolkit.kernels.launch import Launch, observed
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.graphs import Replay

@@ -26,7 +26,7 @@ from pegboard.core.interfaces.output_parser import (
     ToolCallArguments,
     ToolFunction,
 )
-from pegboard.core.toolkit.chat.call_or import CallOrStream
+from pegboard.toolkit.chat.call_or import CallOrStream
 
 Call = tuple[str, dict[str, Any]]
 

@@ -20,7 +20,7 @@ pytest_plugins = ["pytester"]
 
 
 KERNELS = (
-    "pegboard.core.toolkit.kernels.functions",
+    "pegboard.toolkit.kernels.functions",
     "pegboard.plugins.attn_triton.kernels",
     "pegboard.plugins.attn_triton.tile_kernels",
     "pegboard.plugins.sampler_triton.kernels",

@@ -21,8 +21,8 @@ from pegboard.plugins.cpu_native.library import NativeError, available, compiler
 TESTS = Path(__file__).parent
 NATIVE: tuple[str, ...] = ("plugins/cpu_native",)
 SUMS: tuple[str, ...] = (
-    "core/toolkit/model",
-    "core/toolkit/speculation",
+    "toolkit/model",
+    "toolkit/speculation",
     "plugins/attn_torch",
     "plugins/mm_qwen_vl/test_encoder*.py",
     "plugins/model_dense",
@@ -35,8 +35,8 @@ SUMS: tuple[str, ...] = (
 FOLDERS: tuple[str, ...] = (
     *SUMS,
     *NATIVE,
-    "core/toolkit/kernels",
-    "core/toolkit/sampling",
+    "toolkit/kernels",
+    "toolkit/sampling",
     "plugins/attn_flashinfer",
     "plugins/memory_paged",
     "plugins/mm_qwen_vl/test_pictures.py",

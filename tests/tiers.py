@@ -161,14 +161,14 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_ends_where_re_says",
         r"test_streams_show_the_same",
     ),
-    "core/toolkit/chat/test_rendering.py": (
+    "toolkit/chat/test_rendering.py": (
         r"test_helpers_end\w+\[at rest",
         r"test_time_is_bounded\[\{\{ x",
         r"test_(helpers_end|time_is_bounded)",
         r"test_cve_2025_61620",
     ),
     "core/server/test_pending.py": (r"test_nothing_is_kept",),
-    "core/toolkit/speculation/test_distribution.py": (
+    "toolkit/speculation/test_distribution.py": (
         r"\[(top_p|min_p)\]",
         r"test_draw_and_match",
     ),
@@ -416,7 +416,7 @@ FULL: dict[str, tuple[str, ...]] = {
     "core/server/http/test_protocol.py": (r"test_(slow_answers|a_body_that_nobody|the_next_request)",),
     "core/server/test_client_media.py": (r"TestEnds",),
     "core/server/test_stop_signals.py": (r"test_(a_log_that|a_program_goes|they_are_heard)",),
-    "core/toolkit/transfer/test_staging_mutants.py": (ALL,),
+    "toolkit/transfer/test_staging_mutants.py": (ALL,),
     "drills/test_gate.py": (r"test_nonsense",),
     "e2e/test_graph_matrix.py": (r"test_few",),
     "e2e/test_server.py": (r"test_(leavers|api_process_stays)",),

@@ -30,8 +30,6 @@ from pegboard.core.pipeline.device import queue_of
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.running import NUMBERS
 from pegboard.core.pipeline.worker import PendingResult, Worker
-from pegboard.core.toolkit.graphs import capture_of
-from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.plugins.attn_triton.backend import TritonAttention
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
 from pegboard.plugins.memory_paged.pool import MHAPool
@@ -41,6 +39,8 @@ from pegboard.plugins.runner_layered.runner import LayeredRunner
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
 from pegboard.plugins.sampler_triton.options import TritonSamplerOptions
 from pegboard.plugins.sampler_triton.sampler import TritonSampler
+from pegboard.toolkit.graphs import capture_of
+from pegboard.toolkit.model.decoder_spec import DecoderSpec
 
 PAGE = 16
 GREEDY = SamplingParams(temperature=0.0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 FINDER = '''import importlib.util, os, sys
 
-HOMES = {{f"pegboard.{{name}}": name for name in ("core", "plugins", "conformance", "tools")}}
+HOMES = {{f"pegboard.{{name}}": name for name in ("core", "toolkit", "plugins", "conformance", "tools")}}
 HOMES["pegboard"] = "pegboard"
 
 

@@ -2,7 +2,7 @@
 
 To add cases, put a module into this folder that has `CASES: tuple[Case, ...]`. A case calls what launches kernels, with
 tensors of the device "meta", in the shapes and types of a real model; nothing runs. Whatever it launches (through
-`core.toolkit.kernels.launch`) is recorded, and compiled for the arguments and constants that it was launched with: so
+`toolkit.kernels.launch`) is recorded, and compiled for the arguments and constants that it was launched with: so
 there is no list of signatures that could be wrong. Launches that compile to the same are compiled once. What holds
 kernels back on this device (`kernels.usable`) is off meanwhile.
 

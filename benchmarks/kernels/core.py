@@ -1,4 +1,4 @@
-"""The kernels of core/toolkit/kernels, for Llama-8B and Qwen3-8B, their neighbours in size, and 8-bit KV."""
+"""The kernels of toolkit/kernels, for Llama-8B and Qwen3-8B, their neighbours in size, and 8-bit KV."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.kernels import Case, Target
-from pegboard.core.toolkit.kernels import operations
+from pegboard.toolkit.kernels import operations
 
 TOKENS = 64
 

@@ -32,7 +32,7 @@ from benchmarks.peers.processes import ServerError, checkout_python
 from benchmarks.peers.servers import BEFORE, OURS, VLLM, Subject, variant, vllm_variant
 from benchmarks.peers.workloads import NAMES
 from pegboard.core.interfaces.errors import PegboardError
-from pegboard.core.toolkit.system.cache_dir import default_cache_dir
+from pegboard.toolkit.system.cache_dir import default_cache_dir
 
 PEERS = ("vllm", "llama")
 LLAMA_RUN_S = 22.0

@@ -38,8 +38,8 @@ def bf16_directory(cache: Path) -> Path:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    from pegboard.core.toolkit.system.cache_dir import default_cache_dir
     from pegboard.plugins.model_sources.gguf.convert import convert_gguf
+    from pegboard.toolkit.system.cache_dir import default_cache_dir
 
     source = convert_gguf(demo_gguf(), default_cache_dir())
     draft = target.with_name(f"{target.name}.{os.getpid()}")

@@ -18,7 +18,7 @@ from pegboard.core.interfaces.plugin import Plugin, Provider
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator, SpeculatorContext
 from pegboard.core.registry.registry import Registry
-from pegboard.core.toolkit.speculation.tree import join
+from pegboard.toolkit.speculation.tree import join
 
 MODEL = "demo:smollm2-135m-instruct"
 NONE: Mapping[str, Any] = {"use": "none"}

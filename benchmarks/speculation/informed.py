@@ -12,9 +12,9 @@ import torch
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.plugin import Provider
 from pegboard.core.interfaces.speculator import DraftBatch, DraftTrees, SpeculatorContext, Stands
-from pegboard.core.toolkit.speculation.tree import chains
 from pegboard.plugins.spec_eagle.options import EagleOptions
 from pegboard.plugins.spec_eagle.speculator import EagleSpeculator
+from pegboard.toolkit.speculation.tree import chains
 
 
 class InformedOptions(EagleOptions):

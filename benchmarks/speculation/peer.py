@@ -16,7 +16,7 @@ from benchmarks.peers.environments import vllm_environment
 from benchmarks.speculation.engines import NONE, chat, engines, run
 from benchmarks.speculation.prompts import FREE, QUOTING
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.system.cache_dir import default_cache_dir
+from pegboard.toolkit.system.cache_dir import default_cache_dir
 
 CONTEXT = 2048
 NGRAM: Mapping[str, Any] = {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import PegboardError
-from pegboard.core.toolkit.system.progress import shown_by
+from pegboard.toolkit.system.progress import shown_by
 
 if TYPE_CHECKING:
     from rich.status import Status

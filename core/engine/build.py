@@ -63,7 +63,7 @@ from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.pipeline.step_log import StepReport
 from pegboard.core.pipeline.unsampled import Unsampled
 from pegboard.core.pipeline.worker import Worker
-from pegboard.core.toolkit.model.model_config import read_model_config
+from pegboard.toolkit.model.model_config import read_model_config
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig

@@ -24,8 +24,8 @@ from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContex
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.pipeline.culprits import Culprits
 from pegboard.core.pipeline.device import DeviceQueue, HostQueue, queue_of
-from pegboard.core.toolkit.graphs import capture_of
-from pegboard.core.toolkit.model.eight_bit import is_eight_bit
+from pegboard.toolkit.graphs import capture_of
+from pegboard.toolkit.model.eight_bit import is_eight_bit
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig

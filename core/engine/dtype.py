@@ -11,8 +11,8 @@ import torch
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_family import ModelContext
-from pegboard.core.toolkit.model.kv_config import kept_in_eight_bits
-from pegboard.core.toolkit.model.weights import checkpoint_files, read_header
+from pegboard.toolkit.model.kv_config import kept_in_eight_bits
+from pegboard.toolkit.model.weights import checkpoint_files, read_header
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pegboard.core.toolkit.cache.block_keys import FORMAT, framed, sha256
-from pegboard.core.toolkit.model.hadamard import transforms
-from pegboard.core.toolkit.model.weights_digest import weights_digest
+from pegboard.toolkit.cache.block_keys import FORMAT, framed, sha256
+from pegboard.toolkit.model.hadamard import transforms
+from pegboard.toolkit.model.weights_digest import weights_digest
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_pool import KVPool

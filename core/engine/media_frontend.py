@@ -17,7 +17,7 @@ from pegboard.core.pipeline.frontend.media.sources import Sources
 from pegboard.core.pipeline.frontend.media.stats import MediaStats
 from pegboard.core.pipeline.frontend.media.store import MediaStore
 from pegboard.core.pipeline.frontend.media.worker import Start
-from pegboard.core.toolkit.model.model_config import read_model_config
+from pegboard.toolkit.model.model_config import read_model_config
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pegboard.core.interfaces.errors import InvalidRequest, ModelError
 from pegboard.core.interfaces.sampling import SAMPLING_DEFAULTS, SamplingParams
-from pegboard.core.toolkit.model.hf_files import read_json_object
+from pegboard.toolkit.model.hf_files import read_json_object
 
 logger = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ def check_model(resolved: ResolvedConfig, selection: Selection) -> bool:
 
 
 def _source(resolved: ResolvedConfig, selection: Selection) -> ModelSource[Options]:
-    from pegboard.core.toolkit.system.cache_dir import cache_path, default_cache_dir
+    from pegboard.toolkit.system.cache_dir import cache_path, default_cache_dir
 
     model = resolved.engine.model
     context = ModelSourceContext(

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ApiContext:
     """The engine client, the largest request body in bytes that the server lets through (to routes that declare LARGE),
-    the parsers of the model's answers (see `pegboard.core.toolkit.chat.tool_calls`), where there are any, and the
+    the parsers of the model's answers (see `pegboard.toolkit.chat.tool_calls`), where there are any, and the
     sessions of all APIs together, which requests with `session_params` continue (see `SessionStore`). `providers` are
     the names of what the server has chosen itself, by contract; those of the engine are in ``client.info.providers``.
     `body_fields` are the fields of bodies that chosen providers declare, by provider name: routes that generate read
-    them with `pegboard.core.toolkit.http.request_fields.with_declared`.
+    them with `pegboard.toolkit.http.request_fields.with_declared`.
     """
 
     client: EngineClient
@@ -40,7 +40,7 @@ class ApiContext:
 class ApiRouter(abc.ABC, Generic[OptionsT]):
     """Brings routes. Runs in the API process: imports neither torch nor transformers.
 
-    Every route declares who may use it: PUBLIC, USER or ADMIN of `pegboard.core.toolkit.http.levels`; and LARGE, where
+    Every route declares who may use it: PUBLIC, USER or ADMIN of `pegboard.toolkit.http.levels`; and LARGE, where
     it takes prompts: others get bodies of 1 MiB at most.
     """
 
@@ -64,6 +64,6 @@ class ApiRouter(abc.ABC, Generic[OptionsT]):
     @abc.abstractmethod
     def routes(self) -> fastapi.APIRouter:
         """Return the routes, with full paths. Bad input is answered with 4xx in this API's own error format, which
-        errors of the server at these paths take too (`pegboard.core.toolkit.http.routing.api_router(errors=...)`);
+        errors of the server at these paths take too (`pegboard.toolkit.http.routing.api_router(errors=...)`);
         InvalidRequest carries status and field. A path that two routers claim stops the start.
         """

@@ -33,11 +33,11 @@ class Grammar(msgspec.Struct, frozen=True):
     `stop_after_first` it ends after one. With a `separator` (str) in place of triggers there is no free text: the
     structures follow each other with the separator between them, all of it after `begin` and before `end` ("" each
     unless given), and then the output ends; with `trailing_separator` (bool) one may stand after the last one, too, so
-    that a model that has begun to go on may still end. EBNF is GBNF as `pegboard.core.toolkit.grammars.gbnf` reads it.
+    that a model that has begun to go on may still end. EBNF is GBNF as `pegboard.toolkit.grammars.gbnf` reads it.
 
     `any_of` is what one of several grammars allows; `source` is JSON, ``[{"kind": str, "source": str}, ...]``, of the
     other kinds. What is wrong with one of them is said by its own kind. See
-    `pegboard.core.toolkit.grammars.grammar.any_of`.
+    `pegboard.toolkit.grammars.grammar.any_of`.
     """
 
     kind: GrammarKind

@@ -99,7 +99,7 @@ class ModelRunner(abc.ABC, Generic[OptionsT]):
 
         `sampling` has one row per sampled row, or is None when nothing is sampled (a chunk that does not end
         its prompt), and then `next_token_ids` is empty. Its `mask` is honoured after all processors and before
-        sampling and logprobs, as `pegboard.core.toolkit.sampling.token_mask.apply_token_mask` does it. The logprobs
+        sampling and logprobs, as `pegboard.toolkit.sampling.token_mask.apply_token_mask` does it. The logprobs
         that `sampling` asks for are returned, and with the capabilities for it what `batch.logprob_rows`,
         `batch.hidden_rows` and `batch.taps` ask for. An idle batch returns empty tensors. Raises Unsupported for those,
         and for `return_hidden_states`, without the capability.

@@ -36,11 +36,11 @@ class Sampler(abc.ABC, Generic[OptionsT]):
     than twice as many as the probabilities change by (in total variation) where that is more.
     Noise for each token achieves that: of those that the filters keep, draw the token with the largest
     `logit / temperature + gumbel(seed, step, token id)`. A uniform number that is looked up in the cumulated
-    probabilities does not achieve it. `pegboard.core.toolkit.sampling.noise` has both kinds of numbers.
+    probabilities does not achieve it. `pegboard.toolkit.sampling.noise` has both kinds of numbers.
 
     With the capability `no_sync` neither method waits for the device: nothing is decided by what tensors hold, nothing
     copied to the device or back. `SamplingBatch.logprob_ids` has the token ids of logprobs there. Kernels are launched
-    through `pegboard.core.toolkit.kernels.launch`, so that a test can leave them out.
+    through `pegboard.toolkit.kernels.launch`, so that a test can leave them out.
 
     With the capability `params` requests may bring parameters for it: `SamplingParams.extra[<provider's name>]`, a dict
     of plain values from the network (see toolkit.custom_params). Where a request of the batch has some, `batch.rows`

@@ -9,7 +9,7 @@ import numpy as np
 
 from pegboard.core.interfaces.messages import Rejected, TokenizedRequest
 from pegboard.core.interfaces.req import Req, ReqLogprobs, ReqMedia, ReqPooling
-from pegboard.core.toolkit.text.encoding import overflow
+from pegboard.toolkit.text.encoding import overflow
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,7 +18,7 @@ from pegboard.core.pipeline.sampling_info import SamplingInfos, mark_pending
 from pegboard.core.pipeline.speculation.drafts import pack
 from pegboard.core.pipeline.speculation.observing import observe_decode, observe_prefill
 from pegboard.core.pipeline.step import Step
-from pegboard.core.toolkit.speculation import tree
+from pegboard.toolkit.speculation import tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

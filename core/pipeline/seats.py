@@ -14,7 +14,7 @@ from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
 from pegboard.core.pipeline.admission import PrefillAdder
 from pegboard.core.pipeline.verdicts import misfit
-from pegboard.core.toolkit.system.log_lines import quoted
+from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.admission_gate import Arrived

@@ -50,7 +50,7 @@ class Unsampled:
 
     def _guilty(self, req: Req) -> LogitsProcessor | None:
         # Not before: a scheduler without a model runs without torch.
-        from pegboard.core.toolkit.sampling.sample import leaves_nothing
+        from pegboard.toolkit.sampling.sample import leaves_nothing
 
         row = row_of(req)
         for processor in self._processors:

@@ -16,7 +16,7 @@ from pegboard.core.pipeline.device_batch import DeviceBatches
 from pegboard.core.pipeline.sampled import check_ids, check_tokens
 from pegboard.core.pipeline.speculation.judging import with_logprobs_of
 from pegboard.core.pipeline.tiers.loading import WatchedAttention, loading_for
-from pegboard.core.toolkit.speculation import tree
+from pegboard.toolkit.speculation import tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

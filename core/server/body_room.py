@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 
-from pegboard.core.toolkit.http.value_size import NUMBER_BYTES
+from pegboard.toolkit.http.value_size import NUMBER_BYTES
 
 
 def _no_room(size: int) -> None:

@@ -33,7 +33,7 @@ from pegboard.core.server.body_room import engine_has
 from pegboard.core.server.outbox import Outbox
 from pegboard.core.server.pending import Pending
 from pegboard.core.server.streams import RequestStream
-from pegboard.core.toolkit.text.encoding import Text, check_length, encode_all
+from pegboard.toolkit.text.encoding import Text, check_length, encode_all
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.media import MediaProcessor

@@ -18,7 +18,7 @@ from pegboard.core.interfaces.messages import (
     TokenizedRequest,
     TokenOutputs,
 )
-from pegboard.core.toolkit.system.log_lines import quoted
+from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.messages import FromScheduler, TokenOutput, ToScheduler

@@ -37,7 +37,7 @@ from pegboard.core.pipeline.frontend.media.store import remove_directory
 from pegboard.core.registry.lazy import import_name
 from pegboard.core.server.logs import configure_logging
 from pegboard.core.server.wire import SchedulerWire, remove_endpoint
-from pegboard.core.toolkit.system.progress import Bar, LogLines, shown_by
+from pegboard.toolkit.system.progress import Bar, LogLines, shown_by
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig

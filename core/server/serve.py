@@ -46,7 +46,7 @@ from pegboard.core.server.model_names import ModelNames
 from pegboard.core.server.scheduler_process import BUILDER
 from pegboard.core.server.stop_signals import StopSignals
 from pegboard.core.server.supervisor import STOP_TIMEOUT, Supervisor
-from pegboard.core.toolkit.chat import rendering
+from pegboard.toolkit.chat import rendering
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pegboard.core.config.docs import builtin_registry
 from pegboard.core.registry.registry import Registry
-from pegboard.core.toolkit.model.decoder_spec import ARCHITECTURES, DecoderSpec
+from pegboard.toolkit.model.decoder_spec import ARCHITECTURES, DecoderSpec
 from pegboard.plugins.model_sources.gguf.metadata import ARCHITECTURES as GGUF
 from tests.plugins.model_transformers.tiny import REFUSED, SERVED
 

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pegboard.core import toolkit
-
+from pegboard import toolkit
 from pegboard.core.interfaces.contracts import CONTRACTS, Contract
 from pegboard.core.registry.registry import Registry
 

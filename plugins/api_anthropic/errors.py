@@ -9,7 +9,7 @@ import msgspec
 from fastapi import Response
 from pydantic import BaseModel
 
-from pegboard.core.toolkit.http.events import event
+from pegboard.toolkit.http.events import event
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

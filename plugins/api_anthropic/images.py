@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from pegboard.core.interfaces.client import MediaInput
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaSettings
-from pegboard.core.toolkit.chat.media_parts import refuse_others
-from pegboard.core.toolkit.http.media_fields import media_input
+from pegboard.toolkit.chat.media_parts import refuse_others
+from pegboard.toolkit.http.media_fields import media_input
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

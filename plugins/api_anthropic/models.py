@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.generation import check_model
-from pegboard.core.toolkit.http.levels import USER
-from pegboard.core.toolkit.http.openapi import error_responses, json_answer
-from pegboard.core.toolkit.http.routing import api_router
 from pegboard.plugins.api_anthropic.answers import ModelCard, ModelPage
 from pegboard.plugins.api_anthropic.errors import ErrorAnswer, write_error
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.generation import check_model
+from pegboard.toolkit.http.levels import USER
+from pegboard.toolkit.http.openapi import error_responses, json_answer
+from pegboard.toolkit.http.routing import api_router
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import EngineClient

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.grammars.grammar import grammar_of
-from pegboard.core.toolkit.http.bodies import RequestModel
-from pegboard.core.toolkit.http.generation import SamplingFields
-from pegboard.core.toolkit.http.refusals import Refusal, RefusingModel
-from pegboard.core.toolkit.http.request_fields import RequestFields
 from pegboard.plugins.api_anthropic.conversation import continues, template_messages
 from pegboard.plugins.api_anthropic.tools import message_tools
+from pegboard.toolkit.grammars.grammar import grammar_of
+from pegboard.toolkit.http.bodies import RequestModel
+from pegboard.toolkit.http.generation import SamplingFields
+from pegboard.toolkit.http.refusals import Refusal, RefusingModel
+from pegboard.toolkit.http.request_fields import RequestFields
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar
     from pegboard.core.interfaces.media import MediaProcessor
-    from pegboard.core.toolkit.chat.tool_calls import Tools
-    from pegboard.core.toolkit.chat.turn import Turn
     from pegboard.plugins.api_anthropic.responses import Thinking
+    from pegboard.toolkit.chat.tool_calls import Tools
+    from pegboard.toolkit.chat.turn import Turn
 
 FORMAT = "output_config.format"
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import pydantic_core
 
 from pegboard.core.interfaces.output_parser import Content, OutputEvent, Reasoning, ToolCallArguments, ToolCallStart
-from pegboard.core.toolkit.http.events import event
+from pegboard.toolkit.http.events import event
 
 if TYPE_CHECKING:
-    from pegboard.core.toolkit.chat.tool_calls import ChatStream
-    from pegboard.core.toolkit.http.generation import Answer
+    from pegboard.toolkit.chat.tool_calls import ChatStream
+    from pegboard.toolkit.http.generation import Answer
 
 Thinking = Literal["shown", "omitted", "dropped"]
 """What becomes of the model's thinking: a block of it, an empty block, or none."""

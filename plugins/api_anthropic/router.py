@@ -11,15 +11,6 @@ from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.chat.turn import Turn, take_turn
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.bodies import parse_body
-from pegboard.core.toolkit.http.events import EventStream, until_disconnect
-from pegboard.core.toolkit.http.generation import Answers, check_model
-from pegboard.core.toolkit.http.levels import LARGE, USER
-from pegboard.core.toolkit.http.openapi import body_docs, error_responses, json_answer
-from pegboard.core.toolkit.http.request_fields import with_declared
-from pegboard.core.toolkit.http.routing import api_router
 from pegboard.plugins.api_anthropic.answers import MessageAnswer, TokenCount
 from pegboard.plugins.api_anthropic.errors import (
     OVERLOADED,
@@ -33,11 +24,20 @@ from pegboard.plugins.api_anthropic.models import Models
 from pegboard.plugins.api_anthropic.options import AnthropicOptions
 from pegboard.plugins.api_anthropic.requests import MessagesBody, PromptBody, new_id
 from pegboard.plugins.api_anthropic.responses import PING, MessageWriter
+from pegboard.toolkit.chat.turn import Turn, take_turn
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.bodies import parse_body
+from pegboard.toolkit.http.events import EventStream, until_disconnect
+from pegboard.toolkit.http.generation import Answers, check_model
+from pegboard.toolkit.http.levels import LARGE, USER
+from pegboard.toolkit.http.openapi import body_docs, error_responses, json_answer
+from pegboard.toolkit.http.request_fields import with_declared
+from pegboard.toolkit.http.routing import api_router
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import GenerateRequest
     from pegboard.core.interfaces.grammar import Grammar
-    from pegboard.core.toolkit.chat.tool_calls import Tools
+    from pegboard.toolkit.chat.tool_calls import Tools
 
 
 class AnthropicRouter(ApiRouter[AnthropicOptions]):

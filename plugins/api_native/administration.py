@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
-from pegboard.core.toolkit.http.levels import ADMIN
 from pegboard.plugins.api_native.bodies import Done, answers, optional_body, refuse_unsupported, takes
 from pegboard.plugins.api_native.profiling import ProfileBody
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.bodies import RequestModel, parse_body
+from pegboard.toolkit.http.levels import ADMIN
 
 
 class AbortBody(RequestModel):

@@ -9,8 +9,8 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
-from pegboard.core.toolkit.http.openapi import body_docs, error_responses, json_answer
+from pegboard.toolkit.http.bodies import RequestModel, parse_body
+from pegboard.toolkit.http.openapi import body_docs, error_responses, json_answer
 
 M = TypeVar("M", bound=RequestModel)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.api_router import ApiContext
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
-from pegboard.core.toolkit.http.levels import principal_of
 from pegboard.plugins.api_native.bodies import Done, answers, takes
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.bodies import RequestModel, parse_body
+from pegboard.toolkit.http.levels import principal_of
 
 
 class OpenSessionBody(RequestModel):

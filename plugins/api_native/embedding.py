@@ -12,14 +12,14 @@ from pydantic import RootModel
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.bodies import parse_body
-from pegboard.core.toolkit.http.events import until_disconnect
-from pegboard.core.toolkit.http.generation import MAX_REQUESTS
-from pegboard.core.toolkit.http.levels import LARGE
-from pegboard.core.toolkit.http.request_fields import RequestFields
 from pegboard.plugins.api_native.bodies import Described, PromptBody, answers, takes
 from pegboard.plugins.api_native.responses import WEIGHT_VERSION
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.bodies import parse_body
+from pegboard.toolkit.http.events import until_disconnect
+from pegboard.toolkit.http.generation import MAX_REQUESTS
+from pegboard.toolkit.http.levels import LARGE
+from pegboard.toolkit.http.request_fields import RequestFields
 
 
 class EncodeBody(RequestFields, PromptBody):

@@ -14,13 +14,13 @@ from pegboard.core.interfaces.client import GenerateRequest, ModelInfo
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.tokenizer import Tokenizer
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.events import until_disconnect
-from pegboard.core.toolkit.http.generation import Answers
-from pegboard.core.toolkit.http.levels import PUBLIC, is_admin
-from pegboard.core.toolkit.http.openapi import error_responses
 from pegboard.plugins.api_native.bodies import Described, answers
 from pegboard.plugins.api_native.responses import WEIGHT_VERSION
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.events import until_disconnect
+from pegboard.toolkit.http.generation import Answers
+from pegboard.toolkit.http.levels import PUBLIC, is_admin
+from pegboard.toolkit.http.openapi import error_responses
 
 _NOTHING: dict[str, Any] = {
     "responses": {200: {"description": "Yes; there is no body."}, **error_responses()},

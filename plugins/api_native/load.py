@@ -10,8 +10,8 @@ from fastapi import APIRouter, Response
 from pydantic import RootModel
 
 from pegboard.core.interfaces.api_router import ApiContext
-from pegboard.core.toolkit.http.answers import json_response
 from pegboard.plugins.api_native.bodies import Described, answers
+from pegboard.toolkit.http.answers import json_response
 
 
 class BriefLoad(Described):

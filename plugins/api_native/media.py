@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from pegboard.core.interfaces.client import MediaInput, MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaKind
-from pegboard.core.toolkit.chat.media_parts import refuse_others
-from pegboard.core.toolkit.http.media_fields import common_settings, encoded_media, media_data, own_settings
 from pegboard.plugins.api_native.bodies import each
 from pegboard.plugins.api_native.requests import GenerateBody, Prompt
+from pegboard.toolkit.chat.media_parts import refuse_others
+from pegboard.toolkit.http.media_fields import common_settings, encoded_media, media_data, own_settings
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.media import MediaProcessor

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.chat.tool_calls import ChatAnswer, ChatStream
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
 from pegboard.plugins.api_native.bodies import Described, answers, takes
 from pegboard.plugins.api_native.tools import called_tools
+from pegboard.toolkit.chat.tool_calls import ChatAnswer, ChatStream
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.bodies import RequestModel, parse_body
 
 _LONG = 4096
 """Characters from which on a text is parsed in a thread."""

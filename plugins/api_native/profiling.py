@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pegboard.core.toolkit.http.bodies import RequestModel
 from pegboard.plugins.api_native.bodies import refuse_unsupported
+from pegboard.toolkit.http.bodies import RequestModel
 
 
 class ProfileBody(RequestModel):

@@ -13,12 +13,12 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.sessions import SessionParams
-from pegboard.core.toolkit.grammars.grammar import grammar_of
-from pegboard.core.toolkit.http.bodies import validate_part
-from pegboard.core.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer
-from pegboard.core.toolkit.http.processors import processors_of
-from pegboard.core.toolkit.http.request_fields import RequestFields, with_declared
 from pegboard.plugins.api_native.bodies import PromptBody, each
+from pegboard.toolkit.grammars.grammar import grammar_of
+from pegboard.toolkit.http.bodies import validate_part
+from pegboard.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer
+from pegboard.toolkit.http.processors import processors_of
+from pegboard.toolkit.http.request_fields import RequestFields, with_declared
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.media import MediaProcessor

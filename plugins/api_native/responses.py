@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.client import GenerateRequest, Logprob, OutputChunk
     from pegboard.core.interfaces.tokenizer import Tokenizer
-    from pegboard.core.toolkit.http.generation import Answer
+    from pegboard.toolkit.http.generation import Answer
 
 Entry = tuple[float | None, int, str | None]
 """Log-probability, token id, text. The first is null where nothing precedes the token, and for minus infinity."""

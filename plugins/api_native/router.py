@@ -10,13 +10,6 @@ from fastapi import APIRouter, Request, Response
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.client import GenerateRequest, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.answer_stream import AnswerStream, AnswerWriter
-from pegboard.core.toolkit.http.answers import built_response
-from pegboard.core.toolkit.http.bodies import parse_body
-from pegboard.core.toolkit.http.events import error_event, event, until_disconnect
-from pegboard.core.toolkit.http.generation import Answers, are_large
-from pegboard.core.toolkit.http.levels import LARGE, USER
-from pegboard.core.toolkit.http.routing import api_router
 from pegboard.plugins.api_native.administration import Administration
 from pegboard.plugins.api_native.bodies import answers, takes
 from pegboard.plugins.api_native.conversations import Conversations
@@ -28,6 +21,13 @@ from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.parsing import Parsing
 from pegboard.plugins.api_native.requests import GenerateBody, engine_requests, generate_body
 from pegboard.plugins.api_native.responses import GeneratedAnswer, Responder
+from pegboard.toolkit.http.answer_stream import AnswerStream, AnswerWriter
+from pegboard.toolkit.http.answers import built_response
+from pegboard.toolkit.http.bodies import parse_body
+from pegboard.toolkit.http.events import error_event, event, until_disconnect
+from pegboard.toolkit.http.generation import Answers, are_large
+from pegboard.toolkit.http.levels import LARGE, USER
+from pegboard.toolkit.http.routing import api_router
 
 _EXAMPLE = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pegboard.core.toolkit.chat.tool_calls import Tools
-from pegboard.core.toolkit.chat.tool_schema import FunctionSource, checked_functions, wrong
+from pegboard.toolkit.chat.tool_calls import Tools
+from pegboard.toolkit.chat.tool_schema import FunctionSource, checked_functions, wrong
 
 
 def called_tools(tools: object) -> Tools:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.toolkit.chat.turn import Turn, take_turn
-from pegboard.core.toolkit.http.bodies import parse_body
-from pegboard.core.toolkit.http.openapi import error_responses
-from pegboard.core.toolkit.http.request_fields import with_declared
 from pegboard.plugins.api_openai.chat_answers import ChatCompletion, ChatWriter
 from pegboard.plugins.api_openai.chat_body import ChatBody, MediaChatBody
 from pegboard.plugins.api_openai.contents import CHAT_PARTS, Contents
 from pegboard.plugins.api_openai.messages import template_messages
 from pegboard.plugins.api_openai.surface import Prompt, Surface, documented, grammar_names, new_id
 from pegboard.plugins.api_openai.tools import chat_tools
+from pegboard.toolkit.chat.turn import Turn, take_turn
+from pegboard.toolkit.http.bodies import parse_body
+from pegboard.toolkit.http.openapi import error_responses
+from pegboard.toolkit.http.request_fields import with_declared
 
 
 class Chat:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pegboard.core.interfaces.client import Logprob, OutputChunk
-    from pegboard.core.toolkit.chat.tool_calls import ChatStream, ToolCall
-    from pegboard.core.toolkit.chat.turn import Turn
-    from pegboard.core.toolkit.http.generation import Answer
     from pegboard.plugins.api_openai.chat_body import ChatBody
     from pegboard.plugins.api_openai.surface import Surface
+    from pegboard.toolkit.chat.tool_calls import ChatStream, ToolCall
+    from pegboard.toolkit.chat.turn import Turn
+    from pegboard.toolkit.http.generation import Answer
 
 
 class ChatWriter(Writer):

@@ -9,18 +9,18 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.bodies import parse_body
-from pegboard.core.toolkit.http.request_fields import with_declared
 from pegboard.plugins.api_openai.fields import CommonBody, check_top
 from pegboard.plugins.api_openai.logprobs import CompletionLogprobs
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
 from pegboard.plugins.api_openai.unsupported import COMPLETIONS
 from pegboard.plugins.api_openai.usage import Usage
 from pegboard.plugins.api_openai.writer import Choice, Writer, ending
+from pegboard.toolkit.http.bodies import parse_body
+from pegboard.toolkit.http.request_fields import with_declared
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import Logprob, OutputChunk
-    from pegboard.core.toolkit.http.generation import Answer
+    from pegboard.toolkit.http.generation import Answer
 
 DEFAULT_MAX_TOKENS = 16
 """What OpenAI's completions generate when a request does not say how much."""

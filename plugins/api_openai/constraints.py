@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.grammars.gbnf import START, Choice, Literal, to_gbnf
-from pegboard.core.toolkit.http.bodies import RequestModel
+from pegboard.toolkit.grammars.gbnf import START, Choice, Literal, to_gbnf
+from pegboard.toolkit.http.bodies import RequestModel
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import ModelInfo

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from pegboard.core.interfaces.client import MediaInput
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaKind, MediaSettings
-from pegboard.core.toolkit.chat.media_parts import refuse_others
-from pegboard.core.toolkit.http.media_fields import detailed, media_input, own_settings
+from pegboard.toolkit.chat.media_parts import refuse_others
+from pegboard.toolkit.http.media_fields import detailed, media_input, own_settings
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.media import MediaProcessor

@@ -12,16 +12,16 @@ from pydantic import BaseModel
 
 from pegboard.core.interfaces.client import EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.bodies import parse_body
-from pegboard.core.toolkit.http.refusals import RefusingModel
-from pegboard.core.toolkit.http.request_fields import RequestFields
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
 from pegboard.plugins.api_openai.unsupported import EMBEDDINGS
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.bodies import parse_body
+from pegboard.toolkit.http.refusals import RefusingModel
+from pegboard.toolkit.http.request_fields import RequestFields
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import Embedding
-    from pegboard.core.toolkit.http.generation import Answer
+    from pegboard.toolkit.http.generation import Answer
 
 MAX_INPUTS = 2048
 """OpenAI's bound."""

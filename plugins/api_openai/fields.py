@@ -10,13 +10,13 @@ import msgspec
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sessions import SessionParams
-from pegboard.core.toolkit.grammars.grammar import grammar_of
-from pegboard.core.toolkit.http.bodies import RequestModel
-from pegboard.core.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer
-from pegboard.core.toolkit.http.refusals import RefusingModel
-from pegboard.core.toolkit.http.request_fields import RequestFields
 from pegboard.plugins.api_openai.constraints import AskedGrammar, ConstraintFields
 from pegboard.plugins.api_openai.formats import asked_format
+from pegboard.toolkit.grammars.grammar import grammar_of
+from pegboard.toolkit.http.bodies import RequestModel
+from pegboard.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer
+from pegboard.toolkit.http.refusals import RefusingModel
+from pegboard.toolkit.http.request_fields import RequestFields
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar

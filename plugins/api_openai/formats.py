@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.refusals import Refusal
 from pegboard.plugins.api_openai.constraints import AskedGrammar
+from pegboard.toolkit.http.refusals import Refusal
 
 _REMARKS = {"name": (str, "a string"), "description": (str, "a string"), "strict": (bool, "a boolean")}
 """What a format may say beside its schema. None of it changes an answer: a schema is always followed to the letter."""

@@ -12,11 +12,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.bodies import MOST_TEXT, SMALL_BODY, RequestModel
-from pegboard.core.toolkit.http.errors import ClientDisconnected
-from pegboard.core.toolkit.http.levels import LARGE
-from pegboard.core.toolkit.http.long_strings import LongStrings
-from pegboard.core.toolkit.http.openapi import body_docs, error_responses, json_answer
+from pegboard.toolkit.http.bodies import MOST_TEXT, SMALL_BODY, RequestModel
+from pegboard.toolkit.http.errors import ClientDisconnected
+from pegboard.toolkit.http.levels import LARGE
+from pegboard.toolkit.http.long_strings import LongStrings
+from pegboard.toolkit.http.openapi import body_docs, error_responses, json_answer
 
 Handler = Callable[[Request], Awaitable[Response]]
 

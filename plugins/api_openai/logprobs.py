@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from pegboard.core.toolkit.text.token_text import Offsets
+from pegboard.toolkit.text.token_text import Offsets
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import Logprob
-    from pegboard.core.toolkit.text.token_text import TokenTexts
+    from pegboard.toolkit.text.token_text import TokenTexts
 
 
 def chat_logprobs(texts: TokenTexts, entries: Sequence[Logprob], top: int) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.bodies import parse_body
 from pegboard.plugins.api_openai.embeddings import EmbeddingBody, EmbeddingUsage, embedding_usage, written_vector
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
 from pegboard.plugins.api_openai.unsupported import EMBEDDINGS
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.bodies import parse_body
 
 
 class PoolingBody(EmbeddingBody):

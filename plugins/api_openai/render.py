@@ -7,11 +7,11 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from pegboard.core.toolkit.http.answers import built_response
-from pegboard.core.toolkit.http.openapi import error_responses
 from pegboard.plugins.api_openai.chat import Chat
 from pegboard.plugins.api_openai.surface import ID_BYTES, Surface, documented, new_id, refuse_media
 from pegboard.plugins.api_openai.tokens import LONG
+from pegboard.toolkit.http.answers import built_response
+from pegboard.toolkit.http.openapi import error_responses
 
 _SAME = (
     "n",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from pegboard.core.interfaces.api_router import ApiRouter
-from pegboard.core.toolkit.http.levels import USER
-from pegboard.core.toolkit.http.routing import api_router
 from pegboard.plugins.api_openai.chat import Chat
 from pegboard.plugins.api_openai.chat_body import MediaChatBody
 from pegboard.plugins.api_openai.completions import CompletionBody, Completions
@@ -22,6 +20,8 @@ from pegboard.plugins.api_openai.scoring import Scoring
 from pegboard.plugins.api_openai.surface import Surface
 from pegboard.plugins.api_openai.tokenizer_info import TokenizerInfo
 from pegboard.plugins.api_openai.tokens import Tokens
+from pegboard.toolkit.http.levels import USER
+from pegboard.toolkit.http.routing import api_router
 
 
 class OpenAIRouter(ApiRouter[OpenAIOptions]):

@@ -14,17 +14,17 @@ from pydantic import BaseModel, RootModel, model_validator
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
-from pegboard.core.toolkit.http.generation import MAX_REQUESTS
-from pegboard.core.toolkit.http.openapi import body_docs, error_responses
 from pegboard.plugins.api_openai.embeddings import EmbeddingFields, EmbeddingUsage, embedding_usage
 from pegboard.plugins.api_openai.surface import Surface, documented, new_id
 from pegboard.plugins.api_openai.unsupported import RERANK, SCORE
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.bodies import RequestModel, parse_body
+from pegboard.toolkit.http.generation import MAX_REQUESTS
+from pegboard.toolkit.http.openapi import body_docs, error_responses
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import Embedding
-    from pegboard.core.toolkit.http.generation import Answer
+    from pegboard.toolkit.http.generation import Answer
 
 Texts = str | list[str]
 

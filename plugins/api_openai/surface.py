@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, get_args
 from pegboard.core.interfaces.client import MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar, GrammarKind
-from pegboard.core.toolkit.http.events import until_disconnect
-from pegboard.core.toolkit.http.generation import Answer, Answers, check_model
-from pegboard.core.toolkit.http.levels import LARGE
-from pegboard.core.toolkit.http.openapi import body_docs, error_responses, json_answer
-from pegboard.core.toolkit.text.token_text import TokenTexts
+from pegboard.toolkit.http.events import until_disconnect
+from pegboard.toolkit.http.generation import Answer, Answers, check_model
+from pegboard.toolkit.http.levels import LARGE
+from pegboard.toolkit.http.openapi import body_docs, error_responses, json_answer
+from pegboard.toolkit.text.token_text import TokenTexts
 
 if TYPE_CHECKING:
     from fastapi import Request

@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict
 
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.openapi import error_responses, json_answer
 from pegboard.plugins.api_openai.surface import Surface
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.openapi import error_responses, json_answer
 
 _ALWAYS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """Clients ask for these whether the model has them or not."""

@@ -13,16 +13,16 @@ from pydantic import BaseModel
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaSettings
-from pegboard.core.toolkit.chat.rendering import render_chat
-from pegboard.core.toolkit.http.answers import built_response
-from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
-from pegboard.core.toolkit.http.events import until_disconnect
-from pegboard.core.toolkit.http.generation import MAX_REQUESTS
-from pegboard.core.toolkit.http.media_fields import common_settings
 from pegboard.plugins.api_openai.contents import CHAT_PARTS, Contents
 from pegboard.plugins.api_openai.messages import template_messages
 from pegboard.plugins.api_openai.surface import ID_BYTES, Surface, documented
 from pegboard.plugins.api_openai.tools import chat_tools
+from pegboard.toolkit.chat.rendering import render_chat
+from pegboard.toolkit.http.answers import built_response
+from pegboard.toolkit.http.bodies import RequestModel, parse_body
+from pegboard.toolkit.http.events import until_disconnect
+from pegboard.toolkit.http.generation import MAX_REQUESTS
+from pegboard.toolkit.http.media_fields import common_settings
 
 T = TypeVar("T")
 Ids = Sequence[Sequence[int]]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.output_parser import ToolFunction
-from pegboard.core.toolkit.chat.tool_calls import Tools
-from pegboard.core.toolkit.chat.tool_schema import (
+from pegboard.toolkit.chat.tool_calls import Tools
+from pegboard.toolkit.chat.tool_schema import (
     MAX_TOOLS,
     Choice,
     FunctionSource,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pegboard.core.toolkit.http.media_fields import COMMON
-from pegboard.core.toolkit.http.refusals import Refusal
+from pegboard.toolkit.http.media_fields import COMMON
+from pegboard.toolkit.http.refusals import Refusal
 
 Refused = Mapping[str, Refusal]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 if TYPE_CHECKING:
-    from pegboard.core.toolkit.http.generation import Answer
+    from pegboard.toolkit.http.generation import Answer
 
 
 class PromptDetails(BaseModel):

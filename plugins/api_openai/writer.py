@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pegboard.core.toolkit.http.answer_stream import AnswerStream, AnswerWriter
-from pegboard.core.toolkit.http.answers import built_response
-from pegboard.core.toolkit.http.events import event
-from pegboard.core.toolkit.http.generation import are_large
 from pegboard.plugins.api_openai.logprobs import prompt_logprobs
 from pegboard.plugins.api_openai.usage import usage
+from pegboard.toolkit.http.answer_stream import AnswerStream, AnswerWriter
+from pegboard.toolkit.http.answers import built_response
+from pegboard.toolkit.http.events import event
+from pegboard.toolkit.http.generation import are_large
 
 if TYPE_CHECKING:
     from fastapi import Request, Response
 
     from pegboard.core.interfaces.client import GenerateRequest, OutputChunk
-    from pegboard.core.toolkit.http.generation import Answer, Answers
     from pegboard.plugins.api_openai.fields import CommonBody
     from pegboard.plugins.api_openai.surface import Names, Surface
+    from pegboard.toolkit.http.generation import Answer, Answers
 
 Choice = dict[str, object]
 

@@ -12,12 +12,12 @@ import torch
 
 from pegboard.core.interfaces.attention import AttentionBackend
 from pegboard.core.interfaces.errors import Unsupported
-from pegboard.core.toolkit.model.eight_bit import is_eight_bit
 from pegboard.plugins.attn_flashinfer.options import FlashInferOptions
 from pegboard.plugins.attn_flashinfer.planning import Kind, Lens, Use, choose, indptr
 from pegboard.plugins.attn_flashinfer.shell import CudaShell, Limits, objection
 from pegboard.plugins.attn_flashinfer.step import Seen, Step, View, views_of
 from pegboard.plugins.attn_flashinfer.wrappers import Decoder, Ground, Listed, Prefiller, Scaling, WrapperSet
+from pegboard.toolkit.model.eight_bit import is_eight_bit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from pegboard.core.interfaces.errors import Unsupported
-from pegboard.core.toolkit.kernels.operations import gather_indices
 from pegboard.plugins.attn_flashinfer.masks import MaskShape, mask_shape, pack
 from pegboard.plugins.attn_flashinfer.planning import Kind, Lens, Pages, Use, first_keys, list_pages, shared_pages
 from pegboard.plugins.attn_flashinfer.wrappers import Listed
+from pegboard.toolkit.kernels.operations import gather_indices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

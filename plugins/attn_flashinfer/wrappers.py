@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
-from pegboard.core.toolkit.model.eight_bit import is_eight_bit
 from pegboard.plugins.attn_flashinfer.planning import Kind, Pages, Use, uses_tensor_cores
 from pegboard.plugins.attn_flashinfer.shell import DecodeWrapper, PrefillWrapper, Wrapper
+from pegboard.toolkit.model.eight_bit import is_eight_bit
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.attention import AttentionContext

@@ -8,11 +8,11 @@ import torch
 
 from pegboard.core.interfaces.attention import AttentionBackend
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.toolkit.model.eight_bit import is_eight_bit
 from pegboard.plugins.attn_torch.gather import Scratch, take
 from pegboard.plugins.attn_torch.masks import CausalMasks
 from pegboard.plugins.attn_torch.plan import DecodeGroup, ExtendSpan, Plan, Rows, TreeSpan, make_plan
 from pegboard.plugins.attn_torch.softmax import attend, fused_fits
+from pegboard.toolkit.model.eight_bit import is_eight_bit
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.attention import AttentionContext

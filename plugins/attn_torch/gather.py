@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from pegboard.core.toolkit.model.eight_bit import is_eight_bit
 from pegboard.plugins.attn_torch.plan import MOST_TOKENS, Rows
+from pegboard.toolkit.model.eight_bit import is_eight_bit
 
 
 def take(source: torch.Tensor, rows: Rows) -> torch.Tensor:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.core.interfaces.attention import AttentionBackend
-from pegboard.core.toolkit.kernels import interpreter
-from pegboard.core.toolkit.kernels.launch import launch
 from pegboard.plugins.attn_triton.blocks import MAX_GROUP, MAX_HEAD_DIM, Blocks, Device, Kind, power_of_two
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
 from pegboard.plugins.attn_triton.planning import (
@@ -25,6 +23,8 @@ from pegboard.plugins.attn_triton.planning import (
     split,
 )
 from pegboard.plugins.attn_triton.stored import EIGHT_BIT, Stored
+from pegboard.toolkit.kernels import interpreter
+from pegboard.toolkit.kernels.launch import launch
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.attention import AttentionContext

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pegboard.core.toolkit.kernels.launch import launch
 from pegboard.plugins.attn_triton.blocks import Blocks, Device, Kind, decode_blocks, extend_blocks
 from pegboard.plugins.attn_triton.launch import LEAST_PART, cut, prefix_parts
+from pegboard.toolkit.kernels.launch import launch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.attention import AttentionContext
     from pegboard.core.interfaces.forward import ForwardBatch
-    from pegboard.core.toolkit.kernels.launch import Constant
     from pegboard.plugins.attn_triton.options import TritonAttentionOptions
+    from pegboard.toolkit.kernels.launch import Constant
 
 _LISTS: dict[str, Constant] = {"BLOCK": 128, "num_warps": 1, "enable_fp_fusion": True}
 """Of the kernels that list what a batch has: requests that a program looks at together."""

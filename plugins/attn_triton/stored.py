@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pegboard.core.toolkit.model.eight_bit import as_bytes
+from pegboard.toolkit.model.eight_bit import as_bytes
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pegboard.core.toolkit.cache.block_keys import DIGEST_SIZE, ChainDigests, chain, sha256
+from pegboard.toolkit.cache.block_keys import DIGEST_SIZE, ChainDigests, chain, sha256
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

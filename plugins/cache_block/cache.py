@@ -8,10 +8,10 @@ import numpy as np
 
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixCache, PrefixMatch
-from pegboard.core.toolkit.cache.block_keys import ChainDigests
-from pegboard.core.toolkit.cache.pages import pages_of, slots_of
 from pegboard.plugins.cache_block.blocks import NO_PAGES, BlockTable
 from pegboard.plugins.cache_block.lru import LinkedOrder
+from pegboard.toolkit.cache.block_keys import ChainDigests
+from pegboard.toolkit.cache.pages import pages_of, slots_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

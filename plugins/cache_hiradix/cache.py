@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.prefix_cache import InsertResult, PageLoad, PrefixCache, PrefixMatch
-from pegboard.core.toolkit.cache.pages import merge_pages, pages_of, slots_of
 from pegboard.plugins.cache_hiradix.checking import check_tree
 from pegboard.plugins.cache_hiradix.counters import Counters
 from pegboard.plugins.cache_hiradix.entry import NO_PAGES, Node
@@ -17,6 +16,7 @@ from pegboard.plugins.cache_hiradix.options import HiRadixOptions
 from pegboard.plugins.cache_hiradix.prefetching import NothingMore
 from pegboard.plugins.cache_hiradix.tree import TierTree
 from pegboard.plugins.cache_hiradix.writing import Writing
+from pegboard.toolkit.cache.pages import merge_pages, pages_of, slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.keys import PrefixKey
     from pegboard.core.interfaces.prefix_cache import CacheHandle, Prefetch, PrefixCacheContext
-    from pegboard.core.toolkit.cache.radix_tree import RadixPath
     from pegboard.plugins.cache_hiradix.entry import Entry
+    from pegboard.toolkit.cache.radix_tree import RadixPath
 
 
 class HiRadixCache(PrefixCache[HiRadixOptions]):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pegboard.core.toolkit.cache.eviction import Candidate, History
-from pegboard.core.toolkit.cache.radix_tree import RadixNode
+from pegboard.toolkit.cache.eviction import Candidate, History
+from pegboard.toolkit.cache.radix_tree import RadixNode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from pegboard.core.interfaces.options import Options
-from pegboard.core.toolkit.cache.eviction import Order
+from pegboard.toolkit.cache.eviction import Order
 
 Policy = Literal["write_through", "write_through_selective", "write_back"]
 

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.keys import PrefixKey
-from pegboard.core.toolkit.cache.radix_tree import RadixRoot
 from pegboard.plugins.cache_hiradix.entry import NO_PAGES
+from pegboard.toolkit.cache.radix_tree import RadixRoot
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.keys import PrefixMemo
     from pegboard.core.interfaces.page_mover import Job, PageMover
-    from pegboard.core.toolkit.cache.block_keys import BlockKeys
     from pegboard.plugins.cache_hiradix.counters import Counters
     from pegboard.plugins.cache_hiradix.entry import Node
     from pegboard.plugins.cache_hiradix.jobs import Leftovers
     from pegboard.plugins.cache_hiradix.options import HiRadixOptions
     from pegboard.plugins.cache_hiradix.tree import TierTree
+    from pegboard.toolkit.cache.block_keys import BlockKeys
 
 GROUP = 16
 """Blocks of one job."""

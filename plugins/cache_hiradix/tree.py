@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pegboard.core.toolkit.cache.eviction import KEYS, Order, ProtectedSegment, VictimHeap
-from pegboard.core.toolkit.cache.radix_tree import RadixRoot, RadixTree, shorten
 from pegboard.plugins.cache_hiradix.entry import NO_PAGES, Entry, Node, Side, no_entry
 from pegboard.plugins.cache_hiradix.host_book import READY, HostBook
+from pegboard.toolkit.cache.eviction import KEYS, Order, ProtectedSegment, VictimHeap
+from pegboard.toolkit.cache.radix_tree import RadixRoot, RadixTree, shorten
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.keys import PrefixKey
-    from pegboard.core.toolkit.cache.radix_tree import RadixPath
+    from pegboard.toolkit.cache.radix_tree import RadixPath
 
 _LATER = 1 << 128
 """Above all keys of an order."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pegboard.core.toolkit.cache.block_keys import BlockKeys
 from pegboard.plugins.cache_hiradix.counters import Counters
 from pegboard.plugins.cache_hiradix.jobs import Leftovers
 from pegboard.plugins.cache_hiradix.outlook import Outlook
 from pegboard.plugins.cache_hiradix.prefetching import Prefetcher
 from pegboard.plugins.cache_hiradix.saving import Saver
 from pegboard.plugins.cache_hiradix.storing import Storer
+from pegboard.toolkit.cache.block_keys import BlockKeys
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.keys import PrefixMemo

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixCache, PrefixMatch
-from pegboard.core.toolkit.cache.eviction import KEYS, ProtectedSegment, VictimHeap
-from pegboard.core.toolkit.cache.pages import merge_pages, pages_of, slots_of
-from pegboard.core.toolkit.cache.radix_tree import RadixRoot, RadixTree, shorten
 from pegboard.plugins.cache_radix.entry import Entry, Node, no_entry
 from pegboard.plugins.cache_radix.options import RadixOptions
+from pegboard.toolkit.cache.eviction import KEYS, ProtectedSegment, VictimHeap
+from pegboard.toolkit.cache.pages import merge_pages, pages_of, slots_of
+from pegboard.toolkit.cache.radix_tree import RadixRoot, RadixTree, shorten
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.keys import PrefixKey
     from pegboard.core.interfaces.prefix_cache import CacheHandle, PrefixCacheContext
-    from pegboard.core.toolkit.cache.radix_tree import RadixPath
+    from pegboard.toolkit.cache.radix_tree import RadixPath
 
 NO_PAGES = np.empty(0, dtype=np.int64)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from pegboard.core.interfaces.options import Options
-from pegboard.core.toolkit.cache.eviction import Order
+from pegboard.toolkit.cache.eviction import Order
 
 
 class RadixOptions(Options):

@@ -19,9 +19,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from pegboard.core.toolkit.system.cache_dir import default_cache_dir
-from pegboard.core.toolkit.system.locks import locked
-from pegboard.core.toolkit.system.progress import progress
+from pegboard.toolkit.system.cache_dir import default_cache_dir
+from pegboard.toolkit.system.locks import locked
+from pegboard.toolkit.system.progress import progress
 
 logger = logging.getLogger(__name__)
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.core.interfaces.errors import OutOfMemory
-from pegboard.core.toolkit.model.decoder_names import DecoderNames
-from pegboard.core.toolkit.model.rope import RotaryEmbedding
-from pegboard.core.toolkit.model.weights import check_weights, load_weights
-from pegboard.core.toolkit.system.progress import progress
 from pegboard.plugins.cpu_native.library import FORMATS, STAGES, Batch, LayerWeights, Sampling, Shape
+from pegboard.toolkit.model.decoder_names import DecoderNames
+from pegboard.toolkit.model.rope import RotaryEmbedding
+from pegboard.toolkit.model.weights import check_weights, load_weights
+from pegboard.toolkit.system.progress import progress
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import EmbedOverlay, ForwardBatch, Taps
     from pegboard.core.interfaces.kv_pool import KVPool
-    from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
+    from pegboard.toolkit.model.decoder_spec import DecoderSpec
 
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
 

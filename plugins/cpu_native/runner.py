@@ -10,13 +10,13 @@ from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
 from pegboard.core.interfaces.model_runner import ModelEnds, ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
-from pegboard.core.toolkit.sampling.logprobs import prompt_logprobs
-from pegboard.core.toolkit.sampling.sample import sample
 from pegboard.plugins.cpu_native.library import NativeError, first_that_loads, usable_cores
 from pegboard.plugins.cpu_native.model import NativeModel
 from pegboard.plugins.cpu_native.options import CpuNativeOptions
 from pegboard.plugins.cpu_native.sampler import CpuNativeSampler, native_sampling, with_no_tokens
+from pegboard.toolkit.model.decoder_spec import DecoderSpec
+from pegboard.toolkit.sampling.logprobs import prompt_logprobs
+from pegboard.toolkit.sampling.sample import sample
 
 logger = logging.getLogger(__name__)
 

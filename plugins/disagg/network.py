@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-from pegboard.core.toolkit.system.log_lines import LimitedLog
 from pegboard.plugins.disagg.connection import Connection
 from pegboard.plugins.disagg.events import Address, Event, Failed, Lost, Said
 from pegboard.plugins.disagg.handshake import Answering, Connecting, Self
 from pegboard.plugins.disagg.link import Link, LinkLimits
 from pegboard.plugins.disagg.messages import AboutRooms
+from pegboard.toolkit.system.log_lines import LimitedLog
 
 logger = logging.getLogger(__name__)
 

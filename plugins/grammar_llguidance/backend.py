@@ -18,11 +18,11 @@ from pegboard.core.interfaces.grammar import (
     GrammarContext,
     GrammarMatcher,
 )
-from pegboard.core.toolkit.grammars.backend import TokenizerViews, refused
-from pegboard.core.toolkit.grammars.grammar import parts_of
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.grammar_llguidance.options import LLGuidanceOptions
 from pegboard.plugins.grammar_llguidance.translate import explain, translate
+from pegboard.toolkit.grammars.backend import TokenizerViews, refused
+from pegboard.toolkit.grammars.grammar import parts_of
+from pegboard.toolkit.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
-from pegboard.core.toolkit.grammars.json_schema import refs_in, schemas_in, target_of
-from pegboard.core.toolkit.grammars.schema_values import NUMBERS, disjoint, type_of, types_of
 from pegboard.plugins.grammar_llguidance.ranges import Bounds, integers, numbers
+from pegboard.toolkit.grammars.json_schema import refs_in, schemas_in, target_of
+from pegboard.toolkit.grammars.schema_values import NUMBERS, disjoint, type_of, types_of
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

@@ -10,10 +10,10 @@ from llguidance import LLMatcher, regex_to_lark
 
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
-from pegboard.core.toolkit.grammars import gbnf
-from pegboard.core.toolkit.grammars.grammar import StructuralTag, parts_of, structural_tag_of
-from pegboard.core.toolkit.grammars.json_schema import checked_schema, schema_of
 from pegboard.plugins.grammar_llguidance.exact import ExactRules, needs_rules, quoted
+from pegboard.toolkit.grammars import gbnf
+from pegboard.toolkit.grammars.grammar import StructuralTag, parts_of, structural_tag_of
+from pegboard.toolkit.grammars.json_schema import checked_schema, schema_of
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

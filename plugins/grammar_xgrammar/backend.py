@@ -21,13 +21,13 @@ from pegboard.core.interfaces.grammar import (
     GrammarMatcher,
 )
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
-from pegboard.core.toolkit.grammars import gbnf
-from pegboard.core.toolkit.grammars.backend import TokenizerViews, refused
-from pegboard.core.toolkit.grammars.grammar import StructuralTag, parts_of, structural_tag_of
-from pegboard.core.toolkit.grammars.json_schema import checked_schema, schema_of
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.grammar_xgrammar.options import XGrammarOptions
 from pegboard.plugins.grammar_xgrammar.schema import NotEnforced, enforceable, pattern_problem
+from pegboard.toolkit.grammars import gbnf
+from pegboard.toolkit.grammars.backend import TokenizerViews, refused
+from pegboard.toolkit.grammars.grammar import StructuralTag, parts_of, structural_tag_of
+from pegboard.toolkit.grammars.json_schema import checked_schema, schema_of
+from pegboard.toolkit.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

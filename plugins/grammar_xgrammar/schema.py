@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
-from pegboard.core.toolkit.grammars.schema_values import NUMBERS, disjoint, type_of, types_of
+from pegboard.toolkit.grammars.schema_values import NUMBERS, disjoint, type_of, types_of
 
 ANNOTATIONS = frozenset(
     {
@@ -36,7 +36,7 @@ OF_TYPE = {
 KNOWN = NUMBERS | STRINGS | ARRAYS | OBJECTS | {"type", "enum", "const", *COMBINERS}
 
 UNENFORCED_FORMATS = frozenset({"idn-email", "idn-hostname", "iri", "iri-reference", "regex"})
-"""Of JSON Schema's own formats; others have been left out before, see `pegboard.core.toolkit.grammars.json_schema`."""
+"""Of JSON Schema's own formats; others have been left out before, see `pegboard.toolkit.grammars.json_schema`."""
 
 
 MAX_MULTIPLE = 1024

@@ -12,7 +12,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
-from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT, Pairs, PairsBuilder
+from pegboard.toolkit.sampling.logit_pairs import LAST_RESORT, Pairs, PairsBuilder
 
 
 class LogitBias(LogitsProcessor[NoOptions]):

@@ -15,8 +15,8 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
-from pegboard.core.toolkit.sampling.custom_params import read_params
-from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT, PairsBuilder
+from pegboard.toolkit.sampling.custom_params import read_params
+from pegboard.toolkit.sampling.logit_pairs import LAST_RESORT, PairsBuilder
 
 NAME = "allowed_token_ids"
 IDS = f"custom_params.{NAME}.ids"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, SupportsInt
 
 import torch
 
-from pegboard.core.toolkit.system.memory import large_buffer
+from pegboard.toolkit.system.memory import large_buffer
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,8 +9,8 @@ import torch
 
 from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.toolkit.model.eight_bit import as_bytes, check_scale, is_eight_bit, stored
-from pegboard.core.toolkit.system.memory import large_buffer
+from pegboard.toolkit.model.eight_bit import as_bytes, check_scale, is_eight_bit, stored
+from pegboard.toolkit.system.memory import large_buffer
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_pool import KVPoolContext

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client.exposition import generate_latest
 
-from pegboard.core.toolkit.http.errors import CLIENT_CLOSED_REQUEST
+from pegboard.toolkit.http.errors import CLIENT_CLOSED_REQUEST
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -12,12 +12,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.levels import ADMIN, PUBLIC, USER
-from pegboard.core.toolkit.http.routing import api_router
 from pegboard.plugins.metrics_prometheus.hooks import RENDER
 from pegboard.plugins.metrics_prometheus.http_metrics import HttpMetrics
 from pegboard.plugins.metrics_prometheus.media import MediaCollector
 from pegboard.plugins.metrics_prometheus.options import MetricsOptions
+from pegboard.toolkit.http.levels import ADMIN, PUBLIC, USER
+from pegboard.toolkit.http.routing import api_router
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ import torch
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.media import MediaEncoder, MediaStates
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.toolkit.model.packed import why_not_packed
-from pegboard.core.toolkit.model.weights import check_weights, checkpoint_files, load_weights, read_header
 from pegboard.plugins.mm_qwen_vl.patches import grid_of, patches_of
 from pegboard.plugins.mm_qwen_vl.pixel_spec import CLIP, HALF, PixelSpec
 from pegboard.plugins.mm_qwen_vl.vision_spec import VisionSpec
 from pegboard.plugins.mm_qwen_vl.vision_tower import VisionTower
+from pegboard.toolkit.model.packed import why_not_packed
+from pegboard.toolkit.model.weights import check_weights, checkpoint_files, load_weights, read_header
 
 if TYPE_CHECKING:
     from pathlib import Path

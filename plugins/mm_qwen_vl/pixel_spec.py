@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pegboard.core.interfaces.media import MediaKind
-from pegboard.core.toolkit.model.hf_files import read_json_object
 from pegboard.plugins.mm_qwen_vl.vision_spec import bad_value
+from pegboard.toolkit.model.hf_files import read_json_object
 
 Channels = tuple[float, float, float]
 

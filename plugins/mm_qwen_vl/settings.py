@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.toolkit.model.hf_files import read_json_object
+from pegboard.toolkit.model.hf_files import read_json_object
 
 Family = Literal["qwen2", "qwen2_5", "qwen3"]
 

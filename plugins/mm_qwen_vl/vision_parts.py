@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pegboard.core.toolkit.model.layers import FusedLinear, GatedMLP, RMSNorm, activation, empty_parameter
+from pegboard.toolkit.model.layers import FusedLinear, GatedMLP, RMSNorm, activation, empty_parameter
 
 if TYPE_CHECKING:
     from pegboard.plugins.mm_qwen_vl.vision_spec import VisionSpec

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pegboard.core.toolkit.model.layers import FusedLinear, empty_parameter
 from pegboard.plugins.mm_qwen_vl.vision_parts import Block, Merger, Segments
+from pegboard.toolkit.model.layers import FusedLinear, empty_parameter
 
 if TYPE_CHECKING:
     from pegboard.plugins.mm_qwen_vl.vision_spec import VisionSpec

@@ -9,9 +9,9 @@ import torch
 
 from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
-from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
-from pegboard.core.toolkit.model.hf_files import eos_token_ids
 from pegboard.plugins.model_dense.options import DenseOptions
+from pegboard.toolkit.model.decoder_spec import DecoderSpec
+from pegboard.toolkit.model.hf_files import eos_token_ids
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +51,9 @@ class DenseFamily(ModelFamily[DenseOptions]):
         """Allocate the network, copy every tensor into its place, one at a time, and pack. Raises ModelError, and
         ConfigError where packing is insisted on and cannot be done.
         """
-        from pegboard.core.toolkit.model.decoder_names import DecoderNames
-        from pegboard.core.toolkit.model.weights import check_weights, load_weights
         from pegboard.plugins.model_dense.network import DenseNetwork
+        from pegboard.toolkit.model.decoder_names import DecoderNames
+        from pegboard.toolkit.model.weights import check_weights, load_weights
 
         def network_on(device: torch.device) -> DenseNetwork:
             return DenseNetwork(self._decoder, dtype=self.ctx.dtype, device=device)
@@ -68,13 +68,13 @@ class DenseFamily(ModelFamily[DenseOptions]):
         return network.eval()
 
     def kv_scales(self) -> Mapping[int, tuple[float, float]]:
-        from pegboard.core.toolkit.model.kv_scales import read_kv_scales
+        from pegboard.toolkit.model.kv_scales import read_kv_scales
 
         return read_kv_scales(self.ctx.directory, (layer.layer_id for layer in self._spec.layers))
 
     def _packs(self) -> bool:
         """Return whether to pack. The log says it, and why not."""
-        from pegboard.core.toolkit.model.packed import why_not_packed
+        from pegboard.toolkit.model.packed import why_not_packed
 
         wanted = self.options.packed
         reason = "model.packed is off" if wanted == "off" else why_not_packed(self.ctx.dtype, self.ctx.device)

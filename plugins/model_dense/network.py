@@ -8,18 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from pegboard.core.interfaces.model_family import Network
-from pegboard.core.toolkit.kernels import usable
-from pegboard.core.toolkit.model.attending import attended
-from pegboard.core.toolkit.model.layers import Embedding, FusedLinear, GatedMLP, RMSNorm
-from pegboard.core.toolkit.model.moe import MixtureOfExperts
-from pegboard.core.toolkit.model.rope import RotaryEmbedding
+from pegboard.toolkit.kernels import usable
+from pegboard.toolkit.model.attending import attended
+from pegboard.toolkit.model.layers import Embedding, FusedLinear, GatedMLP, RMSNorm
+from pegboard.toolkit.model.moe import MixtureOfExperts
+from pegboard.toolkit.model.rope import RotaryEmbedding
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
-    from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
+    from pegboard.toolkit.model.decoder_spec import DecoderSpec
 
 
 class DecoderLayer(nn.Module):

@@ -28,7 +28,7 @@ class DirectorySource(ModelSource[OptionsT]):
         return self._directory
 
     def tokenizer(self) -> Tokenizer:
-        from pegboard.core.toolkit.text.tokenizer import Tokenizer as FileTokenizer
+        from pegboard.toolkit.text.tokenizer import Tokenizer as FileTokenizer
 
         if self._tokenizer is None:
             self._tokenizer = FileTokenizer.from_directory(self.prepare())

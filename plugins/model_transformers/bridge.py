@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pegboard.core.toolkit.model.hadamard import transformed
+from pegboard.toolkit.model.hadamard import transformed
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch

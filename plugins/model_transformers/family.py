@@ -10,12 +10,12 @@ from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.layers import KVGroupSpec, KVKind, ModelSpec
 from pegboard.core.interfaces.model_family import ModelFamily, Network
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.toolkit.model.hf_files import eos_token_ids
-from pegboard.core.toolkit.model.kv_scales import read_kv_scales
 from pegboard.plugins.model_transformers.limits import examine
 from pegboard.plugins.model_transformers.loading import load_model
 from pegboard.plugins.model_transformers.network import TransformersNetwork
 from pegboard.plugins.model_transformers.trace import NotServable
+from pegboard.toolkit.model.hf_files import eos_token_ids
+from pegboard.toolkit.model.kv_scales import read_kv_scales
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

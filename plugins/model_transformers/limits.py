@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from pegboard.core.toolkit.model.rope_spec import lengthened
 from pegboard.plugins.model_transformers.trace import NotServable, Trace, config_of, trace
+from pegboard.toolkit.model.rope_spec import lengthened
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.model_family import ModelContext

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.toolkit.model.weights import StoredTensor, checkpoint_files, read_header
-from pegboard.core.toolkit.system.progress import progress
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.trace import config_of
+from pegboard.toolkit.model.weights import StoredTensor, checkpoint_files, read_header
+from pegboard.toolkit.system.progress import progress
 
 if TYPE_CHECKING:
     import torch

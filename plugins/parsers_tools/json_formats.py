@@ -16,10 +16,10 @@ from pegboard.core.interfaces.output_parser import (
     ParserStream,
     ToolFunction,
 )
-from pegboard.core.toolkit.parsing.call_stream import CallStream
-from pegboard.core.toolkit.parsing.json_stream import write
-from pegboard.core.toolkit.parsing.text_stream import Broken, Reading
 from pegboard.plugins.parsers_tools.grammars import Around, any_call, chosen, tagged
+from pegboard.toolkit.parsing.call_stream import CallStream
+from pegboard.toolkit.parsing.json_stream import write
+from pegboard.toolkit.parsing.text_stream import Broken, Reading
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _MOST = 64

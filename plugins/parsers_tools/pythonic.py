@@ -17,11 +17,11 @@ from pegboard.core.interfaces.output_parser import (
     ParserStream,
     ToolFunction,
 )
-from pegboard.core.toolkit.parsing.call_stream import CallStream
-from pegboard.core.toolkit.parsing.json_stream import MAX_DEPTH, Tell, ignore
-from pegboard.core.toolkit.parsing.text_stream import Broken, Reading
 from pegboard.plugins.parsers_tools.grammars import chosen
 from pegboard.plugins.parsers_tools.literals import python_calls
+from pegboard.toolkit.parsing.call_stream import CallStream
+from pegboard.toolkit.parsing.json_stream import MAX_DEPTH, Tell, ignore
+from pegboard.toolkit.parsing.text_stream import Broken, Reading
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")

@@ -27,12 +27,12 @@ from pegboard.core.interfaces.output_parser import (
     ParserStream,
     ToolFunction,
 )
-from pegboard.core.toolkit.grammars.schema_values import PossibleTypes, type_of
-from pegboard.core.toolkit.parsing.call_stream import CallStream
-from pegboard.core.toolkit.parsing.json_stream import write
-from pegboard.core.toolkit.parsing.text_stream import Broken, Reading
 from pegboard.plugins.parsers_tools.grammars import chosen, parameters_of, properties_of
 from pegboard.plugins.parsers_tools.literals import tagged_calls
+from pegboard.toolkit.grammars.schema_values import PossibleTypes, type_of
+from pegboard.toolkit.parsing.call_stream import CallStream
+from pegboard.toolkit.parsing.json_stream import write
+from pegboard.toolkit.parsing.text_stream import Broken, Reading
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"

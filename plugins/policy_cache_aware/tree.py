@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pegboard.core.interfaces.req import Req
-from pegboard.core.toolkit.cache.radix_tree import RadixNode, RadixTree
+from pegboard.toolkit.cache.radix_tree import RadixNode, RadixTree
 
 
 class Branch:

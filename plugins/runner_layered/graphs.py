@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.core.interfaces.forward import ForwardMode
-from pegboard.core.toolkit.graphs import ExtraShapes, StaticBatch, extra_shapes, padded
+from pegboard.toolkit.graphs import ExtraShapes, StaticBatch, extra_shapes, padded
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch

@@ -12,11 +12,11 @@ from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardO
 from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.model_runner import ModelEnds, ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.toolkit.graphs import default_sizes
-from pegboard.core.toolkit.sampling.logprobs import prompt_logprobs
-from pegboard.core.toolkit.sampling.sample import sample
 from pegboard.plugins.runner_layered.graphs import DecodeGraphs, why_not
 from pegboard.plugins.runner_layered.options import LayeredOptions
+from pegboard.toolkit.graphs import default_sizes
+from pegboard.toolkit.sampling.logprobs import prompt_logprobs
+from pegboard.toolkit.sampling.sample import sample
 
 logger = logging.getLogger(__name__)
 

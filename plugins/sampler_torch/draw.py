@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.toolkit.sampling.filters import Filters
-from pegboard.core.toolkit.sampling.noise import bits, gumbel, keys
+from pegboard.toolkit.sampling.filters import Filters
+from pegboard.toolkit.sampling.noise import bits, gumbel, keys
 
 _BLOCK = 256
 _WIDTHS = (64, 256, 1024, 4096)

@@ -7,8 +7,8 @@ import torch
 from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampler import NO_TOKEN, Sampler
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.toolkit.sampling.logprobs import token_logprobs
 from pegboard.plugins.sampler_torch.draw import Rows, draw_from_all, draw_from_top
+from pegboard.toolkit.sampling.logprobs import token_logprobs
 
 
 class TorchSampler(Sampler):

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
-from pegboard.core.toolkit.kernels import OLDEST, interpreter, usable
-from pegboard.core.toolkit.kernels.launch import launch
-from pegboard.core.toolkit.kernels.operations import power_of_two
-from pegboard.core.toolkit.sampling.logprobs import token_logprobs
 from pegboard.plugins.sampler_triton.options import SMALLEST, TritonSamplerOptions
+from pegboard.toolkit.kernels import OLDEST, interpreter, usable
+from pegboard.toolkit.kernels.launch import launch
+from pegboard.toolkit.kernels.operations import power_of_two
+from pegboard.toolkit.sampling.logprobs import token_logprobs
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import LogprobOutput

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.toolkit.model.packed import why_not_packed
-from pegboard.core.toolkit.model.weights import StoredTensor, check_weights, checkpoint_files, load_weights, read_header
 from pegboard.plugins.spec_eagle.network import DraftNetwork, Parts
+from pegboard.toolkit.model.packed import why_not_packed
+from pegboard.toolkit.model.weights import StoredTensor, check_weights, checkpoint_files, load_weights, read_header
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.layers import LayerSpec

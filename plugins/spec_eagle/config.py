@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
-from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
-from pegboard.core.toolkit.model.model_config import flag, read_model_config
+from pegboard.toolkit.model.decoder_spec import DecoderSpec
+from pegboard.toolkit.model.model_config import flag, read_model_config
 
 EAGLE, EAGLE3 = "LlamaForCausalLMEagle", "LlamaForCausalLMEagle3"
 SPECULATORS = ("Eagle3Speculator", "Eagle3DraftModel")

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pegboard.core.toolkit.speculation.tree import chains
 from pegboard.plugins.spec_eagle.entries import Int64s, Memory, on
 from pegboard.plugins.spec_eagle.selection import best_tree
+from pegboard.toolkit.speculation.tree import chains
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.speculator import DraftTrees

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pegboard.core.toolkit.model.attending import attended
-from pegboard.core.toolkit.model.layers import Embedding, FusedLinear, GatedMLP, RMSNorm
-from pegboard.core.toolkit.model.rope import RotaryEmbedding
+from pegboard.toolkit.model.attending import attended
+from pegboard.toolkit.model.layers import Embedding, FusedLinear, GatedMLP, RMSNorm
+from pegboard.toolkit.model.rope import RotaryEmbedding
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from pegboard.core.toolkit.speculation.accepting import AcceptOptions
+from pegboard.toolkit.speculation.accepting import AcceptOptions
 
 MOST_WRITTEN = 64
 """Most drafted tokens of a request that attention tells apart by bits."""

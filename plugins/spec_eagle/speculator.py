@@ -11,11 +11,11 @@ import torch
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.speculator import DeviceSpeculator, DraftBatch, DraftTrees, SpeculatorContext, Stands
-from pegboard.core.toolkit.speculation import tree
 from pegboard.plugins.spec_eagle.config import read_draft
 from pegboard.plugins.spec_eagle.entries import Due, Int64s, Memory, on
 from pegboard.plugins.spec_eagle.growth import Growth
 from pegboard.plugins.spec_eagle.options import EagleOptions
+from pegboard.toolkit.speculation import tree
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.attention import AttentionBackend
@@ -89,7 +89,7 @@ class EagleSpeculator(DeviceSpeculator[EagleOptions]):
         self._output_at = np.full(count, _NOWHERE, np.int64)
 
     def numerics(self) -> str:
-        from pegboard.core.toolkit.model.weights_digest import weights_digest
+        from pegboard.toolkit.model.weights_digest import weights_digest
 
         return f"EAGLE head {weights_digest(self.directory).hex()}, {self.draft_spec}"
 

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.speculator import Accepted, DraftRow, DraftTrees, Speculator, SpeculatorContext
-from pegboard.core.toolkit.speculation.tree import chains
 from pegboard.plugins.spec_ngram.index import GramHash, NgramIndex
 from pegboard.plugins.spec_ngram.options import NgramOptions
 from pegboard.plugins.spec_ngram.shared import SharedTexts
+from pegboard.toolkit.speculation.tree import chains
 
 if TYPE_CHECKING:
     import torch

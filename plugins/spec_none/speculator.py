@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator
-from pegboard.core.toolkit.speculation.tree import chains
+from pegboard.toolkit.speculation.tree import chains
 
 
 class NoSpeculator(Speculator):

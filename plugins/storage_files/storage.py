@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext, StorageError
-from pegboard.core.toolkit.cache.block_frames import BlockFrames
-from pegboard.core.toolkit.system.cache_dir import cache_path, default_cache_dir
 from pegboard.plugins.storage_files.folders import HEX, Folders, Place, read_all
 from pegboard.plugins.storage_files.index import Index, on_disk
 from pegboard.plugins.storage_files.options import FilesOptions
 from pegboard.plugins.storage_files.room import AT_ONCE, Room
+from pegboard.toolkit.cache.block_frames import BlockFrames
+from pegboard.toolkit.system.cache_dir import cache_path, default_cache_dir
 
 logger = logging.getLogger(__name__)
 

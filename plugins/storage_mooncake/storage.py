@@ -7,9 +7,9 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext, StorageError
-from pegboard.core.toolkit.cache.block_frames import BlockFrames
 from pegboard.plugins.storage_mooncake.client import Client, library
 from pegboard.plugins.storage_mooncake.options import MooncakeOptions
+from pegboard.toolkit.cache.block_frames import BlockFrames
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from redis.connection import ConnectionPool
 from redis.retry import Retry
 
 from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext, StorageError
-from pegboard.core.toolkit.cache.block_frames import BlockFrames
 from pegboard.plugins.storage_redis.options import RedisOptions
 from pegboard.plugins.storage_redis.pace import MOST_KEYS, Pace
+from pegboard.toolkit.cache.block_frames import BlockFrames
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from pegboard.core.interfaces.kv_transfer import (
     TransferNews,
     TransferState,
 )
-from pegboard.core.toolkit.transfer.pieces import Memory, Pieces, check_read, objection
 from pegboard.plugins.transfer_inproc.options import InprocOptions
+from pegboard.toolkit.transfer.pieces import Memory, Pieces, check_read, objection
 
 _MAGIC = b"pegboard inproc "
 _TOKEN = 16

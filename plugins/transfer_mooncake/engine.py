@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from pegboard.core.interfaces.kv_transfer import TransferError
-from pegboard.core.toolkit.transfer.links import Wire
+from pegboard.toolkit.transfer.links import Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.kv_transfer import Region
-    from pegboard.core.toolkit.transfer.links import Part
     from pegboard.plugins.transfer_mooncake.options import MooncakeTransferOptions
+    from pegboard.toolkit.transfer.links import Part
 
 TOKEN = 16
 """Bytes of the token of a run."""

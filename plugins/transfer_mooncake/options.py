@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pegboard.core.toolkit.transfer.staging import StagingOptions
+from pegboard.toolkit.transfer.staging import StagingOptions
 
 
 class MooncakeTransferOptions(StagingOptions):

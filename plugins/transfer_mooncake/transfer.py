@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 
 from pegboard.core.interfaces.kv_transfer import KVTransferContext, TransferError
-from pegboard.core.toolkit.transfer.described import pack, unpack
-from pegboard.core.toolkit.transfer.linked import LinkedTransfer, Reach
-from pegboard.core.toolkit.transfer.links import Limits
-from pegboard.core.toolkit.transfer.ordering import StagingPlace
-from pegboard.core.toolkit.transfer.staging import Staging
 from pegboard.plugins.transfer_mooncake.engine import Engine, MooncakeWire, Pieces, library
 from pegboard.plugins.transfer_mooncake.options import MooncakeTransferOptions
+from pegboard.toolkit.transfer.described import pack, unpack
+from pegboard.toolkit.transfer.linked import LinkedTransfer, Reach
+from pegboard.toolkit.transfer.links import Limits
+from pegboard.toolkit.transfer.ordering import StagingPlace
+from pegboard.toolkit.transfer.staging import Staging
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

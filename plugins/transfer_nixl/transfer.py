@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 
 from pegboard.core.interfaces.kv_transfer import KVTransferContext, Ranges, TransferError
-from pegboard.core.toolkit.transfer.described import pack, unpack
-from pegboard.core.toolkit.transfer.linked import LinkedTransfer, Reach
-from pegboard.core.toolkit.transfer.links import Limits, Part, Wire
-from pegboard.core.toolkit.transfer.ordering import StagingPlace
-from pegboard.core.toolkit.transfer.staging import Staging
 from pegboard.plugins.transfer_nixl.agent import Agent, Transfer, memory_of
 from pegboard.plugins.transfer_nixl.options import NixlOptions
+from pegboard.toolkit.transfer.described import pack, unpack
+from pegboard.toolkit.transfer.linked import LinkedTransfer, Reach
+from pegboard.toolkit.transfer.links import Limits, Part, Wire
+from pegboard.toolkit.transfer.ordering import StagingPlace
+from pegboard.toolkit.transfer.staging import Staging
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

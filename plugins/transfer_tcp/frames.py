@@ -14,7 +14,7 @@ import enum
 import struct
 
 from pegboard.core.interfaces.kv_transfer import TransferError
-from pegboard.core.toolkit.transfer.listening import TOKEN
+from pegboard.toolkit.transfer.listening import TOKEN
 
 MAGIC = b"PBKVTCP1"
 HELLO = len(MAGIC) + TOKEN

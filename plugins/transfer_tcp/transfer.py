@@ -13,13 +13,13 @@ from pegboard.core.interfaces.kv_transfer import (
     TransferNews,
     TransferState,
 )
-from pegboard.core.toolkit.transfer.leases import Counts
-from pegboard.core.toolkit.transfer.pieces import Memory, Pieces, check_read
 from pegboard.plugins.transfer_tcp.frames import pack_description, unpack_description
 from pegboard.plugins.transfer_tcp.link import Link, Place
 from pegboard.plugins.transfer_tcp.options import TcpOptions
 from pegboard.plugins.transfer_tcp.reads import Part, Read
 from pegboard.plugins.transfer_tcp.source import Source
+from pegboard.toolkit.transfer.leases import Counts
+from pegboard.toolkit.transfer.pieces import Memory, Pieces, check_read
 
 PART_BYTES = 4 * 2**20
 PART_PIECES = 2**16

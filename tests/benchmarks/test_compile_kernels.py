@@ -14,8 +14,8 @@ import torch
 
 from benchmarks.compile_kernels import build_of, launched_by, occupancy, problem_of, products_of, target_of
 from benchmarks.kernels import Case, Target
-from pegboard.core.toolkit.kernels import operations
-from pegboard.core.toolkit.kernels.launch import Launch
+from pegboard.toolkit.kernels import operations
+from pegboard.toolkit.kernels.launch import Launch
 
 pytest.importorskip("triton")
 

@@ -37,7 +37,7 @@ def test_it_counts_what_launches() -> None:
 
 def test_too_many_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the additions and norms of torch a layer takes more."""
-    monkeypatch.setattr("pegboard.core.toolkit.kernels.operations.TYPES", frozenset({torch.float32}))
+    monkeypatch.setattr("pegboard.toolkit.kernels.operations.TYPES", frozenset({torch.float32}))
     rigs = (Rig("Llama 3 8B", layers, 2) for layers in (1, 2))
     one, two = (rig.step(SamplingParams(temperature=0.0)) for rig in rigs)
     assert len(two) - len(one) > 20

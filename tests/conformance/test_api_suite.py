@@ -13,13 +13,13 @@ from pegboard.conformance.api_router import ApiRouterContract
 from pegboard.conformance.api_sampling import parameters_of
 from pegboard.conformance.api_texts import Event, Unreadable, all_texts, pieces_of, read_events, wrong_with
 from pegboard.conformance.asgi import Exchange
-from pegboard.core.toolkit.http.bodies import parse_body
-from pegboard.core.toolkit.http.events import event
-from pegboard.core.toolkit.http.generation import Answers
-from pegboard.core.toolkit.http.levels import USER
-from pegboard.core.toolkit.http.line_stream import BLANK_LINE, COMMENT, LineStream, line
-from pegboard.core.toolkit.http.openapi import body_docs
-from pegboard.core.toolkit.http.routing import api_router
+from pegboard.toolkit.http.bodies import parse_body
+from pegboard.toolkit.http.events import event
+from pegboard.toolkit.http.generation import Answers
+from pegboard.toolkit.http.levels import USER
+from pegboard.toolkit.http.line_stream import BLANK_LINE, COMMENT, LineStream, line
+from pegboard.toolkit.http.openapi import body_docs
+from pegboard.toolkit.http.routing import api_router
 from tests.mutants.small_api import EXAMPLE, SmallApi, SmallLines, TextBody
 
 TEXT = "".join(pieces_of(3))

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from pegboard.conformance.checkpoints import ARCHITECTURES, VOCAB_SIZE, tiny_checkpoint
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
+from pegboard.toolkit.text.tokenizer import Tokenizer
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

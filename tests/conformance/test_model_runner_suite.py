@@ -13,9 +13,9 @@ from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput, LogprobOutput
 from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.toolkit.sampling.token_mask import apply_token_mask
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.options import DenseOptions
+from pegboard.toolkit.sampling.token_mask import apply_token_mask
 
 
 class FusedRunner(ModelRunner):

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from pegboard.conformance.tape import LooksAtData, TapeCapture
-from pegboard.core.toolkit.kernels.launch import Grid, launch
+from pegboard.toolkit.kernels.launch import Grid, launch
 
 if TYPE_CHECKING:
-    from pegboard.core.toolkit.kernels.launch import Kernel
+    from pegboard.toolkit.kernels.launch import Kernel
 
 X = torch.tensor([3.0, -1.0, 0.0, 2.0])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SECTION = re.compile(r"^## Add a sampling field$(.*?)^## ", re.MULTILINE | re.DOTALL)
-FOLDERS = ("core", "plugins", "conformance")
+FOLDERS = ("core", "toolkit", "plugins", "conformance")
 TABLES = ("docs/sampling.md", "docs/openai.md", "docs/anthropic.md", "tests/plugins/field_tables.py")
 
 
@@ -35,5 +35,5 @@ def test_every_place_of_a_sampling_field_is_named() -> None:
     known = [*(path.relative_to(ROOT).as_posix() for path in code if knows(path, re.compile(r"\bmin_ps?\b"))), *TABLES]
     missing = [path for path in known if path not in found[1] and f"`{Path(path).name}`" not in found[1]]
     assert not missing, f"CONTRIBUTING.md does not name {missing}, which know min_p"
-    named = re.findall(r"`((?:core|plugins|conformance|docs|tests)/[\w/.]+\.\w+)`", found[1])
+    named = re.findall(r"`((?:core|toolkit|plugins|conformance|docs|tests)/[\w/.]+\.\w+)`", found[1])
     assert not (gone := [path for path in named if not (ROOT / path).is_file()]), f"there is no {gone}"

@@ -13,7 +13,7 @@ from pegboard.conformance.speculator import SpeculatorContract
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, SpeculatorContext
-from pegboard.core.toolkit.speculation import tree
+from pegboard.toolkit.speculation import tree
 from pegboard_drills.drafts import DrillSpeculator
 from pegboard_drills.lies import LIES
 from pegboard_drills.options import DrillSpeculatorOptions, Lie

@@ -16,7 +16,7 @@ import httpx
 
 from pegboard.conformance.checkpoints import VOCAB_SIZE, tiny_checkpoint
 from pegboard.conformance.servers import Served, serving
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
+from pegboard.toolkit.text.tokenizer import Tokenizer
 
 MODEL = "tiny"
 KEY, ADMIN_KEY = "sk-user-key", "sk-admin-key"

@@ -29,7 +29,7 @@ from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.plugin import Plugin, Provider
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.registry.registry import Registry
-from pegboard.core.toolkit.graphs import default_sizes, recorded
+from pegboard.toolkit.graphs import default_sizes, recorded
 
 MOST = 64
 """Requests that run at once."""

@@ -21,7 +21,7 @@ from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.model.hadamard import matrix
+from pegboard.toolkit.model.hadamard import matrix
 from tests.e2e.disagg_pair import assert_answered, pair
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=16, ignore_eos=True)

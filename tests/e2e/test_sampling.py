@@ -21,7 +21,7 @@ from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.http.generation import SamplingFields, for_answer
+from pegboard.toolkit.http.generation import SamplingFields, for_answer
 
 PROCESSORS = ["penalties", "logit_bias", "min_new_tokens", "dry", "bad_words"]
 PROMPT = [10, 40, 70, 10, 41, 99, 200, 10]

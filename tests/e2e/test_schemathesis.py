@@ -23,7 +23,7 @@ from pegboard.conformance.servers import serving
 from pegboard.core.config.sections import ServerSection
 from pegboard.core.server.http.server import HttpServer
 from pegboard.core.server.serve import listen
-from pegboard.core.toolkit.http.openapi import json_answer
+from pegboard.toolkit.http.openapi import json_answer
 from tests.e2e.explore import PATIENCE, explore
 from tests.faults.whole_api import ADMIN_KEY, API_KEY, EVERY_API, whole_app
 

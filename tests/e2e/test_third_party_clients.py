@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pegboard.conformance.servers import Served
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
+from pegboard.toolkit.text.tokenizer import Tokenizer
 from tests.e2e.clients import TEMPLATE, assert_balanced, teach, tiny_model, tiny_server
 from tests.e2e.third_party_clients import common, install
 from tests.e2e.third_party_clients.common import CALLS, END, LESSONS, PERSON, THANKS, TURN, WELCOME

@@ -35,7 +35,7 @@ from examples.shapes.files import MODEL, SPECIAL, build_config, build_tokenizer,
 from examples.shapes.pictures import COLOURS, NUMBERS, SHAPES, SIZES, Scene, draw, png, random_scene
 from examples.shapes.quick import quicken
 from pegboard.conformance.model_suite import assert_close
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
+from pegboard.toolkit.text.tokenizer import Tokenizer
 
 CHANCE = {"colour": 1 / len(COLOURS), "count": 1 / len(NUMBERS), "shape": 1 / len(SHAPES)}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pegboard.core.config.sections import GrammarSection, ServerSection
-from pegboard.core.toolkit.text.encoding import CHARS_PER_TOKEN
+from pegboard.toolkit.text.encoding import CHARS_PER_TOKEN
 
 CONTEXT = 128
 """Of the model that is asked: short, so that all of these requests are over soon."""

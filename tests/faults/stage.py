@@ -15,7 +15,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import Accepted
 from pegboard.core.pipeline.frontend.budget import BudgetLimits
 from pegboard.core.server.client import AsyncEngineClient
-from pegboard.core.toolkit.http.generation import Answers
+from pegboard.toolkit.http.generation import Answers
 
 
 class Wire:

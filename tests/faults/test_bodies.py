@@ -1,7 +1,7 @@
 """What request bodies may cost everybody else: time, memory and room.
 
 The budget and the weight by themselves: tests/core/server/http/test_body_budget.py and
-tests/core/toolkit/parsing/test_json_weight.py.
+tests/toolkit/parsing/test_json_weight.py.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from pegboard.conformance.asgi import Exchange
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.server.http.limits import PLAIN_BODY
-from pegboard.core.toolkit.http.bodies import parse_body
-from pegboard.core.toolkit.http.events import until_disconnect
+from pegboard.toolkit.http.bodies import parse_body
+from pegboard.toolkit.http.events import until_disconnect
 from tests.core.server.api_server import Server, running, wait_for
 from tests.faults.whole_api import questions, whole_app
 

@@ -34,11 +34,11 @@ from pegboard.core.pipeline.frontend.outputs import OutputState, merge
 from pegboard.core.pipeline.text.stop import compiled
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.core.server.wire import ApiWire, Endpoint, SchedulerWire, WireError, decode_from_scheduler, output_frames
-from pegboard.core.toolkit.http.answer_stream import AnswerWriter, _Direct
-from pegboard.core.toolkit.http.generation import Answer
-from pegboard.core.toolkit.text.encoding import LONG_CHARS, encode
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.api_native.responses import Responder
+from pegboard.toolkit.http.answer_stream import AnswerWriter, _Direct
+from pegboard.toolkit.http.generation import Answer
+from pegboard.toolkit.text.encoding import LONG_CHARS, encode
+from pegboard.toolkit.text.tokenizer import Tokenizer
 from tests.faults.stage import play, refused, submitted
 
 PIECE, MOST = 2_000, 20_000

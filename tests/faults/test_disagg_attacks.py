@@ -19,7 +19,6 @@ import pytest
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.conformance.servers import free_ports
-from pegboard.core.toolkit.transfer.requests import REQUEST
 from pegboard.plugins.disagg.frames import framed
 from pegboard.plugins.disagg.messages import (
     VERSION,
@@ -34,6 +33,7 @@ from pegboard.plugins.disagg.messages import (
     encode,
 )
 from pegboard.plugins.transfer_tcp.frames import MAGIC, unpack_description
+from pegboard.toolkit.transfer.requests import REQUEST
 from tests.faults.disagg_strangers import MANNERS, Manner, Recorder, Signed, closed, false_prefill, sends
 from tests.faults.disagg_world import DECODE, PREFILL, TIMES, Server
 from tests.faults.memory import peak

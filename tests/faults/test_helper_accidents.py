@@ -25,10 +25,10 @@ from pegboard.core.pipeline.grammar.gate import GrammarGate
 from pegboard.core.pipeline.grammar.pool import GrammarPool, PoolLimits
 from pegboard.core.pipeline.grammar.state import Grammars
 from pegboard.core.pipeline.grammar.worker import Start
-from pegboard.core.toolkit.chat.chat_prompt import ChatPrompt
-from pegboard.core.toolkit.chat.render_process import Rendered
-from pegboard.core.toolkit.chat.rendering import RenderPool
-from pegboard.core.toolkit.system.helper_process import computed
+from pegboard.toolkit.chat.chat_prompt import ChatPrompt
+from pegboard.toolkit.chat.render_process import Rendered
+from pegboard.toolkit.chat.rendering import RenderPool
+from pegboard.toolkit.system.helper_process import computed
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(
-    path for folder in ("core", "plugins", "conformance", "tools") for path in (ROOT / folder).rglob("*.py")
+    path for folder in ("core", "toolkit", "plugins", "conformance", "tools") for path in (ROOT / folder).rglob("*.py")
 )
 
 MODULES = {

@@ -7,7 +7,7 @@ import pytest
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from tests.core.toolkit.text.demo import demo_gguf
+from tests.toolkit.text.demo import demo_gguf
 
 WORDS = ["The harbour", "Seven birds", "My uncle", "In winter", "A letter", "Nobody", "Green glass", "The clock"]
 

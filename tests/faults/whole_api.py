@@ -16,7 +16,7 @@ from pegboard.core.config.compose import compose
 from pegboard.core.config.docs import builtin_registry
 from pegboard.core.server.http.routes import flat
 from pegboard.core.server.serve import build_api
-from pegboard.core.toolkit.http.openapi import example_of
+from pegboard.toolkit.http.openapi import example_of
 
 API_KEY, ADMIN_KEY = "the-key-of-users", "the-key-of-admins"
 EVERY_API = tuple(record.name for record in builtin_registry().providers("api"))

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = {"core": "pegboard.core", "plugins": "pegboard.plugins", "conformance": "pegboard.conformance"}
-FOLDERS["tools"] = "pegboard.tools"
+FOLDERS = {name: f"pegboard.{name}" for name in ("core", "toolkit", "plugins", "conformance", "tools")}
 FLOORS = (
     "core.interfaces",
-    "core.toolkit",
+    "toolkit",
     "core.registry",
     "core.pipeline",
     "core.config",
@@ -91,7 +90,7 @@ class House:
         """Return how often core and plugins write `Any`, call `cast` and silence mypy."""
         found: Counter[str] = Counter()
         for name, tree in self.trees.items():
-            if not name.startswith(("pegboard.core", "pegboard.plugins")):
+            if not name.startswith(("pegboard.core", "pegboard.toolkit", "pegboard.plugins")):
                 continue
             for node in ast.walk(tree):
                 found["Any"] += isinstance(node, ast.Name) and node.id == "Any"

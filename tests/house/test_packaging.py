@@ -20,7 +20,7 @@ from pegboard.core import __version__
 from pegboard.core.registry.registry import Registry
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("core", "plugins", "conformance", "tools")
+FOLDERS = ("core", "toolkit", "plugins", "conformance", "tools")
 
 
 def project() -> dict[str, object]:

@@ -22,7 +22,7 @@ PAGES = (
     "CODE_OF_CONDUCT.md",
     "Makefile",
 )
-FOLDERS = ("docs", "core", "plugins", "conformance", "tools", "benchmarks", "examples")
+FOLDERS = ("docs", "core", "toolkit", "plugins", "conformance", "tools", "benchmarks", "examples")
 
 
 def lines_with_riddles(path: Path) -> list[str]:

@@ -8,7 +8,7 @@ from pegboard.conformance.fixed_attention import FixedAttention
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.layers import LayerSpec
-from pegboard.core.toolkit.model.eight_bit import as_bytes
+from pegboard.toolkit.model.eight_bit import as_bytes
 
 Tensor = torch.Tensor
 Part = tuple[Tensor, Tensor]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.toolkit.cache.block_frames import BlockFrames
+from pegboard.toolkit.cache.block_frames import BlockFrames
 
 
 class SlotStorage(KVStorage[NoOptions]):

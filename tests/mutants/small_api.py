@@ -10,15 +10,15 @@ from fastapi import APIRouter, Request, Response
 from pegboard.core.interfaces.api_router import ApiRouter
 from pegboard.core.interfaces.client import GenerateRequest, MediaPrompt
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.chat.rendering import render_chat
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
-from pegboard.core.toolkit.http.events import EventStream, event, until_disconnect
-from pegboard.core.toolkit.http.generation import Answers
-from pegboard.core.toolkit.http.levels import PUBLIC, USER
-from pegboard.core.toolkit.http.line_stream import LineStream, line
-from pegboard.core.toolkit.http.openapi import body_docs
-from pegboard.core.toolkit.http.routing import api_router
+from pegboard.toolkit.chat.rendering import render_chat
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.bodies import RequestModel, parse_body
+from pegboard.toolkit.http.events import EventStream, event, until_disconnect
+from pegboard.toolkit.http.generation import Answers
+from pegboard.toolkit.http.levels import PUBLIC, USER
+from pegboard.toolkit.http.line_stream import LineStream, line
+from pegboard.toolkit.http.openapi import body_docs
+from pegboard.toolkit.http.routing import api_router
 
 EXAMPLE = {"text": "The capital of France is", "temperature": 0.0, "max_tokens": 16}
 

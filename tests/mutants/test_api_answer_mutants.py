@@ -17,11 +17,11 @@ from pegboard.conformance.api_router import ApiRouterContract
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.client import GenerateRequest, MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.chat.chat_template import ChatTemplate
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.events import EventStream, event
-from pegboard.core.toolkit.http.generation import Answers
-from pegboard.core.toolkit.http.line_stream import LineStream, line
+from pegboard.toolkit.chat.chat_template import ChatTemplate
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.events import EventStream, event
+from pegboard.toolkit.http.generation import Answers
+from pegboard.toolkit.http.line_stream import LineStream, line
 from tests.mutants.small_api import SmallApi, SmallChat, SmallLines, TextBody
 
 

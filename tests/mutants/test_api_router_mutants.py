@@ -16,11 +16,11 @@ from pegboard.conformance import asgi
 from pegboard.conformance.api_router import ApiRouterContract
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http import events as http_events
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.bodies import parse_body
-from pegboard.core.toolkit.http.events import EventStream
-from pegboard.core.toolkit.http.generation import Answers
+from pegboard.toolkit.http import events as http_events
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.bodies import parse_body
+from pegboard.toolkit.http.events import EventStream
+from pegboard.toolkit.http.generation import Answers
 from tests.mutants.small_api import SmallApi, TextBody, events
 
 

@@ -16,7 +16,7 @@ from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.layers import LayerSpec
-from pegboard.core.toolkit.model.eight_bit import as_bytes
+from pegboard.toolkit.model.eight_bit import as_bytes
 from tests.mutants.parted_attention import PARTS, PartedAttention
 from tests.mutants.test_attention_mutants import NONE, Broken, SilentlyComputesAnyway, caught
 

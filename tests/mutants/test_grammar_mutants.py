@@ -14,8 +14,8 @@ from pegboard.conformance.grammar import EOS, GrammarContract
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarMatcher
-from pegboard.core.toolkit.grammars.grammar import parts_of
 from pegboard.plugins.grammar_llguidance.backend import LLGuidanceBackend
+from pegboard.toolkit.grammars.grammar import parts_of
 
 pytestmark = pytest.mark.full
 

@@ -10,7 +10,7 @@ import pytest
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.storage_fakes import FakeStorage
 from pegboard.core.interfaces.kv_storage import KVStorageContext, StorageError
-from pegboard.core.toolkit.cache.block_frames import MAGIC, BlockFrames
+from pegboard.toolkit.cache.block_frames import MAGIC, BlockFrames
 from tests.conformance.test_storage_fakes import TestFakeStorage as Suite
 
 FAR = float("inf")

@@ -15,10 +15,10 @@ from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.logits_processor import LogitsProcessor
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.sampling.custom_params import read_params
-from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT
 from pegboard.plugins.logits_basic.penalties import Penalties
 from pegboard.plugins.logits_basic.processors import LogitBias, MinNewTokens
+from pegboard.toolkit.sampling.custom_params import read_params
+from pegboard.toolkit.sampling.logit_pairs import LAST_RESORT
 
 
 class PenaltySuite(LogitsProcessorContract):

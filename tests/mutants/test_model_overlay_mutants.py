@@ -14,10 +14,10 @@ from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.forward import EmbedOverlay, ForwardBatch
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.model_family import Network
-from pegboard.core.toolkit.model.rope import RotaryEmbedding
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.network import DenseNetwork
 from pegboard.plugins.model_transformers.family import TransformersFamily
+from pegboard.toolkit.model.rope import RotaryEmbedding
 
 
 class OneTower(ModelFamilyContract):

@@ -15,8 +15,8 @@ from pegboard.conformance.runner_fakes import WatchedNetwork
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
 from pegboard.core.interfaces.model_runner import ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.toolkit.sampling.token_mask import apply_token_mask
 from pegboard.plugins.runner_layered.runner import LayeredRunner
+from pegboard.toolkit.sampling.token_mask import apply_token_mask
 
 
 class SamplesTheFirstToken(LayeredRunner):

@@ -12,8 +12,8 @@ from pegboard.conformance.model_scales import ScaleTests
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_family import Network
-from pegboard.core.toolkit.model.weights import checkpoint_files, read_header
 from pegboard.plugins.model_dense.family import DenseFamily
+from pegboard.toolkit.model.weights import checkpoint_files, read_header
 
 Scales = Mapping[int, tuple[float, float]]
 

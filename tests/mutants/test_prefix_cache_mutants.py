@@ -15,10 +15,10 @@ from pegboard.conformance.prefix_cache import PrefixCacheContract
 from pegboard.conformance.properties import properties
 from pegboard.core.interfaces.keys import PrefixKey
 from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixMatch
-from pegboard.core.toolkit.cache.block_keys import ChainDigests
 from pegboard.plugins.cache_block.cache import BlockCache
 from pegboard.plugins.cache_none.cache import NoCache
 from pegboard.plugins.cache_radix.cache import RadixCache
+from pegboard.toolkit.cache.block_keys import ChainDigests
 
 
 class Radix(RadixCache):

@@ -17,9 +17,9 @@ from pegboard.conformance import prefix_cache
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.prefix_cache import PrefixCacheContract
 from pegboard.conformance.properties import properties
-from pegboard.core.toolkit.cache.pages import slots_of
 from pegboard.plugins.cache_block.cache import BlockCache
 from pegboard.plugins.cache_radix.cache import RadixCache
+from pegboard.toolkit.cache.pages import slots_of
 from tests.mutants.textbook_cache import TextbookCache
 
 

@@ -13,9 +13,9 @@ from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
 from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.toolkit.graphs import ExtraShapes, StaticBatch
 from pegboard.plugins.runner_layered.graphs import DecodeGraphs
 from pegboard.plugins.runner_layered.runner import LayeredRunner
+from pegboard.toolkit.graphs import ExtraShapes, StaticBatch
 
 
 class OtherGraphs(LayeredRunner):

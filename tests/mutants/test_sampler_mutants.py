@@ -14,8 +14,8 @@ from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.sampler import Row, SamplerContract, exact_probabilities
 from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.toolkit.sampling.noise import bits, keys
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
+from pegboard.toolkit.sampling.noise import bits, keys
 
 
 def uniforms(seeds: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,8 @@ import torch
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.sampler import SamplerContract
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
-from pegboard.core.toolkit.sampling.custom_params import read_params
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
+from pegboard.toolkit.sampling.custom_params import read_params
 
 NAME = "lift"
 

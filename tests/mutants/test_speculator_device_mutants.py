@@ -12,8 +12,8 @@ from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.speculator import SpeculatorContract
 from pegboard.conformance.speculator_fakes import BranchingSumSpeculator, SumSpeculator
 from pegboard.core.interfaces.speculator import DeviceSpeculator, DraftTrees
-from pegboard.core.toolkit.speculation import tree
 from pegboard.plugins.spec_ngram.speculator import NgramSpeculator
+from pegboard.toolkit.speculation import tree
 
 
 class IsOneInSecret(NgramSpeculator, DeviceSpeculator):

@@ -11,9 +11,9 @@ import torch
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.speculator import SpeculatorContract
 from pegboard.core.interfaces.speculator import Accepted
-from pegboard.core.toolkit.speculation import tree
-from pegboard.core.toolkit.speculation.judging import accept_by_thresholds, probabilities, toss
 from pegboard.plugins.spec_ngram.speculator import NgramSpeculator
+from pegboard.toolkit.speculation import tree
+from pegboard.toolkit.speculation.judging import accept_by_thresholds, probabilities, toss
 
 
 def decide(trees, probs, coins, acc=1.0):

@@ -18,8 +18,8 @@ from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.speculator import SpeculatorContract
 from pegboard.conformance.suite import ConformanceWarning
 from pegboard.core.interfaces.speculator import DraftTrees
-from pegboard.core.toolkit.speculation.tree import chains, join
 from pegboard.plugins.spec_ngram.speculator import NgramSpeculator
+from pegboard.toolkit.speculation.tree import chains, join
 
 
 class DraftingSuite(SpeculatorContract):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixCache, PrefixMatch
-from pegboard.core.toolkit.cache.pages import pages_of, slots_of
+from pegboard.toolkit.cache.pages import pages_of, slots_of
 
 
 class Page:

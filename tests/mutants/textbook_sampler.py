@@ -9,8 +9,8 @@ import torch
 from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampler import NO_TOKEN, Sampler
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.toolkit.sampling.logprobs import token_logprobs
-from pegboard.core.toolkit.sampling.noise import bits, gumbel, keys
+from pegboard.toolkit.sampling.logprobs import token_logprobs
+from pegboard.toolkit.sampling.noise import bits, gumbel, keys
 
 
 class Sorting(Sampler):

@@ -9,11 +9,11 @@ from unittest import mock
 from pegboard.core.interfaces.keys import PrefixKey
 from pegboard.core.interfaces.page_mover import Job
 from pegboard.core.interfaces.prefix_cache import PageLoad
-from pegboard.core.toolkit.cache.block_keys import BlockKeys
 from pegboard.plugins.cache_hiradix import writing
 from pegboard.plugins.cache_hiradix.cache import HiRadixCache
 from pegboard.plugins.cache_hiradix.handle import TierHandle
 from pegboard.plugins.cache_hiradix.prefetching import Fetch
+from pegboard.toolkit.cache.block_keys import BlockKeys
 
 
 class Tiers(HiRadixCache):

@@ -13,9 +13,9 @@ from pegboard.conformance.asgi import call
 from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
 from pegboard.conformance.fake_media import fake_processor
 from pegboard.conformance.properties import properties
-from tests.core.toolkit.chat.media_chats import address, encoded
-from tests.core.toolkit.chat.templates import TOOLS_AND_PARTS
-from tests.core.toolkit.chat.text_corpus import make_app
+from tests.toolkit.chat.media_chats import address, encoded
+from tests.toolkit.chat.templates import TOOLS_AND_PARTS
+from tests.toolkit.chat.text_corpus import make_app
 
 _PLAIN = st.sampled_from(
     (None, True, 0, -1, 1.5, 1e300, 2**70, "", "x", "auto", "text", "image", "base64", "url", "image/png", "<|image|>")

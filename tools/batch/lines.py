@@ -19,10 +19,10 @@ import msgspec
 
 from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.grammars.grammar import grammar_of
-from pegboard.core.toolkit.http.bodies import validate_part
-from pegboard.core.toolkit.http.generation import SamplingFields
-from pegboard.core.toolkit.http.refusals import Refusal
+from pegboard.toolkit.grammars.grammar import grammar_of
+from pegboard.toolkit.http.bodies import validate_part
+from pegboard.toolkit.http.generation import SamplingFields
+from pegboard.toolkit.http.refusals import Refusal
 from pegboard.tools.chat.conversation import check_messages
 
 _SPOOL_BYTES = 16 * 2**20

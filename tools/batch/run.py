@@ -15,7 +15,7 @@ from pegboard.tools.batch.lines import BadLine, Line
 from pegboard.tools.chat.conversation import Interlocutor
 
 if TYPE_CHECKING:
-    from pegboard.core.toolkit.chat.tool_calls import ChatStream
+    from pegboard.toolkit.chat.tool_calls import ChatStream
     from pegboard.tools.batch.output import Output
 
 TRIES = 5

@@ -103,7 +103,7 @@ class EngineSpeaker:
 
         from pegboard.core.cli.signals import Signals
         from pegboard.core.interfaces.client import GenerateRequest, failure
-        from pegboard.core.toolkit.chat.turn import effort_hints
+        from pegboard.toolkit.chat.turn import effort_hints
 
         plain = dict(settings)
         prompt = self._interlocutor.prompt(messages, effort_hints(plain.pop("reasoning_effort", None)))

@@ -135,7 +135,7 @@ def _talk(handle: Callable[[str], bool], terminal: Terminal, whom: str) -> None:
 
 
 def _terminal(*, keep: bool) -> Terminal:
-    from pegboard.core.toolkit.system.cache_dir import default_cache_dir
+    from pegboard.toolkit.system.cache_dir import default_cache_dir
     from pegboard.tools.chat.session import COMMANDS
     from pegboard.tools.chat.terminal import Terminal
 

@@ -11,10 +11,10 @@ from pegboard.core.config.select import Selection
 from pegboard.core.interfaces.contracts import REASONING_PARSER
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.output_parser import OutputParserContext
-from pegboard.core.toolkit.chat.chat_prompt import ChatPrompt
-from pegboard.core.toolkit.chat.chat_template import ChatTemplates
-from pegboard.core.toolkit.chat.media_parts import MediaParts, prompt_text
-from pegboard.core.toolkit.chat.tool_calls import ChatStream, skip_special_tokens
+from pegboard.toolkit.chat.chat_prompt import ChatPrompt
+from pegboard.toolkit.chat.chat_template import ChatTemplates
+from pegboard.toolkit.chat.media_parts import MediaParts, prompt_text
+from pegboard.toolkit.chat.tool_calls import ChatStream, skip_special_tokens
 from pegboard.tools.chat.attachments import check_content, for_template
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.speculator import MAX_NODES, DraftRow, DraftTrees, Speculator, SpeculatorContext
-from pegboard.core.toolkit.speculation import tree
+from pegboard.toolkit.speculation import tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pegboard.core.toolkit.model.layers import activation
-from pegboard.core.toolkit.model.rope import RotaryEmbedding, apply_rope
-from pegboard.core.toolkit.model.rope_spec import RopeSpec
+from pegboard.toolkit.model.layers import activation
+from pegboard.toolkit.model.rope import RotaryEmbedding, apply_rope
+from pegboard.toolkit.model.rope_spec import RopeSpec
 
 
 @dataclass(frozen=True, slots=True)

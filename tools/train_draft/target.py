@@ -11,9 +11,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from pegboard.core.interfaces.errors import PegboardError
-from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
-from pegboard.core.toolkit.model.model_config import read_model_config
-from pegboard.core.toolkit.model.weights import checkpoint_files
+from pegboard.toolkit.model.decoder_spec import DecoderSpec
+from pegboard.toolkit.model.model_config import read_model_config
+from pegboard.toolkit.model.weights import checkpoint_files
 
 if TYPE_CHECKING:
     from pegboard.core.engine.engine import Engine

@@ -16,8 +16,8 @@ from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.text.stop import compiled
 from pegboard.core.pipeline.text.stop_regex import StopRegexError
-from pegboard.core.toolkit.grammars.grammar import parts_of
-from pegboard.core.toolkit.text.encoding import check_length, overflow
+from pegboard.toolkit.grammars.grammar import parts_of
+from pegboard.toolkit.text.encoding import check_length, overflow
 
 if TYPE_CHECKING:
     import numpy as np

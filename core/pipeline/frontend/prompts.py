@@ -16,7 +16,7 @@ import numpy as np
 from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.pipeline.frontend.intake import text_of
-from pegboard.core.toolkit.text.encoding import Ranges, Text, encode_each, encode_now
+from pegboard.toolkit.text.encoding import Ranges, Text, encode_each, encode_now
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.pipeline.grammar.process import GrammarProcess, WorkerFailed
 from pegboard.core.pipeline.grammar.queue import GrammarJob, GrammarQueue
-from pegboard.core.toolkit.system.helper_process import HelperLost
+from pegboard.toolkit.system.helper_process import HelperLost
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarBackend

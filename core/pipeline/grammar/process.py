@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pegboard.core.pipeline.grammar.worker import Frames, Reply, Start, Work
-from pegboard.core.toolkit.system.environment import helper_environment
-from pegboard.core.toolkit.system.helper_process import HelperLost, Watch, ended_itself
+from pegboard.toolkit.system.environment import helper_environment
+from pegboard.toolkit.system.helper_process import HelperLost, Watch, ended_itself
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar

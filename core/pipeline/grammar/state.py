@@ -16,7 +16,7 @@ from pegboard.core.interfaces.grammar import CompiledGrammar
 from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.registry.blame import text_of
-from pegboard.core.toolkit.system.log_lines import quoted
+from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

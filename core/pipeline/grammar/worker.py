@@ -22,8 +22,8 @@ import numpy as np
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
-from pegboard.core.toolkit.grammars.grammar import parts_of
-from pegboard.core.toolkit.grammars.regex_length import check_length
+from pegboard.toolkit.grammars.grammar import parts_of
+from pegboard.toolkit.grammars.regex_length import check_length
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Frames:
 def make_backend(start: Start) -> GrammarBackend:
     """Return the backend, from its lazy names and the prepared model's directory."""
     from pegboard.core.registry.lazy import import_name
-    from pegboard.core.toolkit.text.tokenizer import Tokenizer
+    from pegboard.toolkit.text.tokenizer import Tokenizer
 
     directory = Path(start.directory)
     context = GrammarContext(

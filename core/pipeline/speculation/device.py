@@ -10,7 +10,7 @@ import numpy as np
 
 from pegboard.core.interfaces.forward import Taps
 from pegboard.core.interfaces.speculator import DraftBatch, Stands
-from pegboard.core.toolkit.speculation import tree
+from pegboard.toolkit.speculation import tree
 
 if TYPE_CHECKING:
     import torch

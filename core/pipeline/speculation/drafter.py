@@ -21,8 +21,8 @@ from pegboard.core.pipeline.grammar.state import let_through, state_of
 from pegboard.core.pipeline.speculation.device import MAX_FAILURES, worth_telling
 from pegboard.core.pipeline.speculation.drafts import Drafts
 from pegboard.core.pipeline.speculation.worth import Acceptance, StepTimes, Worth
-from pegboard.core.toolkit.speculation import tree
-from pegboard.core.toolkit.system.log_lines import quoted
+from pegboard.toolkit.speculation import tree
+from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

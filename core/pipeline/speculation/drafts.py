@@ -10,7 +10,7 @@ import numpy as np
 
 from pegboard.core.interfaces.batch import SamplingInfo, TokenMask
 from pegboard.core.pipeline.grammar.state import state_of
-from pegboard.core.toolkit.speculation import tree
+from pegboard.toolkit.speculation import tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,7 +11,7 @@ import torch
 
 from pegboard.core.interfaces.speculator import Accepted
 from pegboard.core.pipeline.speculation.device import MAX_FAILURES, worth_telling
-from pegboard.core.toolkit.speculation import tree
+from pegboard.toolkit.speculation import tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,6 +1,6 @@
 """Python's own parser of regular expressions, which is private: all of its internals that this project uses.
 
-Python may change them in any minor release. tests/core/toolkit/test_re_internals.py states what is relied on, and has
+Python may change them in any minor release. tests/toolkit/test_re_internals.py states what is relied on, and has
 to pass with each Python that the project supports.
 """
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pegboard.core.toolkit.system.compute import compute_alone
+from pegboard.toolkit.system.compute import compute_alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,9 +24,9 @@ from pegboard.core.server.http.keys import Keys
 from pegboard.core.server.http.limits import BodyBounds, BodyLimit
 from pegboard.core.server.http.middleware import REQUEST_ID, Front, internal_error, not_found, write_error
 from pegboard.core.server.http.routes import Routes, allowed
-from pegboard.core.toolkit.http.errors import CLIENT_CLOSED_REQUEST, ClientDisconnected
-from pegboard.core.toolkit.http.openapi import example_of
-from pegboard.core.toolkit.http.routing import ErrorFormats, GuardedRoute
+from pegboard.toolkit.http.errors import CLIENT_CLOSED_REQUEST, ClientDisconnected
+from pegboard.toolkit.http.openapi import example_of
+from pegboard.toolkit.http.routing import ErrorFormats, GuardedRoute
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute

@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import Callable
 
-from pegboard.core.toolkit.system.log_lines import LimitedLog
+from pegboard.toolkit.system.log_lines import LimitedLog
 
 logger = logging.getLogger(__name__)
 

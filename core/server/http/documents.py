@@ -15,10 +15,10 @@ from fastapi.openapi.utils import get_openapi
 
 from pegboard.core import __version__
 from pegboard.core.server.http.routes import UNDECLARED, flat
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.levels import PUBLIC, USER, Level, level_of
-from pegboard.core.toolkit.http.openapi import ERROR_SCHEMA, ErrorAnswer, error_responses
-from pegboard.core.toolkit.http.routing import api_router
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.levels import PUBLIC, USER, Level, level_of
+from pegboard.toolkit.http.openapi import ERROR_SCHEMA, ErrorAnswer, error_responses
+from pegboard.toolkit.http.routing import api_router
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI

@@ -12,7 +12,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.system.log_lines import quoted
+from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from pegboard.core.config.sections import ServerSection

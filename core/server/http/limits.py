@@ -12,8 +12,8 @@ from pegboard.core.server.http.body_budget import BodyBudget, BodyShare, ParseTu
 from pegboard.core.server.http.encodings import Unpacked, encoding_of, too_large
 from pegboard.core.server.http.memory import MemoryReturn
 from pegboard.core.server.http.middleware import write_error
-from pegboard.core.toolkit.http.bodies import MOST_TEXT, PARSE_TURN, SMALL_BODY
-from pegboard.core.toolkit.parsing.json_weight import JsonWeight
+from pegboard.toolkit.http.bodies import MOST_TEXT, PARSE_TURN, SMALL_BODY
+from pegboard.toolkit.parsing.json_weight import JsonWeight
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -13,7 +13,7 @@ from types import TracebackType
 import msgspec
 
 from pegboard.core.server.http.connections import Acceptor, Place, Places
-from pegboard.core.toolkit.http.errors import error_body
+from pegboard.toolkit.http.errors import error_body
 
 PATIENCE = 5.0
 """Seconds that a connection may take, from the first byte of its request to the end of the answer."""

@@ -17,9 +17,9 @@ from pegboard.core.server.http.hosts import Hosts, is_own_origin
 from pegboard.core.server.http.keys import Keys
 from pegboard.core.server.http.routes import UNKNOWN, Entry, Routes
 from pegboard.core.server.http.turns import Turns
-from pegboard.core.toolkit.http.errors import CLIENT_CLOSED_REQUEST, answer_error
-from pegboard.core.toolkit.http.levels import ASKED_BY
-from pegboard.core.toolkit.http.routing import ErrorFormats
+from pegboard.toolkit.http.errors import CLIENT_CLOSED_REQUEST, answer_error
+from pegboard.toolkit.http.levels import ASKED_BY
+from pegboard.toolkit.http.routing import ErrorFormats
 
 if TYPE_CHECKING:
     from fastapi import Response

@@ -15,9 +15,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.server.http.connections import SLOW_GRACE, SPARE_SECONDS
 from pegboard.core.server.http.middleware import SPARE, no_connection_left
-from pegboard.core.toolkit.http.answer_stream import BODY_WRITER
-from pegboard.core.toolkit.http.errors import answer_error
-from pegboard.core.toolkit.system.log_lines import LimitedLog, quoted
+from pegboard.toolkit.http.answer_stream import BODY_WRITER
+from pegboard.toolkit.http.errors import answer_error
+from pegboard.toolkit.system.log_lines import LimitedLog, quoted
 
 if TYPE_CHECKING:
     from uvicorn.config import Config

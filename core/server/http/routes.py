@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.routing import Match
 
-from pegboard.core.toolkit.http.levels import Level, level_of, takes_large
+from pegboard.toolkit.http.levels import Level, level_of, takes_large
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute

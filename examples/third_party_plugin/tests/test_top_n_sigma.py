@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from pegboard.conformance.sampler import make_sampling
 from pegboard.core.interfaces import SamplerContext, SamplingParams, SamplingRow
-from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT
+from pegboard.toolkit.sampling.logit_pairs import LAST_RESORT
 
 from pegboard_example_plugin.options import TopNSigmaOptions
 from pegboard_example_plugin.top_n_sigma import TopNSigma, spread

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaSettings
-from pegboard.core.toolkit.grammars.grammar import grammar_of
-from pegboard.core.toolkit.http.bodies import RequestModel
-from pegboard.core.toolkit.http.generation import SamplingFields
-from pegboard.core.toolkit.http.media_fields import common_settings
-from pegboard.core.toolkit.http.refusals import RefusingModel
-from pegboard.core.toolkit.http.request_fields import RequestFields
 from pegboard.plugins.api_openai.fields import check_top
 from pegboard.plugins.api_openai.formats import asked_format
 from pegboard.plugins.api_openai.unsupported import RESPONSES, RESPONSES_WITH_MEDIA
+from pegboard.toolkit.grammars.grammar import grammar_of
+from pegboard.toolkit.http.bodies import RequestModel
+from pegboard.toolkit.http.generation import SamplingFields
+from pegboard.toolkit.http.media_fields import common_settings
+from pegboard.toolkit.http.refusals import RefusingModel
+from pegboard.toolkit.http.request_fields import RequestFields
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar

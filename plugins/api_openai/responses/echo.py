@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import ModelInfo
-    from pegboard.core.toolkit.chat.tool_calls import Tools
     from pegboard.plugins.api_openai.responses.body import ResponseBody
+    from pegboard.toolkit.chat.tool_calls import Tools
 
 _FUNCTION = {
     "type": "function",

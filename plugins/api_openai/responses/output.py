@@ -12,7 +12,7 @@ from pegboard.plugins.api_openai.responses.events import Event, began, ended, gr
 from pegboard.plugins.api_openai.responses.replay import Tape
 
 if TYPE_CHECKING:
-    from pegboard.core.toolkit.chat.tool_calls import ChatStream
+    from pegboard.toolkit.chat.tool_calls import ChatStream
 
 
 class Output:

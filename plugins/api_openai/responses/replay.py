@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from dataclasses import dataclass, field
 from typing import Any
 
-from pegboard.core.toolkit.http.events import event
 from pegboard.plugins.api_openai.responses.events import Event, began, ended, grew, text_of_item
+from pegboard.toolkit.http.events import event
 
 _AT_ONCE = 64
 """Events that are written before others get their turn."""

@@ -10,15 +10,6 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.toolkit.chat.turn import Turn, effort_hints, take_turn
-from pegboard.core.toolkit.http.answer_stream import AnswerStream
-from pegboard.core.toolkit.http.answers import built_response, json_response
-from pegboard.core.toolkit.http.bodies import parse_body
-from pegboard.core.toolkit.http.events import EventStream, until_disconnect
-from pegboard.core.toolkit.http.generation import are_large
-from pegboard.core.toolkit.http.levels import principal_of
-from pegboard.core.toolkit.http.openapi import error_responses, json_answer
-from pegboard.core.toolkit.http.request_fields import with_declared
 from pegboard.plugins.api_openai.contents import RESPONSE_PARTS, Contents
 from pegboard.plugins.api_openai.options import OpenAIOptions
 from pegboard.plugins.api_openai.responses.body import (
@@ -38,6 +29,15 @@ from pegboard.plugins.api_openai.responses.shapes import DeletedResponse, InputI
 from pegboard.plugins.api_openai.responses.store import Item, ResponseStore, Shelf, Stored
 from pegboard.plugins.api_openai.surface import Surface, documented, grammar_names
 from pegboard.plugins.api_openai.tools import response_tools
+from pegboard.toolkit.chat.turn import Turn, effort_hints, take_turn
+from pegboard.toolkit.http.answer_stream import AnswerStream
+from pegboard.toolkit.http.answers import built_response, json_response
+from pegboard.toolkit.http.bodies import parse_body
+from pegboard.toolkit.http.events import EventStream, until_disconnect
+from pegboard.toolkit.http.generation import are_large
+from pegboard.toolkit.http.levels import principal_of
+from pegboard.toolkit.http.openapi import error_responses, json_answer
+from pegboard.toolkit.http.request_fields import with_declared
 
 Items = list[Item]
 

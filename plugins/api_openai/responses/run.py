@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.http.answer_stream import AnswerWriter
-from pegboard.core.toolkit.http.events import event
 from pegboard.plugins.api_openai.logprobs import chat_logprobs
 from pegboard.plugins.api_openai.responses.custom import names_of
 from pegboard.plugins.api_openai.responses.echo import response_of
@@ -17,13 +15,15 @@ from pegboard.plugins.api_openai.responses.events import Event
 from pegboard.plugins.api_openai.responses.output import Output
 from pegboard.plugins.api_openai.responses.replay import Tape, beginning, ending, replay
 from pegboard.plugins.api_openai.usage import media_details
+from pegboard.toolkit.http.answer_stream import AnswerWriter
+from pegboard.toolkit.http.events import event
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import OutputChunk
-    from pegboard.core.toolkit.chat.turn import Turn
-    from pegboard.core.toolkit.http.generation import Answer, Answers
     from pegboard.plugins.api_openai.responses.body import ResponseBody
     from pegboard.plugins.api_openai.surface import Surface
+    from pegboard.toolkit.chat.turn import Turn
+    from pegboard.toolkit.http.generation import Answer, Answers
 
 
 class Run(AnswerWriter):

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from pegboard.core.toolkit.parsing.json_weight import JsonWeight
 from pegboard.plugins.api_openai.contents import RESPONSE_PARTS
 from pegboard.plugins.api_openai.responses.replay import Tape
+from pegboard.toolkit.parsing.json_weight import JsonWeight
 
 _REFERENCE = 8
 _OF_WEIGHT = 16

@@ -1,4 +1,4 @@
-// Gumbel noise that a seed, a step and a token id decide, as in core/toolkit/sampling/noise.py: the same bits, to the
+// Gumbel noise that a seed, a step and a token id decide, as in toolkit/sampling/noise.py: the same bits, to the
 // last one, so that both draw the same tokens.
 #pragma once
 

@@ -23,7 +23,7 @@
 namespace {
 
 // Tokens that `mask` has no bit for become impossible; where none of the others is possible, all of these become
-// equally likely. As core.toolkit.token_mask does it.
+// equally likely. As toolkit.token_mask does it.
 inline void apply_mask(float* x, int vocab, const int32_t* mask) {
   const auto bits_at = [=](int i) { return uint32_t(mask[i / 32]) >> (i % 32) & 0xffffu; };
   const auto put = [=](Lanes allowed_or, bool own) {

@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.toolkit.system.locks import locked
 from pegboard.plugins.model_sources.gguf.parts import part_files
+from pegboard.toolkit.system.locks import locked
 
 CONVERTER_VERSION = 2
 """Raised whenever the same file would convert to something else."""

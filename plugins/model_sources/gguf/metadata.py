@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.toolkit.model.model_config import check_model_config
 from pegboard.plugins.model_sources.gguf.parts import check_part, part_files
+from pegboard.toolkit.model.model_config import check_model_config
 
 T = TypeVar("T")
 

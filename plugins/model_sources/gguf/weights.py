@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.toolkit.system.progress import progress
 from pegboard.plugins.model_sources.gguf.metadata import GGUFFile
+from pegboard.toolkit.system.progress import progress
 
 SHARD_BYTES = 200_000_000
 """A shard is closed once it holds this much, so that no more than one is in memory."""

@@ -15,7 +15,7 @@ from pegboard.core.engine import dtype as precision
 from pegboard.core.engine.dtype import cpu_has_bfloat16, own_dtype, resolve_dtype, resolve_kv_dtype
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_family import ModelContext
-from tests.core.toolkit.text.demo import demo_directory
+from tests.toolkit.text.demo import demo_directory
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

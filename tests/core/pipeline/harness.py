@@ -41,7 +41,7 @@ from pegboard.core.pipeline.speculation.drafter import Drafter, OnDevice
 from pegboard.core.pipeline.speculation.judging import Judge
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.registry.registry import Registry
-from pegboard.core.toolkit.speculation import tree
+from pegboard.toolkit.speculation import tree
 
 VOCAB = 251
 EOS = 7

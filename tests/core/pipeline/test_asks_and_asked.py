@@ -21,8 +21,8 @@ from pegboard.core.interfaces.req import ReqTiming
 from pegboard.core.interfaces.sampler import Sampler
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
 from pegboard.core.registry.registry import Registry
-from pegboard.core.toolkit.sampling.custom_params import read_params
-from pegboard.core.toolkit.sampling.logprobs import token_logprobs
+from pegboard.toolkit.sampling.custom_params import read_params
+from pegboard.toolkit.sampling.logprobs import token_logprobs
 
 NAME = "fixed"
 CONTEXT = 64

@@ -32,8 +32,6 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.executor import InlineExecutor, ThreadExecutor
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.worker import PendingResult, Worker
-from pegboard.core.toolkit.kernels import allowed
-from pegboard.core.toolkit.kernels.launch import Launch, observed
 from pegboard.plugins.attn_triton.backend import TritonAttention
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
 from pegboard.plugins.memory_paged.pool import MHAPool
@@ -41,6 +39,8 @@ from pegboard.plugins.runner_layered.options import LayeredOptions
 from pegboard.plugins.runner_layered.runner import LayeredRunner
 from pegboard.plugins.sampler_triton.options import TritonSamplerOptions
 from pegboard.plugins.sampler_triton.sampler import TritonSampler
+from pegboard.toolkit.kernels import allowed
+from pegboard.toolkit.kernels.launch import Launch, observed
 
 T = TypeVar("T")
 

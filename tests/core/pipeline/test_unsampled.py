@@ -12,7 +12,7 @@ from pegboard.core.interfaces.keys import PrefixKey
 from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.interfaces.speculator import DraftTrees
 from pegboard.core.pipeline.batch_result import BatchResult
-from pegboard.core.toolkit.speculation import tree
+from pegboard.toolkit.speculation import tree
 from tests.core.pipeline.harness import FakeModel, Harness, Seer, next_token, oracle
 
 BAD = [99, 98, 97]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pegboard.core.interfaces.batch import DraftWork, ModelWorkerBatch
 from pegboard.core.interfaces.speculator import Accepted, DraftRow, DraftTrees
 from pegboard.core.pipeline.batch_result import BatchResult
-from pegboard.core.toolkit.speculation import tree
+from pegboard.toolkit.speculation import tree
 from tests.core.pipeline.harness import FakeModel, Seer
 
 RESERVE = 9

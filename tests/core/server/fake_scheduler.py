@@ -158,7 +158,7 @@ def build_media(resolved: Any) -> Any:
 
 
 def build(resolved: Any, kind: type[FakeScheduler] = FakeScheduler) -> Any:
-    from pegboard.core.toolkit.text.tokenizer import Tokenizer
+    from pegboard.toolkit.text.tokenizer import Tokenizer
 
     path = Path(resolved.engine.model.path)
     info = ModelInfo(

@@ -19,7 +19,7 @@ from pegboard.core.interfaces.messages import (
     TokenizedRequest,
 )
 from pegboard.core.server.client import AsyncEngineClient
-from pegboard.core.toolkit.text.encoding import INLINE_CHARS
+from pegboard.toolkit.text.encoding import INLINE_CHARS
 from tests.core.server.client_scene import END, Wire, play, read, settle, submit, tokens
 
 

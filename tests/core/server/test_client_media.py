@@ -37,7 +37,7 @@ from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
 from pegboard.core.pipeline.frontend.media.layout import Layouts
 from pegboard.core.pipeline.frontend.media.prepare import Preparer
 from pegboard.core.server.client import AsyncEngineClient
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
+from pegboard.toolkit.text.tokenizer import Tokenizer
 from tests.core.pipeline.frontend.media.scene import files, picture, preparing, toy_model
 from tests.core.server.client_scene import END, Wire, settle, tokens
 

@@ -11,12 +11,12 @@ from pegboard.core.interfaces.api_router import ApiRouter
 from pegboard.core.interfaces.client import GenerateRequest, MediaInput, MediaPrompt
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
-from pegboard.core.toolkit.http.events import until_disconnect
-from pegboard.core.toolkit.http.generation import Answers
-from pegboard.core.toolkit.http.levels import LARGE, USER
-from pegboard.core.toolkit.http.routing import api_router
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.bodies import RequestModel, parse_body
+from pegboard.toolkit.http.events import until_disconnect
+from pegboard.toolkit.http.generation import Answers
+from pegboard.toolkit.http.levels import LARGE, USER
+from pegboard.toolkit.http.routing import api_router
 
 
 class MediaBody(RequestModel):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pegboard.conformance.properties import properties
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.chat.tool_calls import Tools
 from pegboard.plugins.api_anthropic.tools import message_tools
+from pegboard.toolkit.chat.tool_calls import Tools
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 

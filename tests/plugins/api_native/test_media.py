@@ -20,7 +20,7 @@ from pegboard.core.interfaces.media import EncodedForm, MediaSettings
 from pegboard.core.server.http.app import build_app
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.router import NativeRouter
-from tests.core.toolkit.chat.media_chats import address, encoded, picture
+from tests.toolkit.chat.media_chats import address, encoded, picture
 
 WEB = {"https://example.org/1": picture(1)}
 IMAGE, VIDEO = FIRST_ID + 1, FIRST_ID + 2

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.toolkit.chat.tool_calls import Tools
 from pegboard.plugins.api_native.tools import called_tools
+from pegboard.toolkit.chat.tool_calls import Tools
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 

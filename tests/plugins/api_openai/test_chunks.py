@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from pegboard.conformance.asgi import call
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces.output_parser import OutputParserContext
-from pegboard.core.toolkit.http.events import event
 from pegboard.plugins.api_openai.chat_answers import ChatWriter
 from pegboard.plugins.api_openai.completions import CompletionWriter
 from pegboard.plugins.api_openai.writer import Template
 from pegboard.plugins.parsers_reasoning.options import ThinkOptions
 from pegboard.plugins.parsers_reasoning.parsers import ThinkParser
+from pegboard.toolkit.http.events import event
 from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, MESSAGES, make_app
 
 HARD = "\u2028\u2029\0\x1f\x7f\"\\/\ufeff\ufffd漢🙂\u200d<>&'\r\n\t "

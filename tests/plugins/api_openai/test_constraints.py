@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.toolkit.grammars.gbnf import Choice, Literal, parse, to_gbnf
 from pegboard.plugins.api_openai import constraints
+from pegboard.toolkit.grammars.gbnf import Choice, Literal, parse, to_gbnf
 from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, MESSAGES, post, refused, stream
 from tests.plugins.field_tables import PROCESSORS
 

@@ -10,7 +10,7 @@ import pytest
 
 from pegboard.conformance.fake_client import FakeTokenizer, prompt_text
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.toolkit.http import refusals
+from pegboard.toolkit.http import refusals
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai import asking
 from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, MESSAGES

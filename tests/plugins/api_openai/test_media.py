@@ -18,10 +18,10 @@ from pegboard.conformance.fake_media import fake_processor
 from pegboard.conformance.fakes import session_store
 from pegboard.core.interfaces.client import MediaPrompt
 from pegboard.core.interfaces.media import MediaSettings
-from tests.core.toolkit.chat.media_chats import address, encoded, picture
-from tests.core.toolkit.chat.templates import TOOLS_AND_PARTS
 from tests.plugins.api_openai import asking
 from tests.plugins.api_openai.asking import make_app
+from tests.toolkit.chat.media_chats import address, encoded, picture
+from tests.toolkit.chat.templates import TOOLS_AND_PARTS
 
 TEXT = "".join(SCRIPT)
 WEB = {"https://example.org/1": picture(1), "http://example.org/2": picture(2, "video")}

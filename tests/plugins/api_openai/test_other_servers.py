@@ -11,7 +11,7 @@ import pytest
 
 from pegboard.conformance.asgi import Exchange, call
 from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
-from pegboard.core.toolkit.http.bodies import SMALL_BODY
+from pegboard.toolkit.http.bodies import SMALL_BODY
 from tests.plugins.api_openai import asking
 
 INVOKE, RENDER = "/invocations", "/v1/chat/completions/render"

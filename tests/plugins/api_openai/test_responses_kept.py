@@ -15,10 +15,10 @@ from openai.types.responses.input_token_count_response import InputTokenCountRes
 from pegboard.conformance.asgi import Exchange, call
 from pegboard.conformance.fake_client import SCRIPT, FakeEngineClient
 from pegboard.core.interfaces.output_parser import Content, OutputEvent
-from pegboard.core.toolkit.chat.tool_calls import ChatStream
-from pegboard.core.toolkit.http.generation import Answers
 from pegboard.plugins.api_openai.responses import replay
 from pegboard.plugins.api_openai.responses.output import Output
+from pegboard.toolkit.chat.tool_calls import ChatStream
+from pegboard.toolkit.http.generation import Answers
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai.asking import make_app, post
 from tests.plugins.api_openai.test_responses import CALLS, EVENT, PATH, TOOL, frames, prompt_of, told

@@ -12,9 +12,9 @@ import torch
 from pegboard.conformance.attention_fakes import AttentionRig, Lens, make_layer
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.on_device import on_device
-from pegboard.core.toolkit.kernels.launch import Launch, observed
 from pegboard.plugins.attn_triton.backend import TritonAttention
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
+from pegboard.toolkit.kernels.launch import Launch, observed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,10 +11,10 @@ from pegboard.conformance.fakes import CountingAllocator
 from pegboard.conformance.prefix_books import Books, key_of
 from pegboard.core.interfaces.keys import PrefixMemo
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.toolkit.cache.block_keys import ChainDigests
 from pegboard.plugins.cache_block import blocks as blocks_module
 from pegboard.plugins.cache_block.blocks import BlockTable
 from pegboard.plugins.cache_block.cache import BlockCache
+from pegboard.toolkit.cache.block_keys import ChainDigests
 
 
 def books_of(page_size: int = 1, num_pages: int = 32) -> Books:

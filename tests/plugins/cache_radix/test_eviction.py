@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pegboard.conformance.prefix_books import Books
-from pegboard.core.toolkit.cache.eviction import KEYS
 from pegboard.plugins.cache_radix.cache import RadixCache
 from pegboard.plugins.cache_radix.options import RadixOptions
+from pegboard.toolkit.cache.eviction import KEYS
 
 
 def books_of(eviction: str, num_pages: int = 16, page_size: int = 1, **options: Any) -> Books:

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
-from pegboard.core.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.plugins.cpu_native.library import load
 from pegboard.plugins.cpu_native.model import NativeModel
+from pegboard.toolkit.model.decoder_spec import DecoderSpec
 from tests.plugins.cpu_native.instruction_sets import EACH, SETS
 
 SLOTS = 9000

@@ -20,10 +20,10 @@ from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.forward import EmbedOverlay, LogprobOutput
 from pegboard.core.interfaces.sampler import NO_TOKEN, Sampler, SamplerContext
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingBatch, SamplingParams
-from pegboard.core.toolkit.grammars.grammar import grammar_of
 from pegboard.plugins.cpu_native.options import CpuNativeSamplerOptions
 from pegboard.plugins.cpu_native.sampler import CpuNativeSampler
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
+from pegboard.toolkit.grammars.grammar import grammar_of
 from tests.plugins.cpu_native.instruction_sets import EACH
 
 

@@ -18,10 +18,10 @@ import pytest
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.toolkit.system.progress import LogLines, shown_by
 from pegboard.plugins.cpu_native import library
 from pegboard.plugins.cpu_native.__main__ import main
 from pegboard.plugins.cpu_native.library import FLAGS, NativeError, available, choose, cpu_flags
+from pegboard.toolkit.system.progress import LogLines, shown_by
 
 SAPPHIRE = (
     "processor : 0\nflags\t\t: fpu avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_bf16 amx_tile amx_bf16 x\n"

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from pegboard.conformance.admission_gate import ManualClock
 from pegboard.conformance.properties import properties
 from pegboard.core.interfaces.kv_transfer import TransferError, TransferState
-from pegboard.core.toolkit.transfer.alike import alike
 from pegboard.plugins.disagg.decode_room import DecodeRoom
 from pegboard.plugins.disagg.ranges import SlotParts, ranges_of
 from pegboard.plugins.disagg.reading import Reader
 from pegboard.plugins.disagg.shares import MAX_RANKS, Heads, Layout, held, objection, shares
+from pegboard.toolkit.transfer.alike import alike
 from tests.plugins.disagg.ranks import INSTANCE, room_of
 from tests.plugins.disagg.wire import HEADS, Memory, VirtualTransfer
 

@@ -11,9 +11,9 @@ from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.conformance.grammar import EOS, WIDTH, GrammarContract, bytes_of
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.grammar_llguidance.backend import LLGuidanceBackend
 from pegboard.plugins.grammar_llguidance.options import LLGuidanceOptions
+from pegboard.toolkit.text.tokenizer import Tokenizer
 
 
 class TestLLGuidance(GrammarContract):

@@ -16,10 +16,10 @@ from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.conformance.grammar import EOS, WIDTH, bytes_of
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.grammar_llguidance.backend import LLGuidanceBackend
 from pegboard.plugins.grammar_llguidance.options import LLGuidanceOptions
 from pegboard.plugins.grammar_llguidance.ranges import Bounds, integers, numbers
+from pegboard.toolkit.text.tokenizer import Tokenizer
 
 N, SMALL = 2**60 + 1, 41
 """An integer that is not a double, and one that stands in its place where the library may count."""

@@ -74,9 +74,9 @@ class Kit(GrammarContract):
 @pytest.fixture
 def backend(tmp_path: Any) -> Any:
     from pegboard.conformance.checkpoints import write_tiny_tokenizer
-    from pegboard.core.toolkit.text.tokenizer import Tokenizer
     from pegboard.plugins.grammar_xgrammar.backend import XGrammarBackend
     from pegboard.plugins.grammar_xgrammar.options import XGrammarOptions
+    from pegboard.toolkit.text.tokenizer import Tokenizer
 
     write_tiny_tokenizer(tmp_path)
     ctx = GrammarContext(tmp_path, Tokenizer.from_directory(tmp_path), 352, frozenset({EOS}))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pegboard.core.toolkit.model.rope import apply_rope
 from pegboard.plugins.mm_qwen_vl import vision_parts
 from pegboard.plugins.mm_qwen_vl.vision_parts import turned
+from pegboard.toolkit.model.rope import apply_rope
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 9, 64])

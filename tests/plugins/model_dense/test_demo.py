@@ -8,10 +8,10 @@ import torch
 from pegboard.conformance.model_references import context
 from pegboard.conformance.model_suite import TOLERANCE
 from pegboard.conformance.paged import PagedRun
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.options import DenseOptions
-from tests.core.toolkit.text.demo import STRINGS, demo_directory
+from pegboard.toolkit.text.tokenizer import Tokenizer
+from tests.toolkit.text.demo import STRINGS, demo_directory
 
 
 @pytest.mark.slow

@@ -19,11 +19,11 @@ from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.model_family import Network
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.toolkit import kernels
-from pegboard.core.toolkit.kernels.launch import Launch, observed
 from pegboard.plugins.attn_torch.backend import TorchAttention
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.options import DenseOptions
+from pegboard.toolkit import kernels
+from pegboard.toolkit.kernels.launch import Launch, observed
 
 STEPS: Sequence[Mapping[int, Sequence[int]]] = ({0: [5, 6, 7, 8], 1: [9, 3]}, {0: [4], 1: [8, 2]}, {1: [11], 0: [7]})
 """A prompt beside another, a mixed batch, and a decode."""

@@ -18,10 +18,10 @@ from pegboard.conformance.model_suite import TOLERANCE
 from pegboard.conformance.paged import PagedRun
 from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.forward import ForwardMode
-from pegboard.core.toolkit.model.packed import why_not_packed
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.network import DenseNetwork
 from pegboard.plugins.model_dense.options import DenseOptions
+from pegboard.toolkit.model.packed import why_not_packed
 
 ROPES: dict[str, dict[str, Any]] = {
     "theta": {"rope_type": "default", "rope_theta": 500000.0},
@@ -181,12 +181,10 @@ class TestPacked:
         def missing(weight: torch.Tensor) -> torch.Tensor:
             raise RuntimeError("no such operator\nand a trace")
 
-        monkeypatch.setattr(
-            "pegboard.core.toolkit.model.packed.pack", missing if problem == "missing" else torch.zeros_like
-        )
+        monkeypatch.setattr("pegboard.toolkit.model.packed.pack", missing if problem == "missing" else torch.zeros_like)
         if problem == "wrong":
             monkeypatch.setattr(
-                "pegboard.core.toolkit.model.packed.packed_linear",
+                "pegboard.toolkit.model.packed.packed_linear",
                 lambda x, weight: torch.nn.functional.linear(x, weight),
             )
         directory, ids = tiny_checkpoint(tmp_path, "llama"), random_ids(9)

@@ -18,13 +18,13 @@ from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_source import ModelSourceContext
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.model_sources.gguf import convert as gguf_convert
 from pegboard.plugins.model_sources.gguf import weights as gguf_weights
 from pegboard.plugins.model_sources.gguf.convert import convert_gguf
 from pegboard.plugins.model_sources.gguf.source import GGUFSource
 from pegboard.plugins.model_sources.gguf.weights import hf_name, unpermute
-from tests.core.toolkit.text.demo import STRINGS
+from pegboard.toolkit.text.tokenizer import Tokenizer
+from tests.toolkit.text.demo import STRINGS
 
 _PARTS = {
     **{hf: name for name, hf in gguf_weights._BLOCK.items()},
@@ -333,9 +333,9 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
 
 
 def test_llama3_rope_is_recovered_from_its_factors(tmp_path: Path) -> None:
-    from pegboard.core.toolkit.model.rope import inverse_frequencies
-    from pegboard.core.toolkit.model.rope_spec import rope_from_config
     from pegboard.plugins.model_sources.gguf.metadata import _llama3_scaling
+    from pegboard.toolkit.model.rope import inverse_frequencies
+    from pegboard.toolkit.model.rope_spec import rope_from_config
 
     parameters = {
         "rope_type": "llama3",

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
-from tests.core.toolkit.text.demo import CHATS, STRINGS, demo_directory, demo_gguf
+from pegboard.toolkit.text.tokenizer import Tokenizer
+from tests.toolkit.text.demo import CHATS, STRINGS, demo_directory, demo_gguf
 
 pytestmark = [pytest.mark.full, pytest.mark.slow]
 

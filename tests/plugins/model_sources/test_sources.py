@@ -17,11 +17,11 @@ from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_source import ModelSource, ModelSourceContext
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.toolkit.system.cache_dir import default_cache_dir
 from pegboard.plugins.model_sources.demo import DemoSource, find_demo
 from pegboard.plugins.model_sources.gguf.source import GGUFSource
 from pegboard.plugins.model_sources.hf import HFSource
 from pegboard.plugins.model_sources.options import HFOptions
+from pegboard.toolkit.system.cache_dir import default_cache_dir
 
 DEMO = "demo:smollm2-135m-instruct"
 

@@ -16,13 +16,13 @@ from pegboard.conformance.streams import Told, feed, one_by_one
 from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
 from pegboard.core.registry.registry import Registry
-from pegboard.core.toolkit.chat.call_or import CallOrStream
-from pegboard.core.toolkit.chat.tool_calls import Tools
-from pegboard.core.toolkit.chat.tool_schema import Choice
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.parsers_tools.json_formats import DeepSeekParser, HermesParser, LlamaParser, MistralParser
 from pegboard.plugins.parsers_tools.pythonic import PythonicParser
 from pegboard.plugins.parsers_tools.xml_format import XmlParser
+from pegboard.toolkit.chat.call_or import CallOrStream
+from pegboard.toolkit.chat.tool_calls import Tools
+from pegboard.toolkit.chat.tool_schema import Choice
+from pegboard.toolkit.text.tokenizer import Tokenizer
 
 FORMATS = [
     (HermesParser, ""), (LlamaParser, ""), (MistralParser, ""), (MistralParser, "[ARGS]"), (PythonicParser, ""),

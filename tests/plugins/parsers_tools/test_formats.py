@@ -17,11 +17,11 @@ from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarCon
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
 from pegboard.core.registry.registry import Registry
-from pegboard.core.toolkit.parsing.text_stream import TextStream
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
 from pegboard.plugins.parsers_tools.json_formats import DeepSeekParser, HermesParser, LlamaParser, MistralParser
 from pegboard.plugins.parsers_tools.pythonic import PythonicParser
 from pegboard.plugins.parsers_tools.xml_format import XmlParser
+from pegboard.toolkit.parsing.text_stream import TextStream
+from pegboard.toolkit.text.tokenizer import Tokenizer
 
 ROME = ("get_weather", {"city": "Rome"})
 

@@ -11,9 +11,9 @@ import torch
 from pegboard.conformance.sampler import P_VALUE, chi_square, exact_probabilities, make_sampling
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampler import SamplerContext
-from pegboard.core.toolkit.sampling import noise
 from pegboard.plugins.sampler_torch import draw
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
+from pegboard.toolkit.sampling import noise
 from tests.plugins.sampler_torch import noise_reference
 
 SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 987654321)

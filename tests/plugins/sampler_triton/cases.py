@@ -12,11 +12,11 @@ from pegboard.conformance.sampler import make_sampling
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT
-from pegboard.core.toolkit.sampling.noise import bits, gumbel, keys
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
 from pegboard.plugins.sampler_triton.options import TritonSamplerOptions
 from pegboard.plugins.sampler_triton.sampler import TritonSampler
+from pegboard.toolkit.sampling.logit_pairs import LAST_RESORT
+from pegboard.toolkit.sampling.noise import bits, gumbel, keys
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

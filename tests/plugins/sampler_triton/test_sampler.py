@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pegboard.conformance.sampler import make_sampling
-from pegboard.core.toolkit.kernels.launch import Launch, launch, observed
-from pegboard.core.toolkit.sampling import noise
+from pegboard.toolkit.kernels.launch import Launch, launch, observed
+from pegboard.toolkit.sampling import noise
 from tests.plugins.sampler_triton.cases import DEVICE, Cases, is_rounding, random_cases, triton_sampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*overflow encountered in (subtract|multiply)")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from pegboard.core.interfaces.sampler import SamplerContext
-from pegboard.core.toolkit.kernels import allowed
 from pegboard.plugins.sampler_triton.options import TritonSamplerOptions
 from pegboard.plugins.sampler_triton.sampler import TritonSampler
+from pegboard.toolkit.kernels import allowed
 from tests.plugins.sampler_triton.cases import DEVICE
 
 OPTIONS = TritonSamplerOptions()

@@ -14,9 +14,9 @@ from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sessions import NoSessions, SessionParams, SessionStoreContext
-from pegboard.core.toolkit.http.generation import Answers
 from pegboard.plugins.sessions_in_memory.options import SessionStoreOptions
 from pegboard.plugins.sessions_in_memory.store import InMemorySessions
+from pegboard.toolkit.http.generation import Answers
 
 BOS = "\x02"
 SCRIPT = ("ab", "c")

@@ -14,8 +14,8 @@ from torch import Tensor
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.toolkit import kernels
-from pegboard.core.toolkit.kernels import operations
+from pegboard.toolkit import kernels
+from pegboard.toolkit.kernels import operations
 from tests.plugins.spec_eagle.heads import HEADS_BY_NAME, LAYERS, VOCAB, Head
 from tests.plugins.spec_eagle.watched import watched_engine
 

@@ -18,9 +18,9 @@ from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.plugin import Plugin, Provider
 from pegboard.core.interfaces.speculator import DraftBatch, DraftTrees, SpeculatorContext, Stands
 from pegboard.core.registry.registry import Registry
-from pegboard.core.toolkit.speculation import tree
 from pegboard.plugins.spec_eagle.options import EagleOptions
 from pegboard.plugins.spec_eagle.speculator import EagleSpeculator
+from pegboard.toolkit.speculation import tree
 from tests.plugins.spec_eagle.heads import Head
 from tests.plugins.spec_eagle.plain import PlainHead
 

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from pegboard.core.interfaces.kv_storage import KVStorageContext, StorageError
-from pegboard.core.toolkit.cache.block_frames import BlockFrames
 from pegboard.plugins.storage_files import storage as storage_module
 from pegboard.plugins.storage_files.options import FilesOptions
 from pegboard.plugins.storage_files.storage import FilesStorage
+from pegboard.toolkit.cache.block_frames import BlockFrames
 from tests.plugins.storage_files.disks import BLOCK, FAR, IDENTITY, ON_DISK, Disk, block, key
 
 

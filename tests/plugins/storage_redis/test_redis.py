@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from pegboard.core.interfaces.kv_storage import KVStorageContext, StorageError
-from pegboard.core.toolkit.cache.block_frames import BlockFrames
 from pegboard.plugins.storage_redis.options import RedisOptions
 from pegboard.plugins.storage_redis.pace import Pace
 from pegboard.plugins.storage_redis.storage import RedisStorage
+from pegboard.toolkit.cache.block_frames import BlockFrames
 from tests.plugins.storage_redis.fake_server import PASSWORD, FakeRedis
 from tests.plugins.storage_redis.real_server import RealRedis
 

@@ -18,8 +18,6 @@ import pytest
 
 from pegboard.conformance.transfer_rig import LEASE, Server, ranges
 from pegboard.core.interfaces.kv_transfer import KVTransferContext, Region, TransferError, TransferState
-from pegboard.core.toolkit.transfer.listening import MOST_STRANGERS, TOKEN
-from pegboard.core.toolkit.transfer.requests import REQUEST, pack_request
 from pegboard.plugins.transfer_tcp.frames import (
     ANSWER,
     END,
@@ -32,7 +30,9 @@ from pegboard.plugins.transfer_tcp.frames import (
 )
 from pegboard.plugins.transfer_tcp.options import TcpOptions
 from pegboard.plugins.transfer_tcp.transfer import TcpTransfer
-from tests.core.toolkit.transfer.toy import Clock
+from pegboard.toolkit.transfer.listening import MOST_STRANGERS, TOKEN
+from pegboard.toolkit.transfer.requests import REQUEST, pack_request
+from tests.toolkit.transfer.toy import Clock
 
 SIZE = 6 * 2**20
 PATIENCE = 20.0

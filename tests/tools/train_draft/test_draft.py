@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pegboard.core.toolkit.model.rope import RotaryEmbedding, apply_rope
-from pegboard.core.toolkit.model.rope_spec import RopeSpec
+from pegboard.toolkit.model.rope import RotaryEmbedding, apply_rope
+from pegboard.toolkit.model.rope_spec import RopeSpec
 from pegboard.tools.train_draft.data import Vocabulary, plan
 from pegboard.tools.train_draft.draft import Draft, DraftShape, Pack
 from pegboard.tools.train_draft.settings import LOSS_DECAY

@@ -19,8 +19,8 @@ from pegboard.core.interfaces.media import MediaSource
 from pegboard.core.pipeline.frontend.media.fetch import MAX_URL
 from pegboard.core.pipeline.frontend.media.process import PreparedItem, PrepareJob, closing, placed
 from pegboard.core.pipeline.frontend.media.store import Gone, StoreFull
-from pegboard.core.toolkit.system.log_lines import LimitedLog
-from pegboard.core.toolkit.system.turn_threads import TurnThreads
+from pegboard.toolkit.system.log_lines import LimitedLog
+from pegboard.toolkit.system.turn_threads import TurnThreads
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import MediaInput

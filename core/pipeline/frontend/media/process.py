@@ -16,14 +16,14 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaItem
 from pegboard.core.pipeline.frontend.media.store import disk_full, full
 from pegboard.core.pipeline.frontend.media.worker import DIGEST_BYTES, FULL, NO_DISK, TOO_COMPLEX, Reply, Start, Work
-from pegboard.core.toolkit.system.helper_child import HelperChild, HelperEnded
-from pegboard.core.toolkit.system.helper_pool import HelperKind, HelperPool
+from pegboard.toolkit.system.helper_child import HelperChild, HelperEnded
+from pegboard.toolkit.system.helper_pool import HelperKind, HelperPool
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import MediaInput
     from pegboard.core.pipeline.frontend.media.stats import MediaStats
     from pegboard.core.pipeline.frontend.media.store import MediaFile
-    from pegboard.core.toolkit.system.helper_child import Look
+    from pegboard.toolkit.system.helper_child import Look
 
 logger = logging.getLogger(__name__)
 

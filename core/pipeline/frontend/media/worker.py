@@ -37,8 +37,8 @@ from pegboard.core.interfaces.media import (
     MediaSource,
 )
 from pegboard.core.pipeline.frontend.media.encoded import copy_states
-from pegboard.core.toolkit.system.helper_child import computing, die_with_parent, limit, serve
-from pegboard.core.toolkit.system.log_lines import LimitedLog
+from pegboard.toolkit.system.helper_child import computing, die_with_parent, limit, serve
+from pegboard.toolkit.system.log_lines import LimitedLog
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pegboard.core.interfaces import DraftRow, DraftTrees, Speculator, SpeculatorContext
-from pegboard.core.toolkit.speculation.tree import chains
+from pegboard.toolkit.speculation.tree import chains
 
 from pegboard_example_plugin.options import BigramsOptions
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from pegboard.core.interfaces import InsertResult, PrefixCache, PrefixMatch
-from pegboard.core.toolkit.cache.pages import pages_of, slots_of
+from pegboard.toolkit.cache.pages import pages_of, slots_of
 
 from pegboard_example_plugin.options import WholePromptOptions
 

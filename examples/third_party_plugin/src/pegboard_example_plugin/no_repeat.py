@@ -9,15 +9,15 @@ import msgspec
 import numpy as np
 import torch
 from pegboard.core.interfaces import InvalidRequest, LogitsProcessor
-from pegboard.core.toolkit.sampling.custom_params import read_params
-from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT, PairsBuilder
+from pegboard.toolkit.sampling.custom_params import read_params
+from pegboard.toolkit.sampling.logit_pairs import LAST_RESORT, PairsBuilder
 
 from pegboard_example_plugin.options import NoRepeatOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pegboard.core.interfaces import SamplingParams, SamplingRow
-    from pegboard.core.toolkit.sampling.logit_pairs import Pairs
+    from pegboard.toolkit.sampling.logit_pairs import Pairs
 
 NAME = "no_repeat"
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 from pegboard.core.interfaces import ApiRouter, GenerateRequest, InvalidRequest
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.bodies import parse_body
-from pegboard.core.toolkit.http.events import until_disconnect
-from pegboard.core.toolkit.http.generation import Answers, SamplingFields
-from pegboard.core.toolkit.http.levels import LARGE, USER
-from pegboard.core.toolkit.http.line_stream import LineStream, line, line_answer
-from pegboard.core.toolkit.http.openapi import body_docs
-from pegboard.core.toolkit.http.routing import api_router
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.bodies import parse_body
+from pegboard.toolkit.http.events import until_disconnect
+from pegboard.toolkit.http.generation import Answers, SamplingFields
+from pegboard.toolkit.http.levels import LARGE, USER
+from pegboard.toolkit.http.line_stream import LineStream, line, line_answer
+from pegboard.toolkit.http.openapi import body_docs
+from pegboard.toolkit.http.routing import api_router
 
 from pegboard_example_plugin.options import CompletionLinesOptions
 

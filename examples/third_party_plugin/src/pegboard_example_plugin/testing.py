@@ -19,7 +19,7 @@ from pegboard.conformance.schedule_policy import SchedulePolicyContract
 from pegboard.conformance.speculator import SpeculatorContract
 from pegboard.conformance.tool_parser import ToolParserContract
 from pegboard.core.interfaces import GateState, SamplingParams
-from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT
+from pegboard.toolkit.sampling.logit_pairs import LAST_RESORT
 
 from pegboard_example_plugin.options import TopNSigmaOptions
 

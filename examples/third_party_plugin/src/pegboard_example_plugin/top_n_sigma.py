@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import torch
 from pegboard.core.interfaces import NO_TOKEN, Sampler
-from pegboard.core.toolkit.sampling.custom_params import read_params
-from pegboard.core.toolkit.sampling.filters import Filters
-from pegboard.core.toolkit.sampling.logit_pairs import LAST_RESORT
-from pegboard.core.toolkit.sampling.logprobs import token_logprobs
-from pegboard.core.toolkit.sampling.noise import bits, gumbel, keys
+from pegboard.toolkit.sampling.custom_params import read_params
+from pegboard.toolkit.sampling.filters import Filters
+from pegboard.toolkit.sampling.logit_pairs import LAST_RESORT
+from pegboard.toolkit.sampling.logprobs import token_logprobs
+from pegboard.toolkit.sampling.noise import bits, gumbel, keys
 
 from pegboard_example_plugin.options import TopNSigmaOptions
 

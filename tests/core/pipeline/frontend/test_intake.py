@@ -13,7 +13,7 @@ from pegboard.core.interfaces.client import GenerateRequest, ModelInfo
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.frontend.intake import Intake, pack_ids
-from pegboard.core.toolkit.text.encoding import CHARS_PER_TOKEN
+from pegboard.toolkit.text.encoding import CHARS_PER_TOKEN
 
 INFO = ModelInfo(
     served_name="m", path="m", architecture="x", max_context_len=20, vocab_size=200, max_total_tokens=100,

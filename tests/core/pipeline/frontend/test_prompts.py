@@ -30,8 +30,8 @@ from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
 from pegboard.core.pipeline.frontend.media.layout import Layouts
 from pegboard.core.pipeline.frontend.prompts import Packed, Prompts
-from pegboard.core.toolkit.text.encoding import encode_now
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
+from pegboard.toolkit.text.encoding import encode_now
+from pegboard.toolkit.text.tokenizer import Tokenizer
 from tests.core.pipeline.frontend.media.scene import files, picture, preparing, toy_model
 
 INFO = dataclasses.replace(FakeEngineClient().info, max_context_len=2000, max_total_tokens=2000, vocab_size=328)

@@ -21,7 +21,7 @@ from pegboard.core.pipeline.running import NUMBERS
 from pegboard.core.pipeline.speculation.device import MAX_FAILURES
 from pegboard.core.pipeline.speculation.judging import Judge
 from pegboard.core.pipeline.worker import Worker
-from pegboard.core.toolkit.speculation import tree
+from pegboard.toolkit.speculation import tree
 from tests.core.pipeline.harness import Harness, Seer
 
 VOCAB, FORBIDDEN = 20, 19

@@ -14,8 +14,8 @@ from tokenizers import decoders, models
 
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.core.pipeline.text.detokenize import REPLACEMENT, IncrementalDetokenizer
-from pegboard.core.toolkit.text.tokenizer import Tokenizer
-from tests.core.toolkit.text.demo import STRINGS
+from pegboard.toolkit.text.tokenizer import Tokenizer
+from tests.toolkit.text.demo import STRINGS
 
 
 @functools.cache

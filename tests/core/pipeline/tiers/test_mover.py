@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pegboard.core.pipeline.tiers.mover import LocalMover
-from pegboard.core.toolkit.system.compute import compute_alone
+from pegboard.toolkit.system.compute import compute_alone
 from tests.core.pipeline.tiers.tier_rig import BLOCK_PAGES, Rig, blocks, names, until
 
 Make = Callable[..., Rig]

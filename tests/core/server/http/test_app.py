@@ -14,10 +14,10 @@ from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.errors import ConfigError, InvalidRequest
 from pegboard.core.server.http.app import build_app, sample_request
-from pegboard.core.toolkit.http.answers import json_response
-from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
-from pegboard.core.toolkit.http.openapi import body_docs
-from pegboard.core.toolkit.http.routing import api_router
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.bodies import RequestModel, parse_body
+from pegboard.toolkit.http.openapi import body_docs
+from pegboard.toolkit.http.routing import api_router
 
 
 class Body(RequestModel):

@@ -19,9 +19,9 @@ from pegboard.core.server.http import encodings
 from pegboard.core.server.http.encodings import PIECE
 from pegboard.core.server.http.limits import BodyBounds, BodyLimit
 from pegboard.core.server.http.routes import Entry
-from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
-from pegboard.core.toolkit.http.errors import answer_error
-from pegboard.core.toolkit.http.events import disconnect
+from pegboard.toolkit.http.bodies import RequestModel, parse_body
+from pegboard.toolkit.http.errors import answer_error
+from pegboard.toolkit.http.events import disconnect
 
 MOST = 400_000
 PACKERS = {"gzip": gzip.compress, "x-gzip": gzip.compress, "zstd": zstd.compress, "ZSTD, identity": zstd.compress}

@@ -14,8 +14,8 @@ from pegboard.conformance.asgi import Exchange
 from pegboard.core.server.body_room import engine_has
 from pegboard.core.server.http.limits import BodyBounds, BodyLimit
 from pegboard.core.server.http.routes import Entry
-from pegboard.core.toolkit.http.bodies import RequestModel, parse_body
-from pegboard.core.toolkit.http.value_size import memory_of
+from pegboard.toolkit.http.bodies import RequestModel, parse_body
+from pegboard.toolkit.http.value_size import memory_of
 
 LONG = 200_000
 

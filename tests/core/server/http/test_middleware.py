@@ -17,7 +17,7 @@ from pegboard.core.config.sections import CorsSection
 from pegboard.core.server.http.app import build_app
 from pegboard.core.server.http.keys import Keys
 from pegboard.core.server.logs import JsonFormatter
-from pegboard.core.toolkit.http.levels import PUBLIC, USER, principal_of
+from pegboard.toolkit.http.levels import PUBLIC, USER, principal_of
 
 ORIGIN = "https://chat.example.com"
 

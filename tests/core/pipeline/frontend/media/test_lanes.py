@@ -23,8 +23,8 @@ from pegboard.core.pipeline.frontend.media.process import PreparedItem, PrepareJ
 from pegboard.core.pipeline.frontend.media.sources import Sources
 from pegboard.core.pipeline.frontend.media.stats import MediaStats
 from pegboard.core.pipeline.frontend.media.store import MediaFile, MediaStore
-from pegboard.core.toolkit.system import helper_process
-from pegboard.core.toolkit.system.helper_process import HelperLost, Watch
+from pegboard.toolkit.system import helper_process
+from pegboard.toolkit.system.helper_process import HelperLost, Watch
 from tests.core.pipeline.frontend.media.scene import picture, preparing, start_of, toy_model
 
 

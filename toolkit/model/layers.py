@@ -1,0 +1,165 @@
+"""Layers of a dense decoder: inference only, fused where it saves calls, loaded in place. In torch, and where `kernels`
+are usable in those.
+
+Every layer allocates its weights uninitialised and says through `targets()` where a checkpoint's tensors go: views into
+its own buffers, so that loading copies each tensor once and nothing is held twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pegboard.toolkit.kernels import operations
+from pegboard.toolkit.model.packed import pack, packed_linear
+
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """Return the function that a config's `hidden_act` names. Raises KeyError for an unknown one."""
+    return _ACTIVATIONS[name]
+
+
+def empty_parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
+    """Return an uninitialised weight that takes no gradient."""
+    return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm over the last dimension, weight [dim], computed in float32 (Zhang and Sennrich 2019).
+
+    In torch it rounds to the input's dtype before the weight is applied, as transformers does; a kernel rounds once.
+    """
+
+    def __init__(self, dim: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = empty_parameter(dim, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if operations.takes(x):
+            return operations.rms_norm(x, self.weight, self.eps)
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the norm of residual + x [tokens, dim], and that sum. A kernel adds in place: `residual` is given
+        away.
+        """
+        if operations.takes(x):
+            return operations.add_rms_norm(x, residual, self.weight, self.eps), residual
+        total = residual + x
+        normed: Tensor = self(total)
+        return normed, total
+
+    def targets(self, name: str) -> dict[str, Tensor]:
+        """Checkpoint name -> buffer, for a norm called `name`."""
+        return {f"{name}.weight": self.weight}
+
+
+class FusedLinear(nn.Module):
+    """Several projections of one input as one matrix product.
+
+    `sizes` are the output sizes of the parts; forward maps [tokens, in] to [tokens, sum(sizes)], parts side by side.
+    """
+
+    def __init__(
+        self, in_size: int, sizes: Sequence[int], *, bias: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.sizes = tuple(sizes)
+        self.weight = empty_parameter(sum(sizes), in_size, dtype=dtype, device=device)
+        self.bias = empty_parameter(sum(sizes), dtype=dtype, device=device) if bias else None
+        self._packed: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._packed is not None:
+            return packed_linear(x, self._packed, self.bias)
+        return F.linear(x, self.weight, self.bias)
+
+    def pack(self) -> None:
+        """Keep the loaded weight as `packed` does it, and in no other form: there are no `targets` any more."""
+        self._packed = pack(self.weight)
+        del self.weight
+
+    def targets(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Checkpoint name -> buffer, with one name per part."""
+        weights = torch.split(self.weight, list(self.sizes))
+        found = {f"{name}.weight": part for name, part in zip(names, weights, strict=True)}
+        if self.bias is not None:
+            biases = torch.split(self.bias, list(self.sizes))
+            found |= {f"{name}.bias": part for name, part in zip(names, biases, strict=True)}
+        return found
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)), gate and up in one product (Shazeer 2020). [tokens, hidden] -> [tokens, hidden]."""
+
+    def __init__(
+        self, hidden: int, intermediate: int, act: str, *, bias: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.act = activation(act)
+        self._silu = self.act is F.silu
+        self.gate_up = FusedLinear(hidden, (intermediate, intermediate), bias=bias, dtype=dtype, device=device)
+        self.down = FusedLinear(intermediate, (hidden,), bias=bias, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = self.gate_up(x)
+        if self._silu and operations.takes(both):
+            hidden = operations.silu_mul(both)
+        else:
+            gate, up = both.chunk(2, dim=-1)
+            hidden = self.act(gate) * up
+        out: Tensor = self.down(hidden)
+        return out
+
+    def pack(self) -> None:
+        """See `FusedLinear.pack`."""
+        self.gate_up.pack()
+        self.down.pack()
+
+    def targets(self, name: str) -> dict[str, Tensor]:
+        """Checkpoint name -> buffer, for an MLP called `name`."""
+        return {
+            **self.gate_up.targets((f"{name}.gate_proj", f"{name}.up_proj")),
+            **self.down.targets((f"{name}.down_proj",)),
+        }
+
+
+class Embedding(nn.Module):
+    """Token embeddings [vocab, hidden]; also the output projection of a model with tied embeddings."""
+
+    def __init__(self, vocab: int, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.weight = empty_parameter(vocab, hidden, dtype=dtype, device=device)
+        self._packed: Tensor | None = None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return rows of int64 `ids` [tokens]: [tokens, hidden]."""
+        return F.embedding(ids, self.weight)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits float32 [n, vocab] of hidden states [n, hidden]; a new tensor."""
+        if self._packed is not None:
+            return packed_linear(hidden, self._packed).float()
+        return F.linear(hidden, self.weight).float()
+
+    def pack(self, *, looked_up: bool) -> None:
+        """Keep the loaded weight as `packed` does it, for `logits`. Beside it the rows stay where they are `looked_up`;
+        else they go, and there are no embeddings and no `targets` any more.
+        """
+        self._packed = pack(self.weight)
+        if not looked_up:
+            del self.weight

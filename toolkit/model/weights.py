@@ -1,0 +1,201 @@
+"""Reading safetensors checkpoints, single or sharded, straight into the buffers of a network. Never pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pegboard.core.interfaces.errors import ModelError
+from pegboard.toolkit.model.hf_files import read_json_object
+from pegboard.toolkit.system.progress import progress
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_SHOWN = 5
+_PIECE = 2**14
+"""Numbers that are read before they are converted: 64 KiB of float32. Few enough that torch converts them in this
+thread, since to wait for others at every piece costs more than they help."""
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+def checkpoint_files(directory: str | os.PathLike[str]) -> dict[Path, list[str]]:
+    """Return the safetensors files of a model directory, each with the tensor names that its index promises.
+
+    Raises ModelError where there are none, or one that the index names is missing.
+    """
+    path = Path(directory)
+    weight_map = read_json_object(path / _INDEX).get("weight_map")
+    files: dict[Path, list[str]] = {}
+    if isinstance(weight_map, dict):
+        for name, file in weight_map.items():
+            if not isinstance(file, str) or Path(file).name != file:
+                raise ModelError(f"{path / _INDEX}: {file!r} is not a file name")
+            files.setdefault(path / file, []).append(name)
+    elif (path / _INDEX).exists():
+        raise ModelError(f"{path / _INDEX} has no weight_map")
+    else:
+        single = path / _SINGLE
+        found = [single] if single.is_file() else sorted(path.glob("*.safetensors"))
+        files = {file: [] for file in found}
+    for file in files:
+        if not file.is_file():
+            raise ModelError(f"{file} is missing, though {_INDEX} names it; fetch the checkpoint again")
+    if not files:
+        raise ModelError(_no_weights(path))
+    return files
+
+
+def _no_weights(path: Path) -> str:
+    if any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth")):
+        return (
+            f"{path} has pickled weights only, and unpickling runs whatever code they hold. Save them as safetensors: "
+            f"AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
+        )
+    return f"{path} has no *.safetensors file"
+
+
+def load_weights(
+    directory: str | os.PathLike[str],
+    targets: Mapping[str, Tensor],
+    *,
+    ignore: Callable[[str], bool] = lambda name: False,
+) -> None:
+    """Copy every tensor of the checkpoint into the buffer that `targets` gives for its name, in the buffer's dtype.
+
+    A tensor whose dtype is the buffer's is read from the file straight into the buffer, another in small pieces; what
+    goes to a GPU or into a strided buffer passes through a copy of itself, so memory beyond the buffers is that of one
+    tensor at most. Names for which `ignore` is true are skipped.
+    Raises ModelError for a tensor that has no buffer, a buffer that got no tensor, and shapes that differ; it names the
+    file, the tensors and the shapes.
+    """
+    files = _matched(directory, targets, ignore)
+    with progress("reading weights", sum(one.nbytes for stored in files.values() for one in stored.values())) as read:
+        for file, stored in files.items():
+            with file.open("rb", buffering=0) as stream:
+                for name, tensor in stored.items():
+                    _read(stream, tensor, targets[name])
+                    read(tensor.nbytes)
+
+
+def check_weights(
+    directory: str | os.PathLike[str],
+    targets: Mapping[str, Tensor],
+    *,
+    ignore: Callable[[str], bool] = lambda name: False,
+) -> None:
+    """Raise what `load_weights` would raise for buffers of these shapes, which may be on the meta device: so that sizes
+    which the config alone asks for are refused before there is memory for them.
+    """
+    _matched(directory, targets, ignore)
+
+
+def _matched(
+    directory: str | os.PathLike[str], targets: Mapping[str, Tensor], ignore: Callable[[str], bool]
+) -> dict[Path, dict[str, StoredTensor]]:
+    """Return the tensors that `targets` wants by file and name, every one of which is there, in its shape, and
+    wanted.
+    """
+    found: dict[Path, dict[str, StoredTensor]] = {}
+    problems: list[str] = []
+    for file, promised in checkpoint_files(directory).items():
+        stored = read_header(file)
+        problems += [f"{file} lacks {name}, which the index promises" for name in promised if name not in stored]
+        found[file] = {name: tensor for name, tensor in stored.items() if not ignore(name)}
+        for name, tensor in found[file].items():
+            shape = list(tensor.shape)
+            if name not in targets:
+                problems.append(f"{file}: {name} {shape} has no place in this model")
+            elif list(targets[name].shape) != shape:
+                problems.append(f"{file}: {name} has shape {shape}, the config asks for {list(targets[name].shape)}")
+    if not problems:
+        names = {name for stored in found.values() for name in stored}
+        problems = [f"{directory} lacks {name} {list(targets[name].shape)}" for name in targets if name not in names]
+    if problems:
+        more = f" (and {len(problems) - _SHOWN} more problems)" if len(problems) > _SHOWN else ""
+        raise ModelError(f"the checkpoint does not fit its config: {'; '.join(problems[:_SHOWN])}{more}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies in its file: `start` is the offset of its first byte. Little-endian, row-major, unpadded."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+
+
+def read_header(file: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a safetensors file by name, in the order of the file. Raises ModelError for a damaged file.
+
+    The safetensors library checks the header; the bytes are then read without it, because its memory map costs a page
+    fault per 4 KiB, several times the price of reading.
+    """
+    try:
+        with safe_open(str(file), framework="pt"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{file} is damaged, or no safetensors file: {error}; fetch it again, or delete its folder if that is a "
+            f"conversion in the cache"
+        ) from error
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+    header.pop("__metadata__", None)
+    found = {}
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        if entry["dtype"] not in _DTYPES:
+            raise ModelError(f"{file}: {name} is stored as {entry['dtype']}, which is not supported")
+        start, stop = entry["data_offsets"]
+        found[name] = StoredTensor(_DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + size + start, stop - start)
+    return found
+
+
+def _read(stream: FileIO, stored: StoredTensor, target: Tensor) -> None:
+    stream.seek(stored.start)
+    if target.device.type != "cpu" or not target.is_contiguous():
+        memory = torch.empty(stored.shape, dtype=stored.dtype)
+        _fill(stream, memory)
+        target.copy_(memory)
+    elif target.dtype == stored.dtype:
+        _fill(stream, target)
+    else:
+        # Piece by piece, each still in the cache when it is converted, and all through the same pages of memory.
+        flat = target.detach().reshape(-1)
+        piece = torch.empty(min(_PIECE, flat.numel()), dtype=stored.dtype)
+        for start in range(0, flat.numel(), _PIECE):
+            part = flat[start : start + _PIECE]
+            _fill(stream, piece[: part.numel()])
+            part.copy_(piece[: part.numel()])
+
+
+def _fill(stream: FileIO, memory: Tensor) -> None:
+    view = memory.detach().reshape(-1).view(torch.uint8).numpy().data
+    while view:
+        count = stream.readinto(view)
+        if not count:
+            raise ModelError(f"{stream.name!r} ended early; it was changed while it was read")
+        view = view[count:]

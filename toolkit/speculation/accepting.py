@@ -1,0 +1,46 @@
+"""What speculators have in common that judge their drafts by thresholds, if they are told to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pegboard.core.interfaces.options import Options
+
+if TYPE_CHECKING:
+    import torch
+
+    from pegboard.core.interfaces.sampling import SamplingBatch
+    from pegboard.core.interfaces.speculator import Accepted, DraftTrees
+
+
+class AcceptOptions(Options):
+    """Which drafts stand. The capability `judges` is there only with thresholds."""
+
+    accept: Literal["match", "thresholds"] = "match"
+    """Which drafts stand. `match`: those that the model draws itself, so that answers stay what they are.
+    `thresholds`: those that it finds likely enough. A seed then gives other tokens than without drafts, and below 1
+    the answers of requests with a temperature are worse, too: they favour what was drafted."""
+
+    accept_threshold_single: float = Field(default=1.0, ge=0.0, le=1.0)
+    """With `thresholds`: a draft stands whose probability is this or more."""
+
+    accept_threshold_acc: float = Field(default=1.0, ge=0.0, le=1.0)
+    """With `thresholds`: drafts stand as often as if their probabilities were divided by this."""
+
+    def provides(self, declared: frozenset[str]) -> frozenset[str]:
+        return declared if self.accept == "thresholds" else declared - {"judges"}
+
+    def accepted(self, trees: DraftTrees, logits: torch.Tensor, sampling: SamplingBatch) -> Accepted:
+        """Return what stands by the thresholds, see `Speculator.accept`."""
+        from pegboard.toolkit.speculation.judging import accept_by_thresholds, probabilities, toss
+
+        probs, coins = probabilities(logits, sampling), toss(trees, sampling.seeds, sampling.steps)
+        return accept_by_thresholds(trees, probs, *coins, self.accept_threshold_single, self.accept_threshold_acc)
+
+    @model_validator(mode="after")
+    def _check_thresholds(self) -> Self:
+        if self.accept == "match" and min(self.accept_threshold_single, self.accept_threshold_acc) < 1.0:
+            raise ValueError("accept_threshold_single and accept_threshold_acc below 1 need accept: thresholds")
+        return self

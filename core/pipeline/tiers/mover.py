@@ -36,8 +36,6 @@ LOOK_SECONDS = 0.1
 """How often calls under way are looked at."""
 CLOSE_SECONDS = 2.0
 """How long closing waits for calls that are under way."""
-MOST_SUFFIX = 32
-"""Bytes: storages take keys of 64."""
 USUAL = Deadlines()
 
 
@@ -45,7 +43,7 @@ class LocalMover:
     """A PageMover with one thread for copies to the host, two for each storage, and one that watches over these.
 
     What a storage or the host pool does wrong ends a job early, with an error, and is counted; nothing else comes of
-    it. `storages` are named, nearest first. `suffix` goes behind each key: it names this rank where there are several.
+    it. `storages` are named, nearest first.
     """
 
     def __init__(
@@ -54,12 +52,9 @@ class LocalMover:
         host: HostPool | None,
         storages: Sequence[tuple[str, KVStorage]] = (),
         *,
-        suffix: bytes = b"",
         deadlines: Deadlines = USUAL,
         clock: Clock = time.monotonic,
     ) -> None:
-        if len(suffix) > MOST_SUFFIX:
-            raise ValueError(f"a suffix of keys has at most {MOST_SUFFIX} bytes, got {len(suffix)}")
         if storages and host is None:
             raise ValueError("storages need a host pool: what they have goes through it")
         self._pool = pool
@@ -71,7 +66,7 @@ class LocalMover:
         self._failed_saves = 0
         self._copies = Lane("kv-save", self._save, self._left)
         self._piece, self._page_bytes = (1, 0) if host is None else self._sizes(host)
-        make = functools.partial(TierStore, suffix=suffix, deadlines=deadlines, clock=clock, began=self._begun.set)
+        make = functools.partial(TierStore, deadlines=deadlines, clock=clock, began=self._begun.set)
         self._stores = [make(name, one, host, self._left) for name, one in storages if host is not None]
         if self._stores:
             threading.Thread(target=self._watch, name="kv-watch", daemon=True).start()

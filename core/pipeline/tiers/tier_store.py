@@ -62,7 +62,6 @@ class TierStore:
         host: HostPool,
         leave: Callable[[Move, str], None],
         *,
-        suffix: bytes,
         deadlines: Deadlines,
         clock: Clock,
         began: Callable[[], None],
@@ -71,7 +70,6 @@ class TierStore:
         self._storage = storage
         self._host = host
         self._leave = leave
-        self._suffix = suffix
         self._deadlines = deadlines
         self._clock = clock
         self._piece = max(1, PIECE_BYTES // host.block_bytes)
@@ -191,8 +189,8 @@ class TierStore:
         return answer
 
     def _keys(self, job: Move, most: int) -> list[bytes]:
-        """Return the next keys of a job as the storage knows them."""
-        return [key + self._suffix for key in job.keys[job.moved : job.moved + most]]
+        """Return the next keys of a job."""
+        return list(job.keys[job.moved : job.moved + most])
 
     def _pages(self, job: Move) -> list[torch.Tensor]:
         """Return the host pages int64 [block_pages] of the job's next blocks."""

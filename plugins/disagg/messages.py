@@ -36,8 +36,8 @@ class RoomKey(NamedTuple):
 
 class Facts(msgspec.Struct, frozen=True):
     """What must agree for KV to be read. `identity` is equal where KV of equal tokens is, and `described` says for
-    people what it depends on. `engine` reads. By region of the pool: `heads`, and the bytes of each in a slot. `size` and
-    `dp_size` are the tensor-parallel and data-parallel ranks of the server.
+    people what it depends on. `engine` reads. By region of the pool: `heads`, and the bytes of each in a slot. `size`
+    and `dp_size` are the tensor-parallel and data-parallel ranks of the server.
     """
 
     identity: bytes

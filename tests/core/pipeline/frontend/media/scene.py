@@ -21,7 +21,7 @@ from pegboard.core.pipeline.frontend.media.store import PREFIX, MediaStore
 from pegboard.core.pipeline.frontend.media.worker import Start
 
 TOY = "pegboard.conformance.media_toy:ToyProcessor"
-DRILL = "pegboard.conformance.media_fakes:DrillProcessor"
+DRILL = "pegboard_media_drills.processor:DrillProcessor"
 MOST = 2**28
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.conformance.device_queue import ApartQueue
 from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, SplitPart, WantedRows
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput
 from pegboard.core.interfaces.sampler import NO_TOKEN
@@ -22,6 +21,7 @@ from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.running import NUMBERS
 from pegboard.core.pipeline.worker import Worker
+from tests.fakes.device_queue import ApartQueue
 
 
 def logprobs_on(device: torch.device) -> LogprobOutput:

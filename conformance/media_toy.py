@@ -7,17 +7,13 @@ HEIGHT 255", one blank, and the bytes of the pixels); a video is several of one 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from pegboard.conformance.checkpoints import VOCAB_SIZE
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import (
     Encode,
@@ -37,7 +33,7 @@ if TYPE_CHECKING:
 
 
 TOKENS = ("<|media|>", "<|image|>", "<|video|>")
-"""The tokens that `add_toy_tokens` adds, in the order of their ids."""
+"""The tokens that mean media, in the order of their ids."""
 KEY = "toy_media"
 """Where a model's config.json says how the toy reads media; see `ToySettings`."""
 FPS = 2.0
@@ -59,30 +55,6 @@ class ToySettings:
     def of(cls, hf_config: Mapping[str, object]) -> ToySettings | None:
         found = hf_config.get(KEY)
         return cls(**found) if isinstance(found, dict) else None
-
-
-def ppm(pixels: NDArray[np.uint8]) -> bytes:
-    """Return a picture [height, width, 3], or a video [frames, height, width, 3], as a file."""
-    frames = pixels if pixels.ndim == 4 else pixels[None]
-    return b"".join(b"P6 %d %d 255\n" % (one.shape[1], one.shape[0]) + one.tobytes() for one in frames)
-
-
-def toy_settings(**more: object) -> dict[str, object]:
-    """Return what the config.json of a model with the toy's tokens says, as fields of `ToySettings`."""
-    ids = {"image_token_id": VOCAB_SIZE + 1, "video_token_id": VOCAB_SIZE + 2}
-    return {**ids, **more}
-
-
-def add_toy_tokens(path: Path) -> None:
-    """Have the tiny tokenizer in a folder know the toy's tokens."""
-    file = path / "tokenizer_config.json"
-    config = json.loads(file.read_text("utf-8"))
-    config["added_tokens_decoder"] = {
-        str(VOCAB_SIZE + i): {"content": name, "special": True} for i, name in enumerate(TOKENS)
-    }
-    with tempfile.NamedTemporaryFile("w", dir=path, suffix=".json", delete=False, encoding="utf-8") as scratch:
-        json.dump(config, scratch)
-    Path(scratch.name).replace(file)
 
 
 class ToyProcessor(MediaProcessor[NoOptions]):

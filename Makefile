@@ -137,7 +137,7 @@ typecheck: $(STAMP)
 	@$(BIN)/mypy --num-workers 2 || { test $$? -eq 2 && echo 'mypy ended with status 2; once more, without workers' && $(BIN)/mypy; }
 
 docs: $(STAMP)
-	$(BIN)/python -m pegboard.core.config.docs docs/config.md
+	$(BIN)/python -m docs._build.config docs/config.md
 	$(BIN)/python -m docs._build.models docs/models.md
 
 # In an environment of its own, which the tests do not need.

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pegboard.conformance.device_queue import RecordingQueue
 from pegboard.conformance.no_looks import tensors_in
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, TableChanges
@@ -44,6 +43,7 @@ from pegboard.plugins.model_dense.network import DenseNetwork
 from pegboard.toolkit import kernels
 from pegboard.toolkit.kernels.launch import Launch, observed
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
+from tests.fakes.device_queue import RecordingQueue
 
 REGISTRY = Registry.of(*(one.plugin for one in (attn_triton, memory_paged, runner_layered, sampler_triton)))
 META = torch.device("meta")

@@ -21,7 +21,6 @@ from typing import cast
 import torch
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
-from pegboard.conformance.device_queue import TimelineQueue
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
@@ -29,6 +28,7 @@ from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContex
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
 from pegboard.core.pipeline.executor import InlineExecutor, ThreadExecutor
 from pegboard.core.pipeline.worker import Worker
+from tests.fakes.device_queue import TimelineQueue
 
 LOOPS = ("normal", "overlap")
 REQUESTS = 4

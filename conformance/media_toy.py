@@ -1,49 +1,39 @@
-"""A processor and an encoder of media that need no library: pictures in PPM, of which the model sees mean colours.
+"""A processor of media that needs no library: pictures in PPM.
 
-``toy_checkpoint(folder, "llama")`` writes a model that both support. A picture is a file in the format P6 ("P6 WIDTH
+A picture is a file in the format P6 ("P6 WIDTH
 HEIGHT 255", one blank, and the bytes of the pixels); a video is several of one size in a row, and each is a piece.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from pegboard.conformance.checkpoints import VOCAB_SIZE, tiny_checkpoint
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import (
     Encode,
     MediaContext,
-    MediaEncoder,
     MediaItem,
     MediaKind,
     MediaLayout,
-    MediaPiece,
     MediaProcessor,
     MediaShape,
     MediaSource,
     MediaSpan,
-    MediaStates,
 )
 from pegboard.core.interfaces.options import NoOptions
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.model_family import ModelContext
 
 TOKENS = ("<|media|>", "<|image|>", "<|video|>")
-"""The tokens that `toy_checkpoint` adds, in the order of their ids."""
+"""The tokens that mean media, in the order of their ids."""
 KEY = "toy_media"
 """Where a model's config.json says how the toy reads media; see `ToySettings`."""
 FPS = 2.0
@@ -53,57 +43,18 @@ _HEAD = re.compile(rb"P6\s(\d{1,6})\s(\d{1,6})\s255\s")
 @dataclasses.dataclass(frozen=True)
 class ToySettings:
     """What config.json says. A patch has `block` x `block` pixels and is one token. With `axes` 3 patches have
-    positions of their own in time, height and width, as in the Qwen-VL models; with 1 they count like text. The encoder
-    gives `hidden_size` numbers a token, of about `scale` each, and `levels` deep states.
+    positions of their own in time, height and width, as in the Qwen-VL models; with 1 they count like text.
     """
 
     image_token_id: int
     video_token_id: int
-    hidden_size: int
     block: int = 8
     axes: int = 1
-    levels: int = 0
-    scale: float = 1.0
 
     @classmethod
     def of(cls, hf_config: Mapping[str, object]) -> ToySettings | None:
         found = hf_config.get(KEY)
         return cls(**found) if isinstance(found, dict) else None
-
-
-def ppm(pixels: NDArray[np.uint8]) -> bytes:
-    """Return a picture [height, width, 3], or a video [frames, height, width, 3], as a file."""
-    frames = pixels if pixels.ndim == 4 else pixels[None]
-    return b"".join(b"P6 %d %d 255\n" % (one.shape[1], one.shape[0]) + one.tobytes() for one in frames)
-
-
-def toy_checkpoint(
-    directory: str | os.PathLike[str], architecture: str = "llama", *, media: Mapping[str, object] | None = None
-) -> Path:
-    """Return a tiny random checkpoint whose config and tokenizer know the toy's media. `media` are further fields of
-    `ToySettings`.
-    """
-    path = tiny_checkpoint(directory, architecture, vocab_size=VOCAB_SIZE + 8, toy_media=toy_settings(**(media or {})))
-    add_toy_tokens(path)
-    return path
-
-
-def toy_settings(**more: object) -> dict[str, object]:
-    """Return what the config.json of a model with the toy's tokens says, as fields of `ToySettings`."""
-    ids = {"image_token_id": VOCAB_SIZE + 1, "video_token_id": VOCAB_SIZE + 2}
-    return {**ids, "hidden_size": 64, **more}
-
-
-def add_toy_tokens(path: Path) -> None:
-    """Have the tiny tokenizer in a folder know the toy's tokens."""
-    file = path / "tokenizer_config.json"
-    config = json.loads(file.read_text("utf-8"))
-    config["added_tokens_decoder"] = {
-        str(VOCAB_SIZE + i): {"content": name, "special": True} for i, name in enumerate(TOKENS)
-    }
-    with tempfile.NamedTemporaryFile("w", dir=path, suffix=".json", delete=False, encoding="utf-8") as scratch:
-        json.dump(config, scratch)
-    Path(scratch.name).replace(file)
 
 
 class ToyProcessor(MediaProcessor[NoOptions]):
@@ -251,55 +202,3 @@ class _Layout:
         positions = np.array(self._positions, np.int32).reshape(-1, 3).T
         ids = np.array(self._ids, np.int64)
         return MediaLayout(ids, tuple(self._spans), np.ascontiguousarray(positions), self._next - len(self._ids))
-
-
-class ToyEncoder(MediaEncoder[NoOptions]):
-    """Gives a patch its mean colour, spread over the hidden dimension by a fixed random matrix."""
-
-    def __init__(self, options: NoOptions, ctx: ModelContext) -> None:
-        super().__init__(options, ctx)
-        settings = ToySettings.of(ctx.hf_config)
-        assert settings is not None, "supports() was not asked"
-        self.settings = settings
-        self._matrix: torch.Tensor | None = None
-
-    @classmethod
-    def supports(cls, options: NoOptions, ctx: ModelContext) -> str | None:
-        return None if ToySettings.of(ctx.hf_config) else f"the model's config.json has no {KEY}"
-
-    @property
-    def levels(self) -> int:
-        return self.settings.levels
-
-    def load(self) -> None:
-        import torch
-
-        shape = (1 + self.levels, 3, self.settings.hidden_size)
-        matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
-        self._matrix = (matrix * self.settings.scale).to(self.ctx.device)
-
-    def tokens(self, item: MediaItem, piece: int) -> int:
-        frames, height, width = item.grid
-        block = self.settings.block
-        expected = frames if item.kind == "video" else 1
-        if item.shape != (frames, height * block, width * block, 3) or not item.pieces == frames == expected:
-            raise ValueError(f"shape {item.shape}, grid {item.grid} and {item.pieces} pieces do not belong together")
-        if not 0 <= piece < item.pieces:
-            raise ValueError(f"piece {piece} of {item.pieces}")
-        return height * width
-
-    def encode(self, pieces: Sequence[MediaPiece]) -> list[MediaStates]:
-        return [self._encode(one) for one in pieces]
-
-    def _encode(self, piece: MediaPiece) -> MediaStates:
-        import torch
-
-        assert self._matrix is not None, "load() was not called"
-        block = self.settings.block
-        _, height, width, _ = piece.pixels.shape
-        # One copy: what is mapped from a file cannot be written, which torch warns of.
-        pixels = torch.from_numpy(np.array(piece.pixels)).to(self.ctx.device, torch.float32)
-        patches = pixels.reshape(height // block, block, width // block, block, 3)
-        colours = patches.mean(dim=(1, 3)).reshape(-1, 3) / 127.5 - 1
-        states, *deep = ((colours @ one).to(self.ctx.dtype) for one in self._matrix)
-        return MediaStates(states, tuple(deep))

@@ -150,12 +150,3 @@ class HandMover:
     def _check_blocks(self, keys: Sequence[bytes], host: NDArray[np.int64]) -> None:
         wanted = (len(keys), self.block_pages)
         assert host.shape == wanted, f"{len(keys)} blocks of {self.block_pages} pages, but host pages {host.shape}"
-
-
-class InstantMover(HandMover):
-    """One whose jobs are over when they begin."""
-
-    def _begin(self, job: HandJob) -> HandJob:
-        super()._begin(job)
-        self.finish(job)
-        return job

@@ -501,7 +501,7 @@ FULL: dict[str, tuple[str, ...]] = {
     "e2e/test_tiers_restart.py": (r"test_models_share",),
     "core/server/test_supervisor.py": (r"test_silence_counts",),
     "core/server/http/test_connections.py": (r"test_answers_that_(are_read|nobody\w+\[6)",),
-    "conformance/test_speculator_fakes.py": (r"TestTrees::",),
+    "fakes/test_speculators.py": (r"TestTrees::",),
     "drills/test_drafts.py": (r"TestTrees::",),
     "examples/test_shapes.py": (r"test_few_pictures",),
     "faults/test_routes_and_keys.py": (r"test_26789_a_key\w+\[server\d*[13579]-",),

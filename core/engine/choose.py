@@ -11,11 +11,11 @@ import torch
 
 from pegboard.core.engine.dtype import kv_dtype_name, resolve_kv_dtype
 from pegboard.core.engine.media import check_overlay, choose_media
+from pegboard.core.engine.memory_profiler import CudaMeter, MemoryProfiler, room_for_kv
 from pegboard.core.engine.model_probe import PoolProbe
 from pegboard.core.engine.sampling_defaults import sampling_defaults
 from pegboard.core.engine.sizing import KVMemory, chunk_size, pool_context, size_memory
 from pegboard.core.engine.speculation import ChosenSpeculator, choose_speculator
-from pegboard.core.engine.trial import CudaMeter, Trial, room_for_kv
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
 from pegboard.core.interfaces.contracts import ATTENTION, KV_POOL, LOGITS_PROCESSOR, RUNNER, SAMPLER
 from pegboard.core.interfaces.errors import ConfigError
@@ -264,8 +264,8 @@ def _by_trial(chosen: Chosen, runner: ModelRunner) -> int | None:
     chunk, running = chunk_size(config, model.device), config.scheduler.max_running_requests
     graphs = len(chosen.attention.ctx.graph_sizes)
     about = (config.memory.page_size, running, chunk, chosen.spec.max_context_len)
-    room = room_for_kv(CudaMeter(model.device), lambda: Trial(runner, scratch, chosen.queue, *about), graphs)
-    torch.cuda.empty_cache()  # the pool takes segments of its own, not blocks that the trial's steps left
+    room = room_for_kv(CudaMeter(model.device), lambda: MemoryProfiler(runner, scratch, chosen.queue, *about), graphs)
+    torch.cuda.empty_cache()  # the pool takes segments of its own, not blocks that the profiler's steps left
     return room
 
 

@@ -11,7 +11,7 @@ from pegboard.core.interfaces.contracts import MEDIA_ENCODER, MEDIA_PROCESSOR
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.media import MediaContext, MediaEncoder, MediaProcessor
 from pegboard.core.pipeline.media.arrival import MediaStage
-from pegboard.core.pipeline.media.books import EncoderBooks
+from pegboard.core.pipeline.media.encoder_cache import EncoderCache
 from pegboard.core.pipeline.media.states import EncodedMedia
 from pegboard.core.pipeline.media.timing import timer_of
 
@@ -123,7 +123,7 @@ def media_parts(encoder: MediaEncoder, config: EngineConfig, spec: ModelSpec, ch
     """Return the parts around a loaded encoder. `chunk` is the size of a chunk of a prompt, None without chunks."""
     section, dtype = config.media, encoder.ctx.dtype
     step_tokens = section.encode_tokens or chunk or config.scheduler.max_prefill_tokens
-    books = EncoderBooks(section.cache_bytes, token_bytes(encoder, spec, dtype.itemsize), step_tokens)
+    books = EncoderCache(section.cache_bytes, token_bytes(encoder, spec, dtype.itemsize), step_tokens)
     width = token_width(encoder, spec)
     encoded = EncodedMedia(encoder, spec.hidden_size, dtype, timer_of(encoder.ctx.device))
     return MediaParts(MediaStage(encoder, books, config.memory.page_size, width), encoded, width)

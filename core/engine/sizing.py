@@ -53,7 +53,7 @@ def size_memory(
 ) -> KVMemory:
     """Size the pool by the config or by what is free now, and cap the context by it: every request must fit alone.
     `reserved` bytes are left for others; `further` layers write into the pool beside the model's. KV is kept in
-    `kv_dtype`, None for the model's. `room` is what a trial has left for KV, None without one.
+    `kv_dtype`, None for the model's. `room` is what the memory profiler has left for KV, None without one.
 
     Raises ConfigError where `memory.max_total_tokens` holds no page, and OutOfMemory where it is more than is free.
     """

@@ -6,6 +6,8 @@ Names load on first use, so that reading a plugin record does not cost an import
 from __future__ import annotations
 
 import importlib
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -165,114 +167,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.token_allocator import TokenAllocatorContext as TokenAllocatorContext
     from pegboard.core.interfaces.tokenizer import Tokenizer as Tokenizer
 
-_EXPORTS = {
-    "admission_gate": ("OPEN", "AdmissionGate", "AdmissionGateContext", "GateOptions", "GateState", "Verdict"),
-    "api_router": ("ApiContext", "ApiRouter"),
-    "attention": ("AttentionBackend", "AttentionContext"),
-    "batch": ("BatchExtras", "ModelWorkerBatch", "SamplingInfo", "ScheduleBatch"),
-    "clock": ("Clock",),
-    "engine_view": ("EngineView",),
-    "client": (
-        "EngineClient",
-        "GenerateRequest",
-        "MediaInput",
-        "MediaPrompt",
-        "ModelInfo",
-        "OutputChunk",
-        "OutputStream",
-    ),
-    "contracts": ("CONTRACTS", "Cardinality", "Contract"),
-    "errors": (
-        "ConfigError",
-        "InvalidRequest",
-        "ModelError",
-        "OutOfMemory",
-        "PegboardError",
-        "PluginError",
-        "Unsupported",
-    ),
-    "forward": (
-        "EmbedOverlay",
-        "ForwardBatch",
-        "ForwardMode",
-        "ForwardOutput",
-        "KVGroupView",
-        "LayerWatch",
-        "LoadFailed",
-        "LogprobOutput",
-    ),
-    "grammar": ("CompiledGrammar", "Grammar", "GrammarBackend", "GrammarContext", "GrammarMatcher"),
-    "hooks": ("HookSpecs", "hookimpl", "hookspec"),
-    "host_pool": ("HostPool", "HostPoolContext"),
-    "json_value": ("JsonObject", "JsonValue"),
-    "keys": ("PrefixKey", "PrefixMemo"),
-    "kv_pool": ("KVPool", "KVPoolContext"),
-    "kv_storage": ("KVStorage", "KVStorageContext", "StorageError"),
-    "kv_transfer": (
-        "KVTransfer",
-        "KVTransferContext",
-        "Ranges",
-        "Region",
-        "TransferError",
-        "TransferNews",
-        "TransferState",
-    ),
-    "layers": ("KVGroupSpec", "KVKind", "LayerSpec", "ModelSpec"),
-    "logits_processor": ("LogitsProcessor", "LogitsProcessorContext"),
-    "media": (
-        "EncodedForm",
-        "EncodedStates",
-        "MediaContext",
-        "MediaEncoder",
-        "MediaItem",
-        "MediaLayout",
-        "MediaLimits",
-        "MediaPiece",
-        "MediaProcessor",
-        "MediaSettings",
-        "MediaShape",
-        "MediaSource",
-        "MediaSpan",
-        "MediaStates",
-    ),
-    "model_family": ("ModelContext", "ModelFamily", "Network", "ProbeRun"),
-    "model_runner": ("ModelRunner", "ModelRunnerContext"),
-    "model_source": ("ModelSource", "ModelSourceContext"),
-    "options": ("NoOptions", "Options"),
-    "output_parser": (
-        "Content",
-        "EarlierCall",
-        "OutputParser",
-        "OutputParserContext",
-        "ParserStream",
-        "Reasoning",
-        "ToolCallArguments",
-        "ToolCallStart",
-        "ToolFunction",
-    ),
-    "page_mover": ("Job", "PageMover"),
-    "plugin": ("API_VERSION", "ENTRY_POINT_GROUP", "BodyField", "Plugin", "Provider", "Requirement"),
-    "pooler": ("Pooler", "PoolerContext", "PoolSpan"),
-    "prefix_cache": (
-        "CacheHandle",
-        "InsertResult",
-        "PageLoad",
-        "Prefetch",
-        "PrefixCache",
-        "PrefixCacheContext",
-        "PrefixMatch",
-    ),
-    "req": ("Req", "ReqKV", "ReqLogprobs", "ReqOutput", "ReqSlot", "ReqTiming", "TokenBuffer"),
-    "sampler": ("NO_TOKEN", "Sampler", "SamplerContext"),
-    "sampling": ("LogprobRequest", "SamplingBatch", "SamplingParams", "SamplingRow"),
-    "schedule_policy": ("SchedulePolicy", "SchedulePolicyContext"),
-    "sessions": ("SessionParams", "SessionStore", "SessionStoreContext"),
-    "speculator": ("Accepted", "DraftRow", "DraftTrees", "Speculator", "SpeculatorContext"),
-    "status": ("FinishReason", "FinishType", "IllegalTransition", "ReqStatus"),
-    "token_allocator": ("TokenAllocator", "TokenAllocatorContext"),
-    "tokenizer": ("Tokenizer",),
-}
-_HOME = {name: module for module, names in _EXPORTS.items() for name in names}
+_IMPORT = re.compile(r"^    from (\S+) import (\w+) as \2$", re.MULTILINE)
+_HOME = {name: module for module, name in _IMPORT.findall(Path(__file__).read_text("utf-8"))}
+"""The imports above, which only type checkers run: the module of each name."""
 
 __all__ = list(_HOME)
 
@@ -282,7 +179,7 @@ def __getattr__(name: str) -> Any:
         module = _HOME[name]
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 

@@ -6,15 +6,17 @@ InvalidRequest, which names the field.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import get_args, get_origin, get_type_hints
+from typing import TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from pegboard.core.interfaces.errors import InvalidRequest
 
+T = TypeVar("T")
 Convert = Callable[[str, object], object]
 """Makes a value of a field's type of what was passed for the field of this name."""
 
@@ -90,44 +92,28 @@ def listed(value: object) -> object:
     return tolist() if callable(tolist) else value
 
 
-def _integer(name: str, value: object) -> int:
-    if type(value) is int:
-        return value
+def _scalar(kind: Callable[..., T], name: str, value: object) -> T:
+    """Return an int, a float, a bool or a str. A number that is integral is an integer, and 0 and 1 are booleans."""
     value = _plain(value)
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return int(value)
-    raise _wrong(name, "an integer", value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits: dict[object, bool] = {
+        int: number and (isinstance(value, int) or (isinstance(value, float) and value.is_integer())),
+        float: number,
+        bool: isinstance(value, int) and value in (0, 1),
+        str: isinstance(value, str),
+    }
+    if fits[kind]:
+        with contextlib.suppress(OverflowError):
+            return kind(value)
+    raise _wrong(name, _WANTED[kind], value)
 
 
-def _number(name: str, value: object) -> float:
-    if type(value) is float:
-        return value
-    value = _plain(value)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            pass
-    raise _wrong(name, "a number", value)
-
-
-def _boolean(name: str, value: object) -> bool:
-    value = _plain(value)
-    if isinstance(value, bool | int) and value in (0, 1):
-        return bool(value)
-    raise _wrong(name, "True or False", value)
-
-
-def _string(name: str, value: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise _wrong(name, "a string", value)
-
-
-_SCALARS: dict[object, Convert] = {int: _integer, float: _number, bool: _boolean, str: _string, object: lambda _, v: v}
-_CALLED = {int: "integer", float: "number", bool: "boolean", str: "string"}
+_SCALARS: dict[object, Convert] = {
+    **{kind: functools.partial(_scalar, kind) for kind in (int, float, bool, str)},
+    object: lambda _, value: value,
+}
+_CALLED: dict[object, str] = {int: "integer", float: "number", bool: "boolean", str: "string"}
+_WANTED: dict[object, str] = {int: "an integer", float: "a number", bool: "True or False", str: "a string"}
 
 
 def _tuple(kind: type, name: str, value: object) -> tuple[object, ...]:
@@ -139,7 +125,7 @@ def _tuple(kind: type, name: str, value: object) -> tuple[object, ...]:
         rows = (rows,) if _fits(kind, rows) else None
     if rows is None:
         called = _CALLED[kind]
-        raise _wrong(name, f"{'an' if kind is int else 'a'} {called} or a list of {called}s", value)
+        raise _wrong(name, f"{_WANTED[kind]} or a list of {called}s", value)
     return tuple(_SCALARS[kind](f"{name}[{place}]", one) for place, one in enumerate(rows))
 
 
@@ -171,11 +157,9 @@ def _dict(key: type, kind: object, name: str, value: object) -> dict[object, obj
 def _key(kind: type, name: str, key: object) -> object:
     if kind is int and isinstance(key, str) and key.isascii() and key.isdigit():
         return int(key)
-    if kind is str and isinstance(key, str):
-        return key
-    if kind is int and _fits(int, key):
-        return _integer(name, key)
-    raise _wrong(name, f"{'an' if kind is int else 'a'} {_CALLED[kind]}", key, ": a key")
+    if _fits(kind, key):
+        return _SCALARS[kind](name, key)
+    raise _wrong(name, _WANTED[kind], key, ": a key")
 
 
 def _instance(kind: type, name: str, value: object) -> object:
@@ -197,4 +181,4 @@ def token_ids(name: str, value: object) -> list[int]:
         raise _wrong(name, "a text or a list of token ids", value)
     if type(rows) is list and set(map(type, rows)) <= {int}:
         return rows
-    return [_integer(f"{name}[{place}]", one) for place, one in enumerate(rows)]
+    return [_scalar(int, f"{name}[{place}]", one) for place, one in enumerate(rows)]

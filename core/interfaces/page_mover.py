@@ -1,8 +1,6 @@
 """Port: moving pages of KV between the device, the host and storages. The core provides it, prefix caches use it.
 
-A cache decides which page goes where; it speaks of page numbers and never sees what is in them. Where several ranks
-each have a part of every page, `result` is the smallest of theirs: only the scheduler decides, and ranks cannot
-disagree.
+A cache decides which page goes where; it speaks of page numbers and never sees what is in them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.req import NO_ROW
-from pegboard.core.pipeline.media.books import EncodeWishes
+from pegboard.core.pipeline.media.encoder_cache import EncodeQueue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.media import PieceKey
     from pegboard.core.interfaces.prefix_cache import PageLoad, PrefixMatch
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.pipeline.media.books import EncoderBooks
+    from pegboard.core.pipeline.media.encoder_cache import EncoderCache
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
 
@@ -119,10 +119,10 @@ class PrefillAdder:
         max_new_rows: int,
         max_load_tokens: int,
         apart: Sequence[Req] = (),
-        media: EncoderBooks | None = None,
+        media: EncoderCache | None = None,
     ) -> None:
         self.items: list[PrefillItem] = []
-        self.wishes = None if media is None else EncodeWishes(media)
+        self.wishes = None if media is None else EncodeQueue(media)
         self.pieces: list[PieceKey] = []
         """Encoded media that this prefill reads."""
         self._media = media

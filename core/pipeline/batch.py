@@ -197,25 +197,6 @@ class BatchBuilder:
         reqs = [req for req in step.sampled if not req.finished]
         running.merge(reqs, [req.flags for req in reqs], step.number, self.vocab_size)
 
-    def idle(self) -> ModelWorkerBatch:
-        """Make a batch without tokens, for a rank that has nothing to do while others do."""
-        none = np.empty(0, np.int64)
-        return ModelWorkerBatch(
-            bid=next(self._numbers),
-            forward_mode=ForwardMode.IDLE,
-            input_ids=none,
-            positions=none,
-            rows=none,
-            seq_lens=none,
-            extend_lens=none,
-            prefix_lens=none,
-            out_cache_loc=none,
-            sample_rows=None,
-            sampling=None,
-            sampled_rows=none,
-            table=self._memory.rows.take_changes(),
-        )
-
     def split(self, step: Step, layers: int, *, first: bool, last: bool) -> Step:
         """Make one part of a prefill that runs `layers` at a time: the step itself, as its last part; before that,
         one that samples nothing. See Planner.

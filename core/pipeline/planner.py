@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.batch import BatchBuilder
     from pegboard.core.pipeline.counters import Counters
     from pegboard.core.pipeline.guards import GuardedPolicy
-    from pegboard.core.pipeline.media.books import EncoderBooks
+    from pegboard.core.pipeline.media.encoder_cache import EncoderCache
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.settings import SchedulerSettings
     from pegboard.core.pipeline.speculation.drafter import Drafter
@@ -47,7 +47,7 @@ class Planner:
         counters: Counters,
         clock: Clock,
         cannot_fit: Callable[[Req, FinishReason], None],
-        media: EncoderBooks | None = None,
+        media: EncoderCache | None = None,
         drafter: Drafter | None = None,
     ) -> None:
         self.settings = settings

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.batch import BatchBuilder
     from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.executor import Executor
-    from pegboard.core.pipeline.media.books import EncoderBooks
+    from pegboard.core.pipeline.media.encoder_cache import EncoderCache
     from pegboard.core.pipeline.packing import Packing
     from pegboard.core.pipeline.req_to_token import ReqToTokenPool
     from pegboard.core.pipeline.step import EncodeStep, Step
@@ -35,7 +35,7 @@ class DeviceFailed(RuntimeError):
     """The device does not come back. The process has to start anew."""
 
 
-def encode_apart(step: EncodeStep, books: EncoderBooks, executor: Executor) -> Iterator[tuple[list[Req], Exception]]:
+def encode_apart(step: EncodeStep, books: EncoderCache, executor: Executor) -> Iterator[tuple[list[Req], Exception]]:
     """Encode the pieces of a failed step again, one by one. Yield those who want a piece that fails alone, and why.
 
     Nothing else may be under way. Raises DeviceFailed where the device has failed. A file that is gone says nothing of
@@ -61,7 +61,7 @@ def encode_apart(step: EncodeStep, books: EncoderBooks, executor: Executor) -> I
 
 
 def _encode_copies(
-    piece: EncodePiece, wanting: Iterable[Req], books: EncoderBooks, executor: Executor
+    piece: EncodePiece, wanting: Iterable[Req], books: EncoderCache, executor: Executor
 ) -> Exception | None:
     """Encode a piece from the first of its files that is there; what the last try raised."""
     why: Exception | None = None
@@ -78,7 +78,7 @@ def _copies(piece: EncodePiece, reqs: Iterable[Req]) -> list[MediaItem]:
     return list({item.file: item for item in items if item.digest == piece.key.digest}.values())
 
 
-def _encode_alone(piece: EncodePiece, books: EncoderBooks, executor: Executor) -> Exception | None:
+def _encode_alone(piece: EncodePiece, books: EncoderCache, executor: Executor) -> Exception | None:
     work = books.plan((piece,), ())
     try:
         executor.encode(work).result()

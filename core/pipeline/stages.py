@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.executor import Executor
     from pegboard.core.pipeline.gates import GateKeeper
     from pegboard.core.pipeline.media.arrival import MediaStage
-    from pegboard.core.pipeline.media.books import EncoderBooks
+    from pegboard.core.pipeline.media.encoder_cache import EncoderCache
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.results import ResultStage
     from pegboard.core.pipeline.speculation.drafter import Drafter
@@ -71,7 +71,7 @@ class Stages:
     hooks: StepHooks = field(default_factory=StepHooks)
 
     @property
-    def books(self) -> EncoderBooks | None:
+    def books(self) -> EncoderCache | None:
         """The books of encoded media, if the model takes any."""
         return None if self.media is None else self.media.books
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pegboard.core.config.docs import builtin_registry
+from docs._build.config import builtin_registry
 from pegboard.core.registry.registry import Registry
 from pegboard.toolkit.model.decoder_spec import ARCHITECTURES, DecoderSpec
 from pegboard.plugins.model_sources.gguf.metadata import ARCHITECTURES as GGUF

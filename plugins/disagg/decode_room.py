@@ -19,11 +19,11 @@ NO_EPOCH = -1
 
 @dataclass(slots=True)
 class Piece:
-    """Tokens [start, stop), read by `handles` in this epoch, one per share; none once all of them are here."""
+    """Tokens [start, stop), read by `handle` in this epoch; None once they are here."""
 
     start: int
     stop: int
-    handles: set[int] = field(default_factory=set)
+    handle: int | None = None
 
 
 @dataclass(slots=True)
@@ -75,13 +75,13 @@ class DecodeRoom:
     @property
     def handles(self) -> set[int]:
         """Reads that may still write to the seat."""
-        return self.stale.union(*(piece.handles for piece in self.pieces))
+        return self.stale.union(piece.handle for piece in self.pieces if piece.handle is not None)
 
     @property
     def here(self) -> int:
         """How many tokens are here, confirmed or not."""
         for piece in self.pieces:
-            if piece.handles:
+            if piece.handle is not None:
                 return piece.start
         return self.begun
 

@@ -20,14 +20,13 @@ from pegboard.plugins.disagg.options import DisaggOptions, split_address
 from pegboard.plugins.disagg.prefill import PrefillSide
 from pegboard.plugins.disagg.reading import Reader
 from pegboard.plugins.disagg.requests import has_room
-from pegboard.plugins.disagg.shares import Layout, Plan, shares
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.admission_gate import KVAccess, Seat
-    from pegboard.core.interfaces.kv_transfer import KVTransfer, Region
+    from pegboard.core.interfaces.kv_transfer import KVTransfer
     from pegboard.core.interfaces.req import Req
     from pegboard.plugins.disagg.events import Network
 
@@ -43,9 +42,6 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
     here. Both sides and what they say to each other are in prefill.py, decode.py and messages.py.
     """
 
-    plan: Plan = staticmethod(shares)
-    """How the heads of a server are dealt out to reads."""
-
     def __init__(self, options: DisaggOptions, ctx: AdmissionGateContext, network: Network | None = None) -> None:
         super().__init__(options, ctx)
         kv = ctx.kv
@@ -60,7 +56,7 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
                 options, self.network, transfer, clock=ctx.clock, page_size=kv.page_size, tokens=tokens
             )
         else:
-            reader = Reader(transfer, layout_of(kv.regions), options.max_bytes_in_flight, self.plan)
+            reader = Reader(transfer, [one.slot_bytes for one in kv.regions], options.max_bytes_in_flight)
             self.side = DecodeSide(options, self.network, reader)
 
     @classmethod
@@ -127,15 +123,12 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
 
     def _connected(self, kv: KVAccess, transfer: KVTransfer) -> ThreadedNetwork:
         options = self.options
-        layout = layout_of(kv.regions)
         facts = Facts(
             identity=kv.identity,
             described=dict(kv.described),
             engine=type(transfer).__name__,
-            heads=layout.heads,
-            head_bytes=layout.head_bytes,
-            rank=layout.rank,
-            size=layout.size,
+            heads=tuple(region.heads for region in kv.regions),
+            head_bytes=tuple(region.slot_bytes // region.heads for region in kv.regions),
         )
         prefill = options.role == "prefill"
         try:
@@ -151,14 +144,6 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
         signed = f"connections are signed with {options.secret_file}" if secret else "no secret is used"
         logger.info("the gate disagg has the role %s, and %s; %s", options.role, where, signed)
         return network
-
-
-def layout_of(regions: Sequence[Region]) -> Layout:
-    """Return the KV of a server with one rank, which has all heads."""
-    return Layout(
-        heads=tuple(region.heads for region in regions),
-        head_bytes=tuple(region.slot_bytes // region.heads for region in regions),
-    )
 
 
 def listen(address: str) -> socket.socket:

@@ -33,7 +33,6 @@ from pegboard.plugins.disagg.messages import (
     Welcome,
     encode,
 )
-from pegboard.plugins.disagg.shares import objection
 
 NONCE = 32
 INSTANCE = 16
@@ -88,18 +87,12 @@ class Peer:
 
 
 def differing(here: Facts, there: Facts) -> dict[str, tuple[str, str]]:
-    """Return the fields that do not agree, with both values. Ranks and their number may differ, as long as heads can be
-    dealt out to so many.
-    """
+    """Return the fields that do not agree, with both values."""
     found = {
         name: (_shown(mine), _shown(theirs))
-        for name in ("engine", "heads", "head_bytes", "dp_size")
+        for name in ("engine", "heads", "head_bytes", "size", "dp_size")
         if (mine := getattr(here, name)) != (theirs := getattr(there, name))
     }
-    if wrong := objection(here.heads, there.size):
-        found["size"] = (str(here.size), wrong)
-    elif not 0 <= there.rank < there.size:
-        found["rank"] = (str(here.rank), f"{there.rank} of {there.size}")
     for name in sorted({*here.described, *there.described}):
         mine, theirs = here.described.get(name, "-"), there.described.get(name, "-")
         if mine != theirs:

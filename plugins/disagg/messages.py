@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-VERSION = 2
+VERSION = 3
 MAX_OPENING = 64 * 2**10
 """Bytes of a frame from a peer that has not shown who it is."""
 MAX_FRAME = 4 * 2**20
@@ -34,15 +34,10 @@ class RoomKey(NamedTuple):
         return f"{self.room}/{self.answer}" if self.answer else str(self.room)
 
 
-def dp_rank(room: int, dp_size: int) -> int:
-    """Return which data-parallel rank of a prefill server computes a room. Nothing else decides it."""
-    return room % dp_size
-
-
 class Facts(msgspec.Struct, frozen=True):
-    """What must agree for KV to be read: `identity` is equal where KV of equal tokens is, on all ranks of a server, and
-    `described` says for people what it depends on. `engine` reads. By region of the pool: `heads` of all `size` ranks
-    together, and the bytes of each in a slot. `rank` speaks for them. Sizes and ranks may differ, the rest not.
+    """What must agree for KV to be read. `identity` is equal where KV of equal tokens is, and `described` says for
+    people what it depends on. `engine` reads. By region of the pool: `heads`, and the bytes of each in a slot. `size`
+    and `dp_size` are the tensor-parallel and data-parallel ranks of the server.
     """
 
     identity: bytes
@@ -50,7 +45,6 @@ class Facts(msgspec.Struct, frozen=True):
     engine: str
     heads: tuple[int, ...]
     head_bytes: tuple[int, ...]
-    rank: int = 0
     size: int = 1
     dp_size: int = 1
 
@@ -82,9 +76,7 @@ class Proof(msgspec.Struct, frozen=True, tag="proof"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The end of the handshake: how the memory of each rank of this server is read, those of the first data-parallel
-    rank first.
-    """
+    """The end of the handshake: how the memory of each rank of this server is read."""
 
     facts: Facts
     descriptions: tuple[bytes, ...]

@@ -10,6 +10,8 @@ import numpy as np
 from pegboard.core.interfaces.kv_transfer import Ranges
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 _PAIR = np.dtype("<i4")
@@ -63,25 +65,10 @@ class Runs:
         return (np.repeat(self.first, self.count) + within).astype(np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class SlotParts:
-    """A part of each slot, by region: slots have `slot_bytes`, of which those from `first` up to `stop` are meant."""
-
-    slot_bytes: tuple[int, ...]
-    first: tuple[int, ...]
-    stop: tuple[int, ...]
-
-
-def ranges_of(slots: NDArray[np.int32], parts: SlotParts) -> Ranges:
+def ranges_of(slots: NDArray[np.int32], slot_bytes: Sequence[int]) -> Ranges:
     """Return where KV of these tokens lies, region by region, each in the tokens' order: as few pieces as slots have
-    runs where whole slots are meant, and a piece per slot where a part of each is.
+    runs. `slot_bytes` are those of a slot in each region.
     """
-    sizes, first, stop = (np.asarray(one, np.int64)[:, None] for one in (parts.slot_bytes, parts.first, parts.stop))
-    runs, wide = Runs.of(slots), slots.astype(np.int64)
-    nbytes = (stop - first)[:, 0]
-    in_runs, each = np.flatnonzero(nbytes == sizes[:, 0]), np.flatnonzero((nbytes > 0) & (nbytes < sizes[:, 0]))
-    region = np.concatenate((np.repeat(in_runs, len(runs)), np.repeat(each, wide.shape[0])))
-    offset = np.concatenate(((sizes[in_runs] * runs.first).ravel(), (sizes[each] * wide + first[each]).ravel()))
-    length = np.concatenate(((sizes[in_runs] * runs.count).ravel(), np.repeat(nbytes[each], wide.shape[0])))
-    order = np.argsort(region, kind="stable")
-    return Ranges(region[order].astype(np.int32), offset[order], length[order])
+    runs, sizes = Runs.of(slots), np.asarray(slot_bytes, np.int64)[:, None]
+    region = np.repeat(np.arange(len(sizes), dtype=np.int32), len(runs))
+    return Ranges(region, (sizes * runs.first).ravel(), (sizes * runs.count).ravel())

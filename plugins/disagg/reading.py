@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.kv_transfer import TransferError, TransferState
 from pegboard.plugins.disagg.decode_room import DecodeRoom, Piece
-from pegboard.plugins.disagg.messages import dp_rank
-from pegboard.plugins.disagg.ranges import SlotParts, ranges_of
-from pegboard.plugins.disagg.shares import shares
+from pegboard.plugins.disagg.ranges import ranges_of
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_transfer import KVTransfer, Ranges
-    from pegboard.plugins.disagg.shares import Heads, Layout, Plan, Share
 
 AT_ONCE = 2
 """Pieces of one room that are under way at most."""
@@ -33,8 +30,8 @@ class _Read:
 
 @dataclass(slots=True)
 class _Source:
-    """How a rank of a prefill server is read from, and how many reads of it are under way. `anew`: one has failed, so
-    it is connected to again.
+    """How a prefill server is read from, and how many reads of it are under way. `anew`: one has failed, so it is
+    connected to again.
     """
 
     host: str
@@ -43,38 +40,17 @@ class _Source:
     anew: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What a rank of a prefill server gives of each slot, and where in the slots here it belongs."""
-
-    rank: int
-    there: SlotParts
-    here: SlotParts
-
-
-@dataclass(frozen=True, slots=True)
-class _Server:
-    """A prefill server: the shares of its ranks, which are `size` in each of its data-parallel ranks."""
-
-    parts: tuple[_Part, ...]
-    size: int
-    dp_size: int
-
-
 class Reader:
-    """The transfer engine of a rank, with what is under way. Each piece of a room is read in as many reads as the plan
-    has shares, and is here once all of them are.
-    """
+    """The transfer engine, with what is under way. `slot_bytes` are those of a slot in each region of the pool."""
 
-    def __init__(self, transfer: KVTransfer, layout: Layout, most_bytes: int, plan: Plan = shares) -> None:
+    def __init__(self, transfer: KVTransfer, slot_bytes: Sequence[int], most_bytes: int) -> None:
         self._transfer = transfer
-        self._layout, self._plan = layout, plan
-        self._token_bytes = sum(layout.slot_bytes)
+        self._slot_bytes = tuple(slot_bytes)
+        self._token_bytes = sum(slot_bytes)
         self._most_bytes = most_bytes
         self._reads: dict[int, _Read] = {}
-        self._servers: dict[bytes, _Server] = {}
-        self._sources: dict[str, _Source] = {}
-        """By name of the engine's peer: instance and rank."""
+        self._sources: dict[bytes, _Source] = {}
+        """By instance of the prefill server."""
         self._unsafe: dict[str, set[int]] = {}
         """Reads that may still write to seats whose requests are gone, by rid."""
         self._safe: list[str] = []
@@ -91,48 +67,22 @@ class Reader:
 
     # ---- sources --------------------------------------------------------------------------------------------------
 
-    def meet(self, instance: bytes, host: str, descriptions: Sequence[bytes], dp_size: int = 1) -> None:
-        """Get to know a prefill server, by what each of its ranks says. Raises TransferError where a description is
-        not one, or heads cannot be dealt out to so many ranks.
+    def meet(self, instance: bytes, host: str, description: bytes) -> None:
+        """Get to know a prefill server, by what its engine says of itself. Raises TransferError where that is not a
+        description.
         """
-        if instance in self._servers:
+        if instance in self._sources:
             return
-        size = len(descriptions) // dp_size
-        try:
-            parts = tuple(self._part(share, size) for share in self._plan(self._layout, size))
-        except ValueError as error:
-            raise TransferError(str(error)) from error
-        read = {start + part.rank for start in range(0, len(descriptions), size) for part in parts}
-        self._servers[instance] = _Server(parts, size, dp_size)
-        try:
-            for rank in sorted(read):
-                source = self._sources[_peer(instance, rank)] = _Source(host, descriptions[rank])
-                self._connect(_peer(instance, rank), source)
-        except TransferError:
-            self._forget(instance)
-            raise
+        source = _Source(host, description)
+        self._connect(instance, source)
+        self._sources[instance] = source
 
     def keep(self, instances: Iterable[bytes]) -> None:
         """Forget all prefill servers but these: they run no more."""
         named = set(instances)
-        for instance in [instance for instance in self._servers if instance not in named]:
-            self._forget(instance)
-
-    def _forget(self, instance: bytes) -> None:
-        server = self._servers.pop(instance)
-        for peer in (_peer(instance, rank) for rank in range(server.size * server.dp_size)):
-            if self._sources.pop(peer, None) is not None:
-                self._transfer.disconnect(peer)
-
-    def _part(self, share: Share, size: int) -> _Part:
-        there = self._layout.slot_bytes_of(size)
-        return _Part(share.rank, self._bytes(share.there, there), self._bytes(share.here, self._layout.slot_bytes))
-
-    def _bytes(self, heads: Sequence[Heads], slot_bytes: tuple[int, ...]) -> SlotParts:
-        pairs = list(zip(heads, self._layout.head_bytes, strict=True))
-        return SlotParts(
-            slot_bytes, tuple(one.first * each for one, each in pairs), tuple(one.stop * each for one, each in pairs)
-        )
+        for instance in [instance for instance in self._sources if instance not in named]:
+            del self._sources[instance]
+            self._transfer.disconnect(_peer(instance))
 
     # ---- reads ----------------------------------------------------------------------------------------------------
 
@@ -145,7 +95,7 @@ class Reader:
     def _may_begin(self, room: DecodeRoom) -> bool:
         if room.seat is None or room.stale or room.void or room.failure is not None:
             return False
-        under_way = sum(bool(piece.handles) for piece in room.pieces)
+        under_way = sum(piece.handle is not None for piece in room.pieces)
         return under_way < AT_ONCE and room.begun < room.source.shape[0]
 
     def _fits(self, room: DecodeRoom) -> bool:
@@ -159,40 +109,37 @@ class Reader:
     def _read(self, room: DecodeRoom) -> None:
         assert room.seat is not None
         start, stop = room.begun, room.begun + self._size(room)
-        server = self._servers[room.instance]
-        first = dp_rank(room.key.room, server.dp_size) * server.size
         piece = Piece(start, stop)
         room.pieces.append(piece)
         room.begun = stop
         try:
-            for part in server.parts:
-                here = ranges_of(room.seat.slots[start:stop], part.here)
-                there = ranges_of(room.source[start:stop], part.there)
-                piece.handles.add(self._begin(room, _peer(room.instance, first + part.rank), there, here))
+            here = ranges_of(room.seat.slots[start:stop], self._slot_bytes)
+            there = ranges_of(room.source[start:stop], self._slot_bytes)
+            piece.handle = self._begin(room, there, here)
         except Exception:
             self.abandon(room)
             raise
 
-    def _begin(self, room: DecodeRoom, peer: str, there: Ranges, here: Ranges) -> int:
-        source = self._source(peer)
-        handle = self._transfer.read(peer, room.lease, there, here)
+    def _begin(self, room: DecodeRoom, there: Ranges, here: Ranges) -> int:
+        source = self._source(room.instance)
+        handle = self._transfer.read(_peer(room.instance), room.lease, there, here)
         source.reads += 1
         self._reads[handle] = _Read(room, source, here.total)
         self.bytes_begun += here.total
         return handle
 
-    def _source(self, peer: str) -> _Source:
-        source = self._sources[peer]
+    def _source(self, instance: bytes) -> _Source:
+        source = self._sources[instance]
         if source.anew and not source.reads:
-            self._transfer.disconnect(peer)
-            self._connect(peer, source)
+            self._transfer.disconnect(_peer(instance))
+            self._connect(instance, source)
             source.anew = False
         return source
 
-    def _connect(self, peer: str, source: _Source) -> None:
+    def _connect(self, instance: bytes, source: _Source) -> None:
         """Let the engine connect. Raises TransferError, whatever the engine raises: it may have no descriptors left."""
         try:
-            self._transfer.connect(peer, source.host, source.description)
+            self._transfer.connect(_peer(instance), source.host, source.description)
         except TransferError:
             raise
         except Exception as error:
@@ -226,10 +173,11 @@ class Reader:
 
     def _landed(self, room: DecodeRoom, handle: int, state: TransferState) -> bool:
         """Note the end of a read that counts. Return whether it has failed: then the room's other reads do not count
-        any more, since a piece without one of its shares is none.
+        any more.
         """
         for piece in room.pieces:
-            piece.handles.discard(handle)
+            if piece.handle == handle:
+                piece.handle = None
         if state is TransferState.DONE:
             return False
         self.abandon(room)
@@ -265,6 +213,6 @@ class Reader:
         self._safe = [one for one in self._safe if one != rid]
 
 
-def _peer(instance: bytes, rank: int) -> str:
-    """Return what the engine knows a rank of a run of a server by."""
-    return f"{instance.hex()}/{rank}"
+def _peer(instance: bytes) -> str:
+    """Return what the engine knows a run of a server by."""
+    return instance.hex()

@@ -10,11 +10,11 @@ import numpy as np
 from pegboard.core.interfaces.kv_transfer import KVTransferContext, TransferError
 from pegboard.plugins.transfer_mooncake.engine import Engine, MooncakeWire, Pieces, library
 from pegboard.plugins.transfer_mooncake.options import MooncakeTransferOptions
-from pegboard.toolkit.transfer.described import pack, unpack
-from pegboard.toolkit.transfer.linked import LinkedTransfer, Reach
+from pegboard.toolkit.transfer.descriptions import pack, unpack
+from pegboard.toolkit.transfer.linked_transfer import LinkedTransfer, Reach
 from pegboard.toolkit.transfer.links import Limits
-from pegboard.toolkit.transfer.ordering import StagingPlace
 from pegboard.toolkit.transfer.staging import Staging
+from pegboard.toolkit.transfer.staging_reader import StagingPlace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,11 +12,11 @@ import numpy as np
 from pegboard.core.interfaces.kv_transfer import KVTransferContext, Ranges, TransferError
 from pegboard.plugins.transfer_nixl.agent import Agent, Transfer, memory_of
 from pegboard.plugins.transfer_nixl.options import NixlOptions
-from pegboard.toolkit.transfer.described import pack, unpack
-from pegboard.toolkit.transfer.linked import LinkedTransfer, Reach
+from pegboard.toolkit.transfer.descriptions import pack, unpack
+from pegboard.toolkit.transfer.linked_transfer import LinkedTransfer, Reach
 from pegboard.toolkit.transfer.links import Limits, Part, Wire
-from pegboard.toolkit.transfer.ordering import StagingPlace
 from pegboard.toolkit.transfer.staging import Staging
+from pegboard.toolkit.transfer.staging_reader import StagingPlace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

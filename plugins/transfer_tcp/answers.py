@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pegboard.plugins.transfer_tcp.frames import ANSWER, END, REASONS, Status
 from pegboard.plugins.transfer_tcp.streams import CHUNK, MOST_BUFFERS, Chunks, Filling
 from pegboard.toolkit.transfer.pieces import Memory, Pieces
-from pegboard.toolkit.transfer.requests import BadFrame
+from pegboard.toolkit.transfer.protocol import BadFrame
 
 if TYPE_CHECKING:
     from pegboard.plugins.transfer_tcp.reads import Part

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pegboard.plugins.transfer_tcp.answers import Incoming
 from pegboard.plugins.transfer_tcp.frames import MAGIC
 from pegboard.plugins.transfer_tcp.streams import new_buffer
-from pegboard.toolkit.transfer.requests import BadFrame, pack_request
+from pegboard.toolkit.transfer.protocol import BadFrame, pack_request
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock

@@ -9,7 +9,7 @@ from pegboard.plugins.transfer_tcp.streams import CHUNK, MOST_BUFFERS, Chunks, b
 from pegboard.toolkit.transfer.leases import Leases
 from pegboard.toolkit.transfer.listening import Listener, receive
 from pegboard.toolkit.transfer.pieces import Memory, Pieces, objection
-from pegboard.toolkit.transfer.requests import RANGE, REQUEST, BadFrame, unpack_ranges
+from pegboard.toolkit.transfer.protocol import RANGE, REQUEST, BadFrame, unpack_ranges
 
 if TYPE_CHECKING:
     import socket

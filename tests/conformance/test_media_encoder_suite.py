@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pegboard.conformance.colour_encoder import ColourEncoder, colour_items, colour_model
 from pegboard.conformance.media_encoder import MediaEncoderContract
 from pegboard.core.interfaces.media import MediaItem
+from tests.fakes.colour_encoder import ColourEncoder, colour_items, colour_model
 
 
 class TestColours(MediaEncoderContract):

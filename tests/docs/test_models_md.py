@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from docs._build.config import builtin_registry
 from docs._build.models import render
-from pegboard.core.config.docs import builtin_registry
 from pegboard.core.config.other_servers import ANSWERS
 
 ROOT = Path(__file__).parents[2]

@@ -1,7 +1,6 @@
 """Same tokens from two engines as from one: prompts are computed on one, and answers written on the other.
 
-The requests and their references are those of test_scheduling_matrix. With "halves" for a transfer engine, `inproc`
-reads each piece as two slices of heads, as from a server with two ranks.
+The requests and their references are those of test_scheduling_matrix.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from pegboard.conformance.covering import covering
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.plugins.disagg.gate import DisaggGate
-from pegboard.plugins.disagg.shares import Heads, Layout, Share
 from tests.e2e.disagg_pair import Pair, assert_answered, pair
 from tests.e2e.test_scheduling_matrix import EOS, TIGHT, World, check, world
 
@@ -51,31 +48,19 @@ class Setting(NamedTuple):
     def pair(self, world: World, **options: Any) -> Iterator[Pair]:
         prefill = self.config(world, self.pages[0], 2 * TIGHT if self.tight else 4096)
         decode = self.config(world, self.pages[1], TIGHT if self.tight else 4096)
-        with pytest.MonkeyPatch.context() as patch:
-            if self.transfer == "halves":
-                patch.setattr(DisaggGate, "plan", staticmethod(halves))
-            transfer = "inproc" if self.transfer == "halves" else self.transfer
-            with pair(prefill, decode, transfer=transfer, **options) as both:
-                yield both
+        with pair(prefill, decode, transfer=self.transfer, **options) as both:
+            yield both
 
     def __str__(self) -> str:
         tight = "tight" if self.tight else "roomy"
         return f"{self.loop}-chunk_{self.chunk}-pages_{self.pages[0]}_{self.pages[1]}-{self.transfer}-{tight}"
 
 
-def halves(layout: Layout, size: int) -> tuple[Share, ...]:
-    """Return a Plan that reads the only rank twice, half of the heads each time."""
-    assert size == layout.size == 1
-    both = [(Heads(0, heads // 2), Heads(heads // 2, heads)) for heads in layout.heads]
-    assert all(half.width for slices in both for half in slices), "the model has one KV head"
-    return tuple(Share(0, half, half) for half in zip(*both, strict=True))
-
-
 VALUES: tuple[tuple[Any, ...], ...] = (
     ("normal", "overlap"),
     (32, 256, 0),
     ((1, 1), (16, 16), (1, 16), (16, 1)),
-    ("tcp", "inproc", "halves"),
+    ("tcp", "inproc"),
     (False, True),
 )
 ALL = list(itertools.starmap(Setting, itertools.product(*VALUES)))

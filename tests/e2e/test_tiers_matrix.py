@@ -8,29 +8,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from pegboard.conformance.covering import covering
-from pegboard.core.engine import tiers as engine_tiers
 from pegboard.core.engine.engine import Engine, GenerateOutput
-from pegboard.core.interfaces.host_pool import HostPoolContext
-from pegboard.core.interfaces.kv_storage import KVStorageContext
-from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.pipeline.tiers.fan import FanMover
-from pegboard.core.pipeline.tiers.loading import HostLoads
-from pegboard.core.pipeline.tiers.mover import LocalMover
-from pegboard.plugins.memory_host.pool import LayerFirst
-from pegboard.plugins.storage_files.storage import FilesStorage
 from tests.e2e.test_scheduling_matrix import TIGHT, Case, World, ask, check, world
 
 if TYPE_CHECKING:
-    import torch
-
-    from pegboard.core.interfaces.kv_pool import KVPool
+    pass
 
 __all__ = ["world"]
 
@@ -136,51 +124,3 @@ def test_some_settings(setting: Setting, world: World, tmp_path: Path) -> None:
 @pytest.mark.parametrize("setting", REST, ids=str)
 def test_every_triple_of_settings(setting: Setting, world: World, tmp_path: Path) -> None:
     run(setting, world, tmp_path)
-
-
-class RankedHost(LayerFirst):
-    """The host pool of two ranks, each of which has every other layer, as what loads pages sees it."""
-
-    def __init__(self, ctx: HostPoolContext) -> None:
-        super().__init__(NoOptions(), replace(ctx, num_pages=1))
-        self.ranks = [LayerFirst(NoOptions(), replace(ctx, layers=ctx.layers[rank::2])) for rank in range(2)]
-
-    def load(self, pool: KVPool, layer_id: int, host: torch.Tensor, device: torch.Tensor) -> None:
-        owner = next(one for one in self.ranks if layer_id in one.parts)
-        owner.load(pool, layer_id, host, device)
-
-
-class Forgetful(FilesStorage):
-    """Keeps three of four blocks."""
-
-    def set(self, keys: Sequence[bytes], blocks: Sequence[memoryview], deadline: float) -> int:
-        for key, block in zip(keys, blocks, strict=True):
-            if key[0] % 4:
-                super().set([key], [block], deadline)
-        return len(keys)
-
-
-@pytest.mark.parametrize("page_size", [1, pytest.param(16, marks=pytest.mark.full)])
-def test_two_ranks_of_which_one_has_less(
-    page_size: int, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each rank has other layers of all pages, in memory and in files; the second one has forgotten some files."""
-    host: list[RankedHost] = []
-
-    def fan(pool: KVPool, whole: LayerFirst, storages: Sequence[tuple[str, FilesStorage]]) -> FanMover:
-        ctx = HostPoolContext(
-            whole.num_pages, whole.page_size, whole.layers, whole.dtype, whole.device, whole.block_pages
-        )
-        host.append(RankedHost(ctx))
-        ((name, files),) = storages
-        movers = []
-        for rank, (part, cls) in enumerate(zip(host[0].ranks, (FilesStorage, Forgetful), strict=True)):
-            mine = cls(files.options, KVStorageContext("ab" * 16, part.block_bytes))
-            movers.append(LocalMover(pool, part, [(name, mine)], suffix=b".%d" % rank))
-        return FanMover(movers)
-
-    monkeypatch.setattr(engine_tiers, "LocalMover", fan)
-    monkeypatch.setattr(engine_tiers, "HostLoads", lambda _, pool, device: HostLoads(host[0], pool, device))
-    run(Setting("write_through", "overlap", page_size, 32, "layer_first", True), world, tmp_path)
-    kept = [len(list(tmp_path.rglob("*" + (b".%d" % rank).hex()))) for rank in range(2)]
-    assert kept[0] > kept[1] > 0

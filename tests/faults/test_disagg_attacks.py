@@ -33,7 +33,7 @@ from pegboard.plugins.disagg.messages import (
     encode,
 )
 from pegboard.plugins.transfer_tcp.frames import MAGIC, unpack_description
-from pegboard.toolkit.transfer.requests import REQUEST
+from pegboard.toolkit.transfer.protocol import REQUEST
 from tests.faults.disagg_strangers import MANNERS, Manner, Recorder, Signed, closed, false_prefill, sends
 from tests.faults.disagg_world import DECODE, PREFILL, TIMES, Server
 from tests.faults.memory import peak

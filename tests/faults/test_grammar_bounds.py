@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pegboard.conformance.admission_gate import ManualClock
-from pegboard.conformance.grammar_fakes import ScriptedGrammar, ScriptedMatcher
 from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarMatcher
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.grammar.work import PAY_BACK, GrammarWork, WorkLimits
+from pegboard_drills.grammars import ScriptedGrammar, ScriptedMatcher
 from tests.core.pipeline.grammar.test_state import ARRANGEMENTS, Gate, constrained, make_gate, tokens_of
 from tests.core.pipeline.harness import EOS, Harness, oracle
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from pegboard.conformance.admission_gate import ManualClock, gated_request
-from pegboard.conformance.grammar_fakes import EOS, ScriptedBackend, scripted_context
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
@@ -29,6 +28,7 @@ from pegboard.toolkit.chat.chat_prompt import ChatPrompt
 from pegboard.toolkit.chat.render_process import Rendered
 from pegboard.toolkit.chat.rendering import RenderPool
 from pegboard.toolkit.system.helper_process import computed
+from pegboard_drills.grammars import EOS, ScriptedBackend, scripted_context
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
@@ -73,7 +73,7 @@ class TestGrammars:
     def pool(self, tmp_path: Path) -> Iterator[GrammarPool]:
         ctx = scripted_context(tmp_path)
         start = Start(
-            factory="pegboard.conformance.grammar_fakes:ScriptedBackend",
+            factory="pegboard_drills.grammars:ScriptedBackend",
             options_model="pegboard.core.interfaces.options:NoOptions",
             options={},
             directory=str(ctx.directory),

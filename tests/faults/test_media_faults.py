@@ -20,10 +20,10 @@ import httpx
 import psutil
 import pytest
 
-from pegboard.conformance.media_toy import ppm
 from pegboard.core.pipeline.frontend.media.store import PREFIX
 from tests.core.pipeline.frontend.media.scene import picture, toy_model
 from tests.core.server.api_server import PATIENCE, Server, running, wait_for
+from tests.fakes.toy_media import ppm
 
 HELPER = "pegboard.core.pipeline.frontend.media.worker"
 SCHEDULER = "pegboard.core.server.scheduler_process"

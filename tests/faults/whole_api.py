@@ -10,10 +10,10 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
+from docs._build.config import builtin_registry
 from pegboard.conformance.asgi import Application, Exchange
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.config.compose import compose
-from pegboard.core.config.docs import builtin_registry
 from pegboard.core.server.http.routes import flat
 from pegboard.core.server.serve import build_api
 from pegboard.toolkit.http.openapi import example_of

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.conformance.storage_fakes import FakeStorage
 from pegboard.core.interfaces.kv_storage import KVStorageContext, StorageError
 from pegboard.toolkit.cache.block_frames import MAGIC, BlockFrames
-from tests.conformance.test_storage_fakes import TestFakeStorage as Suite
+from tests.fakes.storages import FakeStorage
+from tests.fakes.test_storages import TestFakeStorage as Suite
 
 FAR = float("inf")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pegboard.conformance.colour_encoder import ColourEncoder, colour_items, colour_model
 from pegboard.conformance.media_encoder import MediaEncoderContract
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.media import MediaPiece, MediaStates
+from tests.fakes.colour_encoder import ColourEncoder, colour_items, colour_model
 
 
 class Colours(MediaEncoderContract):

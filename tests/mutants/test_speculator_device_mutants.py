@@ -10,10 +10,10 @@ import torch
 
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.speculator import SpeculatorContract
-from pegboard.conformance.speculator_fakes import BranchingSumSpeculator, SumSpeculator
 from pegboard.core.interfaces.speculator import DeviceSpeculator, DraftTrees
 from pegboard.plugins.spec_ngram.speculator import NgramSpeculator
 from pegboard.toolkit.speculation import tree
+from tests.fakes.speculators import BranchingSumSpeculator, SumSpeculator
 
 
 class IsOneInSecret(NgramSpeculator, DeviceSpeculator):

@@ -17,10 +17,10 @@ from pegboard.conformance.collecting import InMemory
 from pegboard.conformance.kv_storage import KVStorageContract
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.outcomes import Outcomes
-from pegboard.conformance.storage_fakes import FakeStorage
 from pegboard.core.interfaces.kv_storage import StorageError
 from pegboard.plugins.storage_files.storage import FilesStorage
-from tests.conformance.test_storage_fakes import TestFakeStorage as Suite
+from tests.fakes.storages import FakeStorage
+from tests.fakes.test_storages import TestFakeStorage as Suite
 from tests.mutants.slot_storage import SlotStorage
 from tests.plugins.storage_files.test_conformance import TestFiles as FilesSuite
 

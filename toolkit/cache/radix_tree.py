@@ -46,10 +46,6 @@ class RadixNode(Generic[T]):
         return self.start + int(self.tokens.shape[0])
 
     @property
-    def is_leaf(self) -> bool:
-        return not self.children
-
-    @property
     def attached(self) -> bool:
         """Whether it is still in the tree. A root counts as attached."""
         return self.parent is not None

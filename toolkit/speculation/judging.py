@@ -1,9 +1,8 @@
 """Decide by probabilities and coins which drafts stand.
 
 `tree.walk` over what the sampler draws at every node is the ordinary way: it needs none of this, and keeps a request's
-tokens what they are without drafts. These are the ways of other engines: with thresholds, which accept more and change
-the distribution, and rejection sampling, which keeps the distribution and accepts more of what was drawn from a draft
-model's own probabilities. Neither keeps the tokens that a seed gives.
+tokens what they are without drafts. Thresholds, as in SGLang, accept more and change the distribution. They do not keep
+the tokens that a seed gives.
 
 Trees come on the host, everything else on any device. One small copy per call goes to the host.
 """
@@ -20,7 +19,7 @@ from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.interfaces.speculator import Accepted, DraftTrees
 from pegboard.toolkit.sampling.filters import Filters
 from pegboard.toolkit.sampling.noise import keys, uniforms
-from pegboard.toolkit.speculation.tree import Int64s, is_chain, places, starts, walk
+from pegboard.toolkit.speculation.tree import Int64s, places, starts, walk
 
 _LEAST = 1e-9
 """What a threshold of 0 counts as, where it divides."""
@@ -67,38 +66,6 @@ def accept_by_thresholds(
     tried = drafts.below(last)
     left[_index(drafts.owners[tried], left), _index(drafts.tokens[tried], left)] = 0.0
     return _finish(accepted, left, probs, last, final_coins)
-
-
-def accept_chain(
-    trees: DraftTrees, p: torch.Tensor, q: torch.Tensor | None, coins: torch.Tensor, final_coins: torch.Tensor
-) -> Accepted:
-    """Accept drafts by rejection sampling, so that tokens follow the model's probabilities `p` float32 [nodes, vocab].
-
-    `q` float32 [drafts, vocab] are the probabilities that each draft was drawn from, packed as the nodes are but
-    without the roots; None where drafts were not drawn but chosen, so that q(x) is 1. Draft x stands if ``coin * q(x) <
-    p(x)``, with the coin and the p of the node before it. After the first that does not, the last token is drawn by the
-    request's final coin from ``max(p - q, 0)``, normalised; where all stand, from the last node's p.
-
-    `coins` float32 or float64 [nodes] and `final_coins` [requests] are uniform in (0, 1), see `toss`. Raises
-    ValueError for trees with branches.
-
-    Source: Leviathan, Kalman and Matias, "Fast inference from transformers via speculative decoding", 2023, algorithm
-    1.
-    """
-    if not is_chain(trees):
-        raise ValueError("rejection sampling takes chains, and one of the trees has branches")
-    drafts = _Drafts.of(trees)
-    share = _pick(p, drafts.above, drafts.tokens)
-    offered = np.ones(len(share)) if q is None else _pick(q, np.arange(len(share)), drafts.tokens)
-    accepted, last = _descend(trees, drafts, _host(coins)[drafts.above] * offered < share)
-    left = p[_index(last, p)].to(torch.float64)
-    tried = drafts.below(last)
-    rows = _index(drafts.owners[tried], left)
-    if q is None:
-        left[rows, _index(drafts.tokens[tried], left)] = 0.0
-    else:
-        left[rows] = (left[rows] - q[_index(tried, q)]).clamp_(min=0.0)
-    return _finish(accepted, left, p, last, final_coins)
 
 
 def toss(trees: DraftTrees, seeds: torch.Tensor, steps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

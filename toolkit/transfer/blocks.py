@@ -5,16 +5,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.kv_transfer import TransferError
-
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from pegboard.core.interfaces.clock import Clock
-    from pegboard.core.interfaces.kv_transfer import Ranges
-    from pegboard.toolkit.transfer.leases import Counts
-    from pegboard.toolkit.transfer.pieces import Memory
 
 
 class Blocks:
@@ -55,35 +48,3 @@ class Blocks:
     def view(self, number: int) -> NDArray[np.uint8]:
         """Return the memory uint8 [size] of a block."""
         return self._memory[number * self.size :][: self.size]
-
-
-class Landing:
-    """Where small pieces are read to, before they are dealt out to the regions: blocks of the region `region`. Reads
-    whose pieces have fewer than `below` bytes on average go there, and a step of theirs takes `seconds` at most.
-    """
-
-    def __init__(
-        self, blocks: Blocks, region: int, regions: Memory, counts: Counts, below: int, clock: Clock, seconds: float
-    ) -> None:
-        self.blocks = blocks
-        self.region = region
-        self.below = below
-        self.clock = clock
-        self.seconds = seconds
-        self._regions = regions
-        self._counts = counts
-        self._dealing = threading.Lock()
-        self._closed = False
-
-    def deal(self, block: int, target: Ranges) -> None:
-        """Fill pieces of the regions out of a block. Raises TransferError after the end."""
-        with self._dealing:
-            if self._closed:
-                raise TransferError("the engine is closed")
-            self._regions.scatter(target, self.blocks.view(block)[: target.total])
-        self._counts.add("staged_bytes_total", target.total)
-
-    def close(self) -> None:
-        """End. When this returns nothing is written to the regions."""
-        with self._dealing:
-            self._closed = True

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from pegboard.toolkit.transfer.requests import lease_word
+from pegboard.toolkit.transfer.protocol import lease_word
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

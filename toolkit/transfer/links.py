@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from pegboard.core.interfaces.kv_transfer import Ranges, TransferError, TransferNews, TransferState
-from pegboard.toolkit.transfer.alike import parts
+from pegboard.toolkit.transfer.pieces import parts
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock

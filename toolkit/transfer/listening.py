@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from pegboard.toolkit.transfer.requests import BadFrame
+from pegboard.toolkit.transfer.protocol import BadFrame
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,14 +10,13 @@ from pydantic import Field
 
 from pegboard.core.interfaces.kv_transfer import Region
 from pegboard.core.interfaces.options import Options
-from pegboard.toolkit.transfer.blocks import Blocks, Landing
-from pegboard.toolkit.transfer.collecting import Collector
+from pegboard.toolkit.transfer.blocks import Blocks
 from pegboard.toolkit.transfer.leases import Counts, Leases
 from pegboard.toolkit.transfer.listening import Listener
-from pegboard.toolkit.transfer.ordering import Orders, StagingPlace
-from pegboard.toolkit.transfer.orders import MAGIC
 from pegboard.toolkit.transfer.pieces import Memory
-from pegboard.toolkit.transfer.staged import StagedWire
+from pegboard.toolkit.transfer.protocol import MAGIC
+from pegboard.toolkit.transfer.staging_reader import Landing, Orders, StagedWire, StagingPlace
+from pegboard.toolkit.transfer.staging_source import Collector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,7 +19,7 @@ from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.media import MediaItem, MediaSpan
 from pegboard.core.interfaces.messages import RequestMedia
 from pegboard.core.pipeline.media.arrival import MediaStage
-from pegboard.core.pipeline.media.books import EncoderBooks
+from pegboard.core.pipeline.media.encoder_cache import EncoderCache
 
 if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig
@@ -80,7 +80,7 @@ class LabMedia:
             )
         section = config.media
         step_tokens = section.encode_tokens or chunk or config.scheduler.max_prefill_tokens
-        books = EncoderBooks(section.cache_bytes, cost.encoded_token_bytes, step_tokens)
+        books = EncoderCache(section.cache_bytes, cost.encoded_token_bytes, step_tokens)
         self.stage = MediaStage(CountedTokens(), books, config.memory.page_size)
         self._files: set[str] = set()
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.pipeline.grammar.process import GrammarProcess, WorkerFailed
+from pegboard.core.pipeline.grammar.process import WorkerFailed, compile_in, get_ready, new_worker
 from pegboard.core.pipeline.grammar.queue import GrammarJob, GrammarQueue
 from pegboard.toolkit.system.helper_process import HelperLost
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarBackend
     from pegboard.core.pipeline.grammar.worker import Reply, Start
+    from pegboard.toolkit.system.helper_child import HelperChild
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class _Unwanted(Exception):
 class _Seat:
     """A thread's worker."""
 
-    worker: GrammarProcess | None = None
+    worker: HelperChild | None = None
 
 
 class GrammarPool:
@@ -75,7 +76,7 @@ class GrammarPool:
         self._queue = GrammarQueue(limits.workers, limits.queue_timeout)
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._workers: set[GrammarProcess] = set()
+        self._workers: set[HelperChild] = set()
         self._open = 0
         self._closed = False
         self.killed = 0
@@ -136,7 +137,7 @@ class GrammarPool:
     def pids(self) -> list[int]:
         """Of the workers that are there."""
         with self._lock:
-            return [worker.pid for worker in self._workers if worker.pid]
+            return [worker.pid for worker in self._workers]
 
     def _done(self, _: Future[CompiledGrammar]) -> None:
         with self._lock:
@@ -191,6 +192,8 @@ class GrammarPool:
             try:
                 return self._ask(job, seat)
             except HelperLost as error:
+                if self._closed:
+                    raise _closing() from None
                 why = str(error)
                 logger.warning("a process that compiles grammars was lost: %s", why)
         text = f"the process that compiles grammars was lost twice ({why}), through no fault of the grammar; try again"
@@ -204,7 +207,7 @@ class GrammarPool:
                 raise _GivesWay
 
         try:
-            return self._worker_of(seat).compile(job.grammar, self._limits.compile_timeout, look)
+            return compile_in(self._worker_of(seat), job.grammar, self._limits.compile_timeout, look)
         except BaseException as error:
             self._end(seat)
             with self._lock:
@@ -212,26 +215,24 @@ class GrammarPool:
                 self.killed += isinstance(error, (HelperLost, WorkerFailed)) and not self._closed
             raise
 
-    def _worker_of(self, seat: _Seat) -> GrammarProcess:
+    def _worker_of(self, seat: _Seat) -> HelperChild:
         """Return the thread's worker, or a new one."""
-        if seat.worker is not None and seat.worker.alive:
-            return seat.worker
-        self._end(seat)
-        worker = seat.worker = GrammarProcess()
-        with self._lock:
-            if self._closed:
-                raise WorkerFailed("the engine is closing", "shutting_down", 503)
-            self._workers.add(worker)
-        try:
-            worker.start(self._start)
-        except BaseException:
-            self._end(seat)
-            raise
-        return worker
+        if seat.worker is None:
+            seat.worker = new_worker()
+            with self._lock:
+                self._workers.add(seat.worker)
+                if self._closed:
+                    seat.worker.kill()
+            get_ready(seat.worker, self._start)
+        return seat.worker
 
     def _end(self, seat: _Seat) -> None:
         if seat.worker is not None:
-            seat.worker.dispose()
             with self._lock:
                 self._workers.discard(seat.worker)
+            seat.worker.close()
             seat.worker = None
+
+
+def _closing() -> WorkerFailed:
+    return WorkerFailed("the engine is closing", "shutting_down", 503)

@@ -1,19 +1,16 @@
 """A process that compiles grammars: ``python -m pegboard.core.pipeline.grammar.worker``, started by a GrammarPool.
 
 A grammar comes from any client, and compiling one may crash, eat memory or never end. Here that costs a
-process that holds nothing. Messages are MessagePack with the length in front, on standard input and output; the process
-ends when its input does, and by itself when one grammar takes far longer than it may.
+process that holds nothing. The first frame says what the process is to be, each one after it brings a grammar; the
+process ends by itself when one takes far longer than it may.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
 import resource
 import signal
-import struct
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +21,11 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from pegboard.toolkit.grammars.grammar import parts_of
 from pegboard.toolkit.grammars.regex_length import check_length
+from pegboard.toolkit.system.helper_child import limit, serve
 
 logger = logging.getLogger(__name__)
 
 TRIAL_STEPS = 24
-
-LENGTH = struct.Struct("<Q")
 
 
 class Start(msgspec.Struct):
@@ -61,32 +57,6 @@ class Reply(msgspec.Struct):
     status: int = 0
     code: str = ""
     param: str = ""
-
-
-class Frames:
-    """Messages over two file descriptors, one at a time."""
-
-    def __init__(self, read: Callable[[int], bytes], write: Callable[[bytes], Any]) -> None:
-        self._read = read
-        self._write = write
-
-    def send(self, message: msgspec.Struct) -> None:
-        data = msgspec.msgpack.encode(message)
-        self._write(LENGTH.pack(len(data)) + data)
-
-    def receive(self) -> bytes:
-        """Read the next message; b"" at the end."""
-        head = self._exactly(LENGTH.size)
-        return self._exactly(LENGTH.unpack(head)[0]) if head else b""
-
-    def _exactly(self, count: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < count:
-            part = self._read(count - len(parts))
-            if not part:
-                return b""
-            parts += part
-        return bytes(parts)
 
 
 def make_backend(start: Start) -> GrammarBackend:
@@ -142,49 +112,43 @@ def try_out(backend: GrammarBackend, grammar: Grammar, compiled: bytes) -> None:
             return
 
 
-def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent's affair
-    # Libraries that print must not print into the messages.
-    out = os.dup(1)
-    os.dup2(2, 1)
-    frames = Frames(lambda count: os.read(0, min(count, 1 << 20)), lambda data: _write_all(out, data))
-    orders = frames.receive()
-    if not orders:
-        return 0
-    start = msgspec.msgpack.decode(orders, type=Start)
-    try:
-        backend = make_backend(start)
-    except Exception as error:
-        logger.exception("the grammar worker cannot start")
-        frames.send(Reply(error=f"{type(error).__name__}: {error}"))
-        return 1
-    _limit_memory(start.memory)
-    frames.send(Reply())
-    while data := frames.receive():
+class _Worker:
+    """What answers frames: first a Start, then Work."""
+
+    def __init__(self) -> None:
+        self._backend: GrammarBackend | None = None
+
+    def answer(self, data: bytes) -> bytes:
+        return msgspec.msgpack.encode(self._start(data) if self._backend is None else self._compile(data))
+
+    def _start(self, data: bytes) -> Reply:
+        start = msgspec.msgpack.decode(data, type=Start)
+        try:
+            self._backend = make_backend(start)
+        except Exception as error:
+            logger.exception("the grammar worker cannot start")
+            return Reply(error=f"{type(error).__name__}: {error}")
+        _limit_memory(start.memory)
+        return Reply()
+
+    def _compile(self, data: bytes) -> Reply:
+        assert self._backend is not None
         work = msgspec.msgpack.decode(data, type=Work)
         # The default action ends the process even where a library never comes back to the interpreter.
         signal.alarm(int(work.seconds) + 1)
-        reply = compile_safely(backend, work.grammar)
+        reply = compile_safely(self._backend, work.grammar)
         signal.alarm(0)
-        frames.send(reply)
-    return 0
-
-
-def _write_all(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
+        return reply
 
 
 def _limit_memory(more: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    try:
+    limits = [(resource.RLIMIT_CORE, 0)]
+    # Not on Linux: no limit is better than a wrong one.
+    with contextlib.suppress(OSError):
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
-    except OSError:
-        return  # not on Linux: no limit is better than a wrong one
-    limit = pages * resource.getpagesize() + more
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        limits.append((resource.RLIMIT_AS, pages * resource.getpagesize() + more))
+    limit(limits)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    serve(_Worker().answer)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.media import MediaItem, MediaSpan
     from pegboard.core.interfaces.messages import RequestMedia
-    from pegboard.core.pipeline.media.books import EncoderBooks
+    from pegboard.core.pipeline.media.encoder_cache import EncoderCache
 
 DIGEST_BYTES = 32
 _KEY_BITS = (1 << 62) - 1
@@ -40,7 +40,7 @@ class MediaStage:
     an encoded token has. `directory` is where the files of items are: it is set before the first request comes.
     """
 
-    def __init__(self, encoder: CountsTokens, books: EncoderBooks, page_size: int, width: int = 0) -> None:
+    def __init__(self, encoder: CountsTokens, books: EncoderCache, page_size: int, width: int = 0) -> None:
         self.books = books
         self.directory: Path | None = None
         self._encoder = encoder

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.admission import PrefillAdder
     from pegboard.core.pipeline.batch import BatchBuilder
     from pegboard.core.pipeline.counters import Counters
-    from pegboard.core.pipeline.media.books import EncoderBooks, EncodeWishes
+    from pegboard.core.pipeline.media.encoder_cache import EncodeQueue, EncoderCache
     from pegboard.core.pipeline.step import Step
 
 
@@ -21,13 +21,13 @@ class Encoding:
     been tried since the last step that encodes.
     """
 
-    def __init__(self, books: EncoderBooks | None, builder: BatchBuilder, counters: Counters) -> None:
+    def __init__(self, books: EncoderCache | None, builder: BatchBuilder, counters: Counters) -> None:
         self.books = books
         self.must_settle = False
         self.was_last = False
         self._builder = builder
         self._counters = counters
-        self._wishes: EncodeWishes | None = None
+        self._wishes: EncodeQueue | None = None
 
     def begin(self, adder: PrefillAdder | None) -> None:
         """Note who collects the prefill that is being planned; None: there is nothing to prefill."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class EncodedMedia:
-    """The states of the pieces that EncoderBooks has, on the device. It does as it is told, in launch order.
+    """The states of the pieces that EncoderCache has, on the device. It does as it is told, in launch order.
 
     `directory` is where the files of items are: it is set before the first request comes. `hidden_size` and `dtype` are
     the model's.

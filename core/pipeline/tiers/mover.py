@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pegboard.core.pipeline.tiers.lane import Lane
-from pegboard.core.pipeline.tiers.moves import NO_PAGES, Board, Move
 from pegboard.core.pipeline.tiers.tier_store import Deadlines, TierStore
+from pegboard.core.pipeline.tiers.transfer_jobs import NO_PAGES, TransferJob
+from pegboard.core.pipeline.tiers.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,8 +36,6 @@ LOOK_SECONDS = 0.1
 """How often calls under way are looked at."""
 CLOSE_SECONDS = 2.0
 """How long closing waits for calls that are under way."""
-MOST_SUFFIX = 32
-"""Bytes: storages take keys of 64."""
 USUAL = Deadlines()
 
 
@@ -45,7 +43,7 @@ class LocalMover:
     """A PageMover with one thread for copies to the host, two for each storage, and one that watches over these.
 
     What a storage or the host pool does wrong ends a job early, with an error, and is counted; nothing else comes of
-    it. `storages` are named, nearest first. `suffix` goes behind each key: it names this rank where there are several.
+    it. `storages` are named, nearest first.
     """
 
     def __init__(
@@ -54,24 +52,22 @@ class LocalMover:
         host: HostPool | None,
         storages: Sequence[tuple[str, KVStorage]] = (),
         *,
-        suffix: bytes = b"",
         deadlines: Deadlines = USUAL,
         clock: Clock = time.monotonic,
     ) -> None:
-        if len(suffix) > MOST_SUFFIX:
-            raise ValueError(f"a suffix of keys has at most {MOST_SUFFIX} bytes, got {len(suffix)}")
         if storages and host is None:
             raise ValueError("storages need a host pool: what they have goes through it")
         self._pool = pool
         self._host = host
-        self._board = Board()
+        self._ended = threading.Condition()
+        """Notified whenever a job ends."""
         self._begun, self._closed = threading.Event(), threading.Event()
         self._saved_pages = 0
         self._save_seconds = 0.0
         self._failed_saves = 0
-        self._copies = Lane("kv-save", self._save, self._left)
+        self._copies = WorkerThread("kv-save", self._save, self._left)
         self._piece, self._page_bytes = (1, 0) if host is None else self._sizes(host)
-        make = functools.partial(TierStore, suffix=suffix, deadlines=deadlines, clock=clock, began=self._begun.set)
+        make = functools.partial(TierStore, deadlines=deadlines, clock=clock, began=self._begun.set)
         self._stores = [make(name, one, host, self._left) for name, one in storages if host is not None]
         if self._stores:
             threading.Thread(target=self._watch, name="kv-watch", daemon=True).start()
@@ -88,34 +84,34 @@ class LocalMover:
     def stores(self) -> tuple[str, ...]:
         return tuple(store.name for store in self._stores)
 
-    def save(self, device: NDArray[np.int64], host: NDArray[np.int64]) -> Move:
+    def save(self, device: NDArray[np.int64], host: NDArray[np.int64]) -> TransferJob:
         if device.shape != host.shape:
             raise ValueError(f"{device.shape[0]} device pages cannot be copied to {host.shape[0]} host pages")
-        job = Move(self._board, "save", host, device=device)
+        job = TransferJob(self._ended, "save", host, device=device)
         if self._host is None or not self._copies.put(job):
             job.finish("there is no host pool, or no thread to copy to it")
         return job
 
-    def store(self, store: int, keys: Sequence[bytes], host: NDArray[np.int64]) -> Move:
+    def store(self, store: int, keys: Sequence[bytes], host: NDArray[np.int64]) -> TransferJob:
         self._check_blocks(keys, host)
         if not 0 <= store < len(self._stores):
             raise IndexError(f"there are {len(self._stores)} storages, and none of index {store}")
-        return self._begin(Move(self._board, "store", host, keys=keys, store=store))
+        return self._begin(TransferJob(self._ended, "store", host, keys=keys, store=store))
 
-    def find(self, keys: Sequence[bytes]) -> Move:
-        return self._begin(Move(self._board, "find", NO_PAGES, keys=keys))
+    def find(self, keys: Sequence[bytes]) -> TransferJob:
+        return self._begin(TransferJob(self._ended, "find", NO_PAGES, keys=keys))
 
-    def fetch(self, keys: Sequence[bytes], host: NDArray[np.int64]) -> Move:
+    def fetch(self, keys: Sequence[bytes], host: NDArray[np.int64]) -> TransferJob:
         self._check_blocks(keys, host)
-        return self._begin(Move(self._board, "fetch", host, keys=keys))
+        return self._begin(TransferJob(self._ended, "fetch", host, keys=keys))
 
     def cancel(self, job: Job) -> None:
-        if isinstance(job, Move):
+        if isinstance(job, TransferJob):
             job.stop()
 
     def wait(self, jobs: Sequence[Job], timeout: float) -> bool:
-        with self._board.news:
-            return self._board.news.wait_for(lambda: all(job.done for job in jobs), timeout)
+        with self._ended:
+            return self._ended.wait_for(lambda: all(job.done for job in jobs), timeout)
 
     def supervise(self) -> None:
         """Abandon storage calls that have overrun. The mover's own thread does it as long as calls are under way."""
@@ -155,7 +151,7 @@ class LocalMover:
         device = self._pool.keys(self._pool.layer_ids[0]).device.type
         return max(1, COPY_BYTES.get(device, OTHER_COPY_BYTES) // page_bytes), page_bytes
 
-    def _save(self, job: Move) -> None:
+    def _save(self, job: TransferJob) -> None:
         if not job.begin() or self._host is None:
             return
         device, host = torch.from_numpy(job.device), torch.from_numpy(job.host)
@@ -174,14 +170,14 @@ class LocalMover:
         self._save_seconds += time.perf_counter() - began
         job.finish(error)
 
-    def _begin(self, job: Move) -> Move:
+    def _begin(self, job: TransferJob) -> TransferJob:
         if job.store < len(self._stores):
             self._stores[job.store].put(job)
         else:
             job.finish("" if job.kind == "find" else "there is no storage")
         return job
 
-    def _left(self, job: Move, trouble: str) -> None:
+    def _left(self, job: TransferJob, trouble: str) -> None:
         """Go on with a job that is through with a storage: what that one lacks is asked of the next."""
         job.trouble = job.trouble or trouble
         following = job.store + 1

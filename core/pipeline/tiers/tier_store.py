@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pegboard.core.pipeline.tiers.calls import Ask, Calls
-from pegboard.core.pipeline.tiers.lane import Lane
+from pegboard.core.pipeline.tiers.storage_calls import Ask, StorageCalls
+from pegboard.core.pipeline.tiers.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.host_pool import HostPool
     from pegboard.core.interfaces.kv_storage import KVStorage
-    from pegboard.core.pipeline.tiers.moves import Move
+    from pegboard.core.pipeline.tiers.transfer_jobs import TransferJob
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +60,8 @@ class TierStore:
         name: str,
         storage: KVStorage,
         host: HostPool,
-        leave: Callable[[Move, str], None],
+        leave: Callable[[TransferJob, str], None],
         *,
-        suffix: bytes,
         deadlines: Deadlines,
         clock: Clock,
         began: Callable[[], None],
@@ -71,7 +70,6 @@ class TierStore:
         self._storage = storage
         self._host = host
         self._leave = leave
-        self._suffix = suffix
         self._deadlines = deadlines
         self._clock = clock
         self._piece = max(1, PIECE_BYTES // host.block_bytes)
@@ -79,16 +77,16 @@ class TierStore:
         self._read, self._written = Traffic(), Traffic()
         self._told: Mapping[str, float] = {}
         self._look_at = 0.0
-        self.calls = Calls(name, clock, began, self._turn_away)
-        self._reading = Lane(f"{name}-read", self._do, self._lost)
-        self._writing = Lane(f"{name}-write", self._do, self._lost)
+        self.calls = StorageCalls(name, clock, began, self._turn_away)
+        self._reading = WorkerThread(f"{name}-read", self._do, self._lost)
+        self._writing = WorkerThread(f"{name}-write", self._do, self._lost)
 
-    def put(self, job: Move) -> None:
+    def put(self, job: TransferJob) -> None:
         """Take a job, or leave it at once while the storage is left alone. Never blocks."""
         admitted, job.probe = self.calls.breaker.admit()
         if not admitted:
             self._leave(job, f"the storage {self.name!r} is left alone for a while")
-        elif not self._lane(job).put(job):
+        elif not self._thread_of(job).put(job):
             self._through(job, f"no thread is free for the storage {self.name!r}: it is closed, or too many hang")
 
     def supervise(self) -> None:
@@ -108,26 +106,26 @@ class TierStore:
             "breaker_open": float(calls.breaker.open),
             "breaker_openings_total": calls.breaker.openings,
             "abandoned_total": calls.abandoned,
-            "hanging": calls.written_off,
+            "hanging": calls.abandoned_threads,
             "restarts_total": self._reading.restarts + self._writing.restarts,
         }
 
-    def close(self) -> list[Move]:
+    def close(self) -> list[TransferJob]:
         """Take no more jobs, and return those that have not begun."""
         return self._reading.close() + self._writing.close()
 
     def join(self, until: float) -> bool:
         """Wait for the threads until then, by `time.monotonic`; whether no call is under way any more."""
-        for lane in (self._reading, self._writing):
-            lane.join(until - time.monotonic())
+        for worker in (self._reading, self._writing):
+            worker.join(until - time.monotonic())
         return self.calls.all_back
 
     # ---- in the threads -------------------------------------------------------------------------------------------
 
-    def _lane(self, job: Move) -> Lane:
+    def _thread_of(self, job: TransferJob) -> WorkerThread:
         return self._writing if job.kind == "store" else self._reading
 
-    def _do(self, job: Move) -> None:
+    def _do(self, job: TransferJob) -> None:
         if not job.begin():
             self._put_back(job)
             return
@@ -140,7 +138,7 @@ class TierStore:
         if not trouble:
             self._look(job)
 
-    def _find(self, job: Move) -> str:
+    def _find(self, job: TransferJob) -> str:
         while job.moved < len(job.keys) and not job.stopping:
             keys = self._keys(job, FIND_KEYS)
             ask = functools.partial(self._storage.exists, keys)
@@ -150,7 +148,7 @@ class TierStore:
                 return trouble
         return ""
 
-    def _fetch(self, job: Move) -> str:
+    def _fetch(self, job: TransferJob) -> str:
         while job.moved < len(job.keys) and not job.stopping:
             keys, pages = self._keys(job, self._piece), self._pages(job)
             views = [self._host.view_block(one) for one in pages]
@@ -167,7 +165,7 @@ class TierStore:
                 return trouble
         return ""
 
-    def _store(self, job: Move) -> str:
+    def _store(self, job: TransferJob) -> str:
         trouble = self._find(job)  # what it has is not written again
         while not trouble and job.moved < len(job.keys) and not job.stopping:
             keys, pages = self._keys(job, self._piece), self._pages(job)
@@ -185,16 +183,16 @@ class TierStore:
                 break
         return trouble
 
-    def _ask(self, job: Move, kind: str, ask: Ask, most: int, seconds: float) -> tuple[int, str]:
-        answer = self.calls.make(kind, self._lane(job), ask, most, seconds, probe=job.probe)
+    def _ask(self, job: TransferJob, kind: str, ask: Ask, most: int, seconds: float) -> tuple[int, str]:
+        answer = self.calls.make(kind, self._thread_of(job), ask, most, seconds, probe=job.probe)
         job.probe = False  # its first call was the probe
         return answer
 
-    def _keys(self, job: Move, most: int) -> list[bytes]:
-        """Return the next keys of a job as the storage knows them."""
-        return [key + self._suffix for key in job.keys[job.moved : job.moved + most]]
+    def _keys(self, job: TransferJob, most: int) -> list[bytes]:
+        """Return the next keys of a job."""
+        return list(job.keys[job.moved : job.moved + most])
 
-    def _pages(self, job: Move) -> list[torch.Tensor]:
+    def _pages(self, job: TransferJob) -> list[torch.Tensor]:
         """Return the host pages int64 [block_pages] of the job's next blocks."""
         pages: NDArray[np.int64] = job.host[job.moved : job.moved + self._piece]
         return list(torch.from_numpy(pages))
@@ -204,7 +202,7 @@ class TierStore:
         return [self._room(place) if view is None else view for place, view in enumerate(views)]
 
     def _room(self, place: int) -> memoryview:
-        """Return room for the `place`-th block of a piece. A thread that was written off keeps its buffer: its storage
+        """Return room for the `place`-th block of a piece. A thread that was abandoned keeps its buffer: its storage
         may yet write to it.
         """
         size = self._host.block_bytes
@@ -218,7 +216,7 @@ class TierStore:
             traffic.blocks += blocks
             traffic.seconds += time.perf_counter() - began
 
-    def _look(self, job: Move) -> None:
+    def _look(self, job: TransferJob) -> None:
         """Ask the storage for its numbers, here and not where they are wanted: it may hang."""
         if self._clock() < self._look_at:
             return
@@ -228,21 +226,21 @@ class TierStore:
             self._told = {name: float(value) for name, value in self._storage.stats().items()}
             return 0
 
-        self.calls.make("stats", self._lane(job), look, 0, self._deadlines.read)
+        self.calls.make("stats", self._thread_of(job), look, 0, self._deadlines.read)
 
     # ---- the ends of jobs -----------------------------------------------------------------------------------------
 
-    def _through(self, job: Move, trouble: str) -> None:
+    def _through(self, job: TransferJob, trouble: str) -> None:
         self._put_back(job)
         self._leave(job, trouble)
 
-    def _put_back(self, job: Move) -> None:
+    def _put_back(self, job: TransferJob) -> None:
         """See that another job can be the probe, where this one was to be it and asked nothing."""
         if job.probe:
             job.probe = False
             self.calls.breaker.give_back()
 
-    def _lost(self, job: Move, trouble: str) -> None:
+    def _lost(self, job: TransferJob, trouble: str) -> None:
         job.probe = False  # that its thread died counts as its answer
         self._leave(job, trouble)
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field, ValidationError
 
+from docs._build.config import builtin_registry, render
 from pegboard.core.config.describe import type_text
-from pegboard.core.config.docs import builtin_registry, render
 from pegboard.core.config.section import Section, UseSection
 from pegboard.core.config.sections import EngineConfig
 from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, section_at

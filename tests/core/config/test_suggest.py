@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from docs._build.config import builtin_registry
 from pegboard.core.config.compose import compose
 from pegboard.core.config.describe import core_keys_of, option_keys
-from pegboard.core.config.docs import builtin_registry
 from pegboard.core.config.other_servers import ANSWERS
 from pegboard.core.config.suggest import unread_variables
 from pegboard.core.interfaces.contracts import CONTRACTS

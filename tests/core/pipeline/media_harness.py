@@ -21,7 +21,7 @@ from pegboard.core.interfaces.messages import RequestMedia
 from pegboard.core.interfaces.req import ReqMedia
 from pegboard.core.pipeline.executor import Done
 from pegboard.core.pipeline.media.arrival import MediaStage
-from pegboard.core.pipeline.media.books import EncoderBooks
+from pegboard.core.pipeline.media.encoder_cache import EncoderCache
 from tests.core.pipeline.harness import EOS, VOCAB, FakeModel, Harness, next_token
 
 PAD = VOCAB + 700
@@ -174,7 +174,7 @@ def media_harness(
     directory: Path, *, capacity: int = 64, encode_tokens: int = 16, model: type[MediaModel] = MediaModel, **more: Any
 ) -> Harness:
     """A harness whose model takes media; `capacity` is in tokens."""
-    books = EncoderBooks(capacity * TOKEN_BYTES, TOKEN_BYTES, encode_tokens, 1)
+    books = EncoderCache(capacity * TOKEN_BYTES, TOKEN_BYTES, encode_tokens, 1)
     stage = MediaStage(FakeEncoder(), books, more.get("page_size", 1))
     stage.directory = directory
     harness = Harness(model=model, parts={"media": stage}, **more)
@@ -188,7 +188,7 @@ def model_of(harness: Harness) -> MediaModel:
     return harness.model
 
 
-def books_of(harness: Harness) -> EncoderBooks:
+def books_of(harness: Harness) -> EncoderCache:
     stage = harness.scheduler.stages.media
     assert stage is not None
     return stage.books

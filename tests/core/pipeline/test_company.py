@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from pegboard.conformance.grammar_fakes import ScriptedMatcher
 from pegboard.core.engine.operation import Operation, RequestLog
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.planner import Planner
 from pegboard_drills.gate import DrillGate
+from pegboard_drills.grammars import ScriptedMatcher
 from tests.core.pipeline.grammar.test_state import tokens_of
 from tests.core.pipeline.harness import Seer, oracle
 from tests.core.pipeline.test_seats import World

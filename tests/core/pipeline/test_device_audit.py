@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
-from pegboard.conformance.device_queue import RecordingQueue
 from pegboard.conformance.no_looks import LookedAtData, NoLooks, watched
 from pegboard.core.engine.build import BuiltScheduler
 from pegboard.core.engine.engine import Engine, GenerateOutput
@@ -41,6 +40,7 @@ from pegboard.plugins.sampler_triton.options import TritonSamplerOptions
 from pegboard.plugins.sampler_triton.sampler import TritonSampler
 from pegboard.toolkit.kernels import allowed
 from pegboard.toolkit.kernels.launch import Launch, observed
+from tests.fakes.device_queue import RecordingQueue
 
 T = TypeVar("T")
 

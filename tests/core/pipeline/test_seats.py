@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pegboard.conformance.admission_gate import ManualClock
-from pegboard.conformance.grammar_fakes import ScriptedMatcher
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, Seat
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.grammar import Grammar
@@ -24,6 +23,7 @@ from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.seats import Seats
 from pegboard.core.pipeline.step_log import StepReport
 from pegboard_drills.gate import DrillGate
+from pegboard_drills.grammars import ScriptedMatcher
 from pegboard_drills.options import DrillGateOptions
 from tests.core.pipeline.grammar.test_state import make_gate
 from tests.core.pipeline.harness import EOS, VOCAB, FakeModel, Harness, oracle

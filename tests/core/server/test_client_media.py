@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pegboard.conformance.fake_client import FakeEngineClient
-from pegboard.conformance.media_toy import TOKENS, ToyProcessor, ppm, toy_settings
+from pegboard.conformance.media_toy import TOKENS, ToyProcessor
 from pegboard.core.interfaces.client import (
     EmbedRequest,
     GenerateRequest,
@@ -40,6 +40,7 @@ from pegboard.core.server.client import AsyncEngineClient
 from pegboard.toolkit.text.tokenizer import Tokenizer
 from tests.core.pipeline.frontend.media.scene import files, picture, preparing, toy_model
 from tests.core.server.client_scene import END, Wire, settle, tokens
+from tests.fakes.toy_media import ppm, toy_settings
 
 IMAGE = TOKENS[1]
 INFO = dataclasses.replace(

@@ -10,7 +10,7 @@ plugin = Plugin(
         Provider(
             contract="media_processor",
             name="media_drill",
-            factory="pegboard.conformance.media_fakes:DrillProcessor",
+            factory="pegboard_media_drills.processor:DrillProcessor",
             summary="pictures in PPM, and files that say how preparing them goes wrong",
             rank=-1,
         ),

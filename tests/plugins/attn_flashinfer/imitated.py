@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import torch
 
-from pegboard.conformance.fake_flashinfer import FakeFlashInfer
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.plugins.attn_flashinfer import plugin
 from pegboard.plugins.attn_flashinfer.backend import FlashInferAttention
 from pegboard.plugins.attn_flashinfer.options import FlashInferOptions
 from pegboard.plugins.attn_flashinfer.shell import Limits
+from tests.plugins.attn_flashinfer.fake_flashinfer import FakeFlashInfer
 
 PROVIDES = plugin.providers[0].provides
 OPTIONS = {"workspace_mib": 1}

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from pegboard.conformance.fake_flashinfer import FakeFlashInfer
-from pegboard.conformance.fake_flashinfer_device import DeviceFence
+from tests.plugins.attn_flashinfer.fake_flashinfer import FakeFlashInfer
+from tests.plugins.attn_flashinfer.fake_flashinfer_device import DeviceFence
 
 LISTS = {"Decode": (0, 1, 2), "Prefill": (1, 2, 3)}
 """Where `plan` has indptr, indices and the lengths of last pages."""

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from pegboard.conformance.attention_fakes import CPU, AttentionRig, Lens, make_layer
-from pegboard.conformance.fake_flashinfer import FakeFlashInfer
 from pegboard.core.interfaces.on_device import on_device
 from pegboard.plugins.attn_flashinfer.options import FlashInferOptions
+from tests.plugins.attn_flashinfer.fake_flashinfer import FakeFlashInfer
 from tests.plugins.attn_flashinfer.imitated import CASCADE, Imitated
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from pegboard.conformance.attention_fakes import AttentionRig, Lens, make_layer
-from pegboard.conformance.fake_flashinfer import FakeFlashInfer
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.plugins.attn_flashinfer.backend import FlashInferAttention
 from pegboard.plugins.attn_flashinfer.options import FlashInferOptions
+from tests.plugins.attn_flashinfer.fake_flashinfer import FakeFlashInfer
 from tests.plugins.attn_flashinfer.imitated import Imitated
 
 OPTIONS = FlashInferOptions(workspace_mib=1)

@@ -7,10 +7,10 @@ import torch
 
 from pegboard.conformance.attention import AttentionContract
 from pegboard.conformance.attention_fakes import AttentionRig, make_layer
-from pegboard.conformance.fake_flashinfer import FakeFlashInfer
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.plugins.attn_flashinfer.options import FlashInferOptions
 from tests.plugins.attn_flashinfer import spoilt
+from tests.plugins.attn_flashinfer.fake_flashinfer import FakeFlashInfer
 from tests.plugins.attn_flashinfer.imitated import CASCADE, PROVIDES, Imitated
 
 

@@ -7,7 +7,7 @@ from functools import reduce
 
 import pytest
 
-from pegboard.conformance import fake_flashinfer
+from tests.plugins.attn_flashinfer import fake_flashinfer
 from tests.plugins.attn_flashinfer.record_signatures import SIGNATURES, of_function
 
 RECORDED = json.loads(SIGNATURES.read_text())

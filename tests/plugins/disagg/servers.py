@@ -56,16 +56,12 @@ class Server:
 
     def __init__(self, world: World, page_size: int, pages: int, **options: object) -> None:
         self.world, self.page_size = world, page_size
-        ranks = world.setup.ranks if self.role == "prefill" else 1
-        self.memories = [Memory((pages + 1) * page_size, rank, ranks) for rank in range(ranks)]
-        self.memory = self.memories[0]
+        self.memory = Memory((pages + 1) * page_size)
         self.free = list(range(1, pages + 1))
-        self.transfers = [world.broken.transfer(memory, world.clock, world.transfers) for memory in self.memories]
-        self.transfer = self.transfers[0]
-        self.end = End(world.net, f"{self.role}-{next(world.instances):08d}".encode(), self.role, ranks)
+        self.transfer = world.broken.transfer(self.memory, world.clock, world.transfers)
+        self.end = End(world.net, f"{self.role}-{next(world.instances):08d}".encode(), self.role)
         getattr(world.broken, f"{self.role}_end")(self.end)
-        for rank, transfer in enumerate(self.transfers):
-            world.transfers[f"{self.end.instance.hex()}/{rank}"] = transfer
+        world.transfers[self.end.instance.hex()] = self.transfer
         kv = KVAccess(page_size, self.memory.regions, b"same", {}, lambda: self.transfer)
         made = world.broken.gate(
             DisaggOptions.model_validate({"role": self.role, **options}),
@@ -105,9 +101,8 @@ class Server:
             self.free.append(page)
 
     def put(self, slot: int, value: int) -> None:
-        """Write a token's KV, on each rank."""
-        for memory in self.memories:
-            memory.put(slot, value)
+        """Write a token's KV."""
+        self.memory.put(slot, value)
 
     def slots_of(self, page: int) -> range:
         return range(page * self.page_size, (page + 1) * self.page_size)

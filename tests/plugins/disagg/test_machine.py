@@ -27,7 +27,6 @@ SETUPS = {
     "compute": Setup(on_loss="compute"),
     "tight": Setup(pages=(1, 4), memory=(40, 9), share=0.2),
     "same": Setup(pages=(16, 16), memory=(6, 6)),
-    "ranks": Setup(ranks=2),
 }
 
 

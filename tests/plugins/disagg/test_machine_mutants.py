@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -16,10 +15,9 @@ from pegboard.core.interfaces.req import Req
 from pegboard.plugins.disagg.events import Said
 from pegboard.plugins.disagg.gate import DisaggGate
 from pegboard.plugins.disagg.messages import AboutRooms, Gone, Kept, Ready, Taken
-from pegboard.plugins.disagg.shares import Layout, Share, shares
 from tests.plugins.disagg.servers import Broken
 from tests.plugins.disagg.walk import ACTS, CALM, failures, walk
-from tests.plugins.disagg.wire import End, Read, VirtualTransfer
+from tests.plugins.disagg.wire import End, VirtualTransfer
 from tests.plugins.disagg.world import Setup
 
 
@@ -102,28 +100,6 @@ class GoneAtOnce(VirtualTransfer):
             self.news.append(TransferNews(handle, TransferState.GONE))
 
 
-class ForgetsARank(DisaggGate):
-    plan = staticmethod(lambda layout, size: shares(layout, size)[:1])
-
-
-class TakesRanksForEachOther(DisaggGate):
-    @staticmethod
-    def plan(layout: Layout, size: int) -> Sequence[Share]:
-        right = shares(layout, size)
-        return [replace(one, rank=size - 1 - one.rank) for one in right]
-
-
-class OneShareIsEnough(VirtualTransfer):
-    """What is read of one rank ends the reads of the others, too, as if they were done."""
-
-    def end(self, read: Read, state: TransferState) -> None:
-        others = [one for one in self.reads.values() if one.lease == read.lease and one is not read]
-        super().end(read, state)
-        for one in others if state is TransferState.DONE else []:
-            del self.reads[one.handle]
-            self.news.append(TransferNews(one.handle, state))
-
-
 def no_kept(end: End) -> None:
     """Believe what was read, without asking."""
 
@@ -183,12 +159,6 @@ MUTANTS: dict[str, Callable[[], Broken]] = {
     "ignores retraction": lambda: Broken(prefill=IgnoresRetraction),
     "gone at once": lambda: Broken(transfer=GoneAtOnce),
 }
-WITH_RANKS: dict[str, Callable[[], Broken]] = {
-    "forgets a rank": lambda: Broken(gate=ForgetsARank),
-    "takes ranks for each other": lambda: Broken(gate=TakesRanksForEachOther),
-    "one share is enough": lambda: Broken(transfer=OneShareIsEnough),
-    "gone at once": lambda: Broken(transfer=GoneAtOnce),
-}
 
 
 def walks(broken: Callable[[], Broken], setup: Setup | None = None) -> None:
@@ -202,12 +172,6 @@ def walks(broken: Callable[[], Broken], setup: Setup | None = None) -> None:
 def test_caught(mutant: str) -> None:
     with pytest.raises((AssertionError, ValueError, KeyError)):
         walks(MUTANTS[mutant])
-
-
-@pytest.mark.parametrize("mutant", WITH_RANKS)
-def test_caught_with_ranks(mutant: str) -> None:
-    with pytest.raises((AssertionError, ValueError, KeyError)):
-        walks(WITH_RANKS[mutant], Setup(ranks=2))
 
 
 def test_one_attempt_is_caught() -> None:

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
 from pegboard.conformance.admission_gate import ManualClock
@@ -37,27 +36,21 @@ def wanted(value: int, region: int, size: int) -> bytes:
 
 
 class Memory:
-    """A KV pool's buffers: all of them, or a rank's part of each slot. `owner` names who has each slot, and `cached`
-    are shared: who else writes there is wrong.
-    """
+    """A KV pool's buffers. `owner` names who has each slot, and `cached` are shared: who else writes there is wrong."""
 
-    def __init__(self, slots: int, rank: int = 0, size: int = 1) -> None:
-        self.rank, self.size = rank, size
-        self.buffers = [np.zeros(slots * each // size, np.uint8) for each in SLOT_BYTES]
+    def __init__(self, slots: int) -> None:
+        self.buffers = [np.zeros(slots * each, np.uint8) for each in SLOT_BYTES]
         self.owner: list[str | None] = [None] * slots
         self.cached: set[int] = set()
 
     @property
     def regions(self) -> tuple[Region, ...]:
-        pairs = [(buffer, each // self.size) for buffer, each in zip(self.buffers, SLOT_BYTES, strict=True)]
-        heads = HEADS // self.size
-        return tuple(Region(1, int(buffer.nbytes), each, heads, "cpu", buffer.data) for buffer, each in pairs)
+        pairs = zip(self.buffers, SLOT_BYTES, strict=True)
+        return tuple(Region(1, int(buffer.nbytes), each, HEADS, "cpu", buffer.data) for buffer, each in pairs)
 
     def put(self, slot: int, value: int) -> None:
-        for region, (buffer, whole) in enumerate(zip(self.buffers, SLOT_BYTES, strict=True)):
-            each = whole // self.size
-            data = np.frombuffer(wanted(value, region, whole), np.uint8)
-            buffer[slot * each : (slot + 1) * each] = data[self.rank * each : (self.rank + 1) * each]
+        for region, (buffer, each) in enumerate(zip(self.buffers, SLOT_BYTES, strict=True)):
+            buffer[slot * each : (slot + 1) * each] = np.frombuffer(wanted(value, region, each), np.uint8)
 
     def holds(self, slot: int, value: int) -> bool:
         pairs = enumerate(zip(self.buffers, SLOT_BYTES, strict=True))
@@ -181,9 +174,9 @@ class Wire:
 class End:
     """One server's network: what it sees and says. `change` may replace a message on its way."""
 
-    def __init__(self, net: Net, instance: bytes, role: str, ranks: int = 1) -> None:
+    def __init__(self, net: Net, instance: bytes, role: str) -> None:
         self.net, self.instance, self.role = net, instance, role
-        self.facts = msgspec.structs.replace(FACTS, size=ranks)
+        self.facts = FACTS
         self.inbox: list[Event] = []
         self.dialled: set[Address] = set()
         self.change: Callable[[AboutRooms], Sequence[AboutRooms]] = lambda message: [message]
@@ -217,7 +210,7 @@ class Net:
         link = next(self.numbers)
         self.wires.append(Wire(decode, prefill, link))
         decode.dialled.discard(address)
-        described = (b"virtual",) * prefill.facts.size
+        described = (b"virtual",)
         decode.inbox.append(Opened(link, address, Peer("prefill", prefill.instance, prefill.facts, described)))
         prefill.inbox.append(Opened(link, None, Peer("decode", decode.instance, decode.facts)))
 

@@ -28,8 +28,6 @@ class Setup:
     on_loss: str = "fail"
     share: float = 0.5
     max_rooms: int = 4096
-    ranks: int = 1
-    """Of the prefill server, each of which has as many heads."""
 
 
 class World:
@@ -142,11 +140,10 @@ class World:
         for wire in [wire for wire in self.net.wires if old.end in (wire.decode, wire.prefill)]:
             self.net.lose(wire, "decode")
             self.net.lose(wire, "prefill")
-        for memory, transfer in zip(old.memories, old.transfers, strict=True):
-            for buffer in memory.buffers:
-                buffer[:] = 0xEE
-            transfer.reads.clear()
-            transfer.dead = True
+        for buffer in old.memory.buffers:
+            buffer[:] = 0xEE
+        old.transfer.reads.clear()
+        old.transfer.dead = True
         if role == "prefill":
             self.prefill = self._prefill()
         else:

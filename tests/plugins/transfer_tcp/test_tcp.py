@@ -31,7 +31,7 @@ from pegboard.plugins.transfer_tcp.frames import (
 from pegboard.plugins.transfer_tcp.options import TcpOptions
 from pegboard.plugins.transfer_tcp.transfer import TcpTransfer
 from pegboard.toolkit.transfer.listening import MOST_STRANGERS, TOKEN
-from pegboard.toolkit.transfer.requests import REQUEST, pack_request
+from pegboard.toolkit.transfer.protocol import REQUEST, pack_request
 from tests.toolkit.transfer.toy import Clock
 
 SIZE = 6 * 2**20

@@ -126,7 +126,7 @@ def test_removing_leaves_forgets_an_empty_namespace() -> None:
         tree.remove(first)
     tree.check()
     tree.remove(second)
-    assert parent.is_leaf
+    assert not parent.children
     tree.remove(parent)
     assert (tree.roots(), tree.num_nodes, tree.num_tokens) == ({}, 0, 0)
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pegboard.conformance.media_toy import TOKENS, ppm
+from pegboard.conformance.media_toy import TOKENS
 from pegboard.core.interfaces.client import MediaInput, MediaPrompt
 from pegboard.core.interfaces.media import MediaKind
+from tests.fakes.toy_media import ppm
 
 SPELLED = re.compile("|".join(map(re.escape, TOKENS)))
 NEUTRAL = {spelling: f"Zq{number}qZ" for number, spelling in enumerate(TOKENS)}

@@ -1,5 +1,5 @@
-"""What drafts leave of the sampler's distribution: nothing is changed by draw and match, by thresholds at 1 and by
-rejection sampling, over 100,000 draws each.
+"""What drafts leave of the sampler's distribution: nothing is changed by draw and match and by thresholds at 1, over
+100,000 draws each.
 
 Seeds are fixed, so a test passes always or never. A right function has a chance of a millionth per chi-square test, and
 of 6e-7 per share, to fail for some other choice of them.
@@ -20,7 +20,7 @@ from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.interfaces.speculator import Accepted, DraftTrees
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
 from pegboard.toolkit.speculation import tree
-from pegboard.toolkit.speculation.judging import accept_by_thresholds, accept_chain, probabilities, toss
+from pegboard.toolkit.speculation.judging import accept_by_thresholds, probabilities, toss
 
 DRAWS = 100_000
 VOCAB = 8
@@ -158,51 +158,3 @@ def test_thresholds_below_1_change_the_distribution() -> None:
         accepted = many(CASES["top_p"]).thresholds(single, acc)
         with pytest.raises(AssertionError, match="p = "):
             check(gained(accepted), CASES["top_p"])
-
-
-def pick(random: np.random.Generator, q: NDArray[np.float64]) -> Tokens:
-    """Draw a token int64 [n] from each row of q [n, vocab]."""
-    found: Tokens = (q.cumsum(-1) < random.random((len(q), 1))).sum(-1).clip(max=VOCAB - 1)
-    return found
-
-
-def chains(drafts: list[Tokens]) -> DraftTrees:
-    tokens = np.stack([np.full(DRAWS, 7), *drafts], axis=1)
-    return DraftTrees(np.full(DRAWS, 3), tokens.reshape(-1), np.tile(np.arange(-1, 2), DRAWS))
-
-
-def chain_probabilities(trees: DraftTrees, row: Row) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """Return p float32 [nodes, vocab] after each node of the chains, and the coins."""
-    first, second = trees.tokens.reshape(-1, 3)[:, 1:].T
-    tables = [np.broadcast_to(LOGITS[0], (DRAWS, VOCAB)), LOGITS[1][first], LOGITS[2][first, second]]
-    logits = torch.from_numpy(np.stack(tables, axis=1).reshape(-1, VOCAB))
-    seeds = torch.arange(DRAWS).repeat_interleave(3)
-    batch = sampling(row, seeds, torch.arange(STEP, STEP + 3).repeat(DRAWS))
-    return probabilities(logits, batch), toss(trees, batch.seeds, batch.steps)
-
-
-@pytest.mark.parametrize("row", FEWER)
-def test_rejection_of_drawn_drafts(row: Row) -> None:
-    """Drafts from a q of any shape, the second's depending on the first, stand as often as p and q have in common."""
-    random = np.random.default_rng(5)
-    q_first = random.dirichlet(np.full(VOCAB, 0.6))
-    q_second = random.dirichlet(np.full(VOCAB, 0.6), VOCAB)
-    first = pick(random, np.broadcast_to(q_first, (DRAWS, VOCAB)))
-    second = pick(random, q_second[first])
-    trees = chains([first, second])
-    p, coins = chain_probabilities(trees, row)
-    q = np.stack([np.broadcast_to(q_first, (DRAWS, VOCAB)), q_second[first]], axis=1).reshape(-1, VOCAB)
-    accepted = accept_chain(trees, p, torch.from_numpy(q.astype(np.float32)), *coins)
-    check(gained(accepted), row)
-    check_share(accepted.counts > 1, float(np.minimum(exact_probabilities(LOGITS[0], row), q_first).sum()))
-
-
-@pytest.mark.parametrize("row", [pytest.param(*one.values, id=one.id, marks=pytest.mark.full) for one in FILTERS])
-def test_rejection_of_chosen_drafts(row: Row) -> None:
-    """Always the same drafts: they stand as often as the model says them."""
-    chosen = TREE.tokens[[1, 5]]
-    trees = chains([np.full(DRAWS, token) for token in chosen])
-    p, coins = chain_probabilities(trees, row)
-    accepted = accept_chain(trees, p, None, *coins)
-    check(gained(accepted), row)
-    check_share(accepted.counts > 1, float(exact_probabilities(LOGITS[0], row)[chosen[0]]))

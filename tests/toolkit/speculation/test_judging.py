@@ -15,7 +15,7 @@ from pegboard.core.interfaces.sampler import SamplerContext
 from pegboard.core.interfaces.speculator import Accepted, DraftTrees
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
 from pegboard.toolkit.speculation import tree
-from pegboard.toolkit.speculation.judging import accept_by_thresholds, accept_chain, probabilities, toss
+from pegboard.toolkit.speculation.judging import accept_by_thresholds, probabilities, toss
 from tests.toolkit.speculation.test_tree import one_tree
 
 VOCAB = 6
@@ -34,13 +34,6 @@ def random_probs(random: np.random.Generator, rows: int) -> torch.Tensor:
 def random_coins(random: np.random.Generator, count: int) -> torch.Tensor:
     """Return float32 [count] in (0, 1)."""
     return torch.from_numpy(((random.integers(2**23, size=count) + 0.5) / 2**23).astype(np.float32))
-
-
-def random_chains(random: np.random.Generator, requests: int, most: int, vocab: int = VOCAB) -> DraftTrees:
-    """Return chains of up to `most` nodes."""
-    return tree.chains(
-        (int(random.integers(vocab)), random.integers(vocab, size=random.integers(most))) for _ in range(requests)
-    )
 
 
 def draw(weights: list[float], whole: list[float], coin: float) -> int:
@@ -90,33 +83,6 @@ def plain_thresholds(trees: DraftTrees, probs, coins, finals, single: float, acc
     return Accepted(np.array(counts, np.int64), np.array(nodes, np.int64), np.array(tokens, np.int64))
 
 
-def plain_chain(trees: DraftTrees, p, q, coins, finals) -> Accepted:
-    """Say `accept_chain` once more, in the same way."""
-    p, q, coins, finals = p.tolist(), None if q is None else q.tolist(), coins.tolist(), finals.tolist()
-    counts: list[int] = []
-    nodes: list[int] = []
-    tokens: list[int] = []
-    start, drafts = 0, 0
-    for request, count in enumerate(trees.counts.tolist()):
-        at, left = start, p[start]
-        while True:
-            left = p[at]
-            if at + 1 == start + count:
-                break
-            token = int(trees.tokens[at + 1])
-            offered = q[drafts + at - start] if q is not None else [float(one == token) for one in range(VOCAB)]
-            if not coins[at] * offered[token] < p[at][token]:
-                left = [max(a - b, 0.0) for a, b in zip(p[at], offered, strict=True)]
-                break
-            tokens.append(token)
-            at += 1
-        tokens.append(draw(left, p[at], finals[request]))
-        counts.append(at - start + 1)
-        nodes += range(start, at + 1)
-        start, drafts = start + count, drafts + count - 1
-    return Accepted(np.array(counts, np.int64), np.array(nodes, np.int64), np.array(tokens, np.int64))
-
-
 def assert_same(found: Accepted, expected: Accepted) -> None:
     for name in ("counts", "nodes", "tokens"):
         one = getattr(found, name)
@@ -140,17 +106,6 @@ def test_thresholds_decide_as_the_plain_statement(seed: int, single: float, acc:
     assert_same(found, plain_thresholds(trees, probs, coins, finals, single, acc))
 
 
-@properties(150)
-@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([1, 3, 9]))
-def test_chains_are_decided_as_by_the_plain_statement(seed: int, chosen: bool, most: int) -> None:
-    random = np.random.default_rng(seed)
-    trees = random_chains(random, int(random.integers(12)), most)
-    nodes, requests = len(trees.tokens), len(trees)
-    p, q = random_probs(random, nodes), None if chosen else random_probs(random, nodes - requests)
-    coins, finals = random_coins(random, nodes), random_coins(random, requests)
-    assert_same(accept_chain(trees, p.clone(), q, coins, finals), plain_chain(trees, p, q, coins, finals))
-
-
 @properties(60)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.4, 1.0]), st.sampled_from([0.0, 0.4, 1.0]))
 def test_greedy_requests_are_walked_by_their_maxima(seed: int, single: float, acc: float) -> None:
@@ -161,13 +116,6 @@ def test_greedy_requests_are_walked_by_their_maxima(seed: int, single: float, ac
     coins, finals = random_coins(random, len(logits)), random_coins(random, len(trees))
     expected = tree.walk(trees, logits.argmax(-1).numpy())
     assert_same(accept_by_thresholds(trees, probs, coins, finals, single, acc), expected)
-    chains = random_chains(random, 6, 3, vocab=2)
-    logits = torch.from_numpy(random.normal(size=(len(chains.tokens), 2)).astype(np.float32))
-    p = probabilities(logits, make_sampling([{}] * len(logits), 2))
-    coins, finals = random_coins(random, len(logits)), random_coins(random, len(chains))
-    q = torch.full((len(logits) - len(chains), 2), 0.5)
-    for one in (None, q):
-        assert_same(accept_chain(chains, p, one, coins, finals), tree.walk(chains, logits.argmax(-1).numpy()))
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.01, float("nan")])
@@ -178,19 +126,12 @@ def test_thresholds_are_shares(name: str, threshold: float) -> None:
         accept_by_thresholds(CHAIN, torch.ones(3, 4) / 4, torch.ones(3) / 2, torch.ones(1) / 2, **given)
 
 
-def test_rejection_sampling_takes_chains() -> None:
-    branches = DraftTrees(np.array([3]), np.array([1, 2, 3]), np.array([-1, 0, 0]))
-    with pytest.raises(ValueError, match="one of the trees has branches"):
-        accept_chain(branches, torch.ones(3, 4) / 4, None, torch.ones(3) / 2, torch.ones(1) / 2)
-
-
 @pytest.mark.parametrize("single", [0.0, 1.0])
 def test_what_is_impossible_never_stands(single: float) -> None:
     """Not with a threshold of 0, and not for a coin of 0, though coins lie above it."""
     probs = torch.tensor([[0.5, 0.5, 0.0, 0.0]]).repeat(3, 1)
     zeros, half = torch.zeros(3), torch.tensor([0.7])
     assert accept_by_thresholds(CHAIN, probs, zeros, half, single, 0.0).tokens.tolist() == [1]
-    assert accept_chain(CHAIN, probs, None, zeros, half).tokens.tolist() == [1]
 
 
 def test_what_rounding_leaves_nothing_of() -> None:
@@ -204,9 +145,6 @@ def test_what_rounding_leaves_nothing_of() -> None:
         found = accept_by_thresholds(trees, probs, one.repeat(3), one * coin, 1.0, 1.0)
         assert found.counts.tolist() == [1]
         assert found.tokens.tolist() == [token]
-    q = probs[1:]
-    found = accept_chain(CHAIN, probs, q, one.repeat(3), one)
-    assert (found.counts.tolist(), found.tokens.tolist()) == ([1], [2])
 
 
 def test_coins_come_from_seeds_and_steps() -> None:
@@ -291,9 +229,6 @@ def test_probabilities_of_odd_logits() -> None:
 
 def test_nothing_to_judge() -> None:
     none, empty = tree.chains([]), torch.empty(0)
-    for found in (
-        accept_by_thresholds(none, torch.empty(0, 4), empty, empty, 1.0, 1.0),
-        accept_chain(none, torch.empty(0, 4), None, empty, empty),
-    ):
-        assert_same(found, tree.walk(none, np.empty(0, np.int64)))
+    found = accept_by_thresholds(none, torch.empty(0, 4), empty, empty, 1.0, 1.0)
+    assert_same(found, tree.walk(none, np.empty(0, np.int64)))
     assert probabilities(torch.empty(0, 4), make_sampling([], 4)).shape == (0, 4)

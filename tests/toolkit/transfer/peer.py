@@ -7,8 +7,7 @@ import socket
 
 from pegboard.conformance.transfer_rig import LEASE
 from pegboard.core.interfaces.kv_transfer import Ranges
-from pegboard.toolkit.transfer.orders import ANSWER, MAGIC, NUMBER, ORDER, RETURN, Status
-from pegboard.toolkit.transfer.requests import pack_request
+from pegboard.toolkit.transfer.protocol import ANSWER, MAGIC, NUMBER, ORDER, RETURN, Status, pack_request
 from tests.toolkit.transfer.toy import BLOCK, PATIENCE, SLOT, Server, slots
 
 SOME = slots(1, BLOCK // SLOT)

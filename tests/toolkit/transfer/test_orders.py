@@ -13,12 +13,21 @@ import pytest
 
 from pegboard.conformance.transfer_rig import LEASE, ranges
 from pegboard.core.interfaces.kv_transfer import TransferError, TransferState
-from pegboard.toolkit.transfer import collecting
-from pegboard.toolkit.transfer.described import pack, unpack
+from pegboard.toolkit.transfer import staging_source
+from pegboard.toolkit.transfer.descriptions import pack, unpack
 from pegboard.toolkit.transfer.listening import TOKEN
-from pegboard.toolkit.transfer.ordering import StagingPlace
-from pegboard.toolkit.transfer.orders import ANSWER, AT_ONCE, MAGIC, MOST_PIECES, ORDER, RETURN, Status
-from pegboard.toolkit.transfer.requests import REQUEST, pack_request
+from pegboard.toolkit.transfer.protocol import (
+    ANSWER,
+    AT_ONCE,
+    MAGIC,
+    MOST_PIECES,
+    ORDER,
+    REQUEST,
+    RETURN,
+    Status,
+    pack_request,
+)
+from pegboard.toolkit.transfer.staging_reader import StagingPlace
 from tests.toolkit.transfer import toy
 from tests.toolkit.transfer.conftest import Dial, Make
 from tests.toolkit.transfer.peer import SOME, Peer
@@ -118,7 +127,7 @@ def test_slow_senders_are_left(make: Make, dial: Dial, monkeypatch: pytest.Monke
 def test_orders_that_wait_are_bounded(make: Make, dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has no block is not listened to while too much waits; who has one may return it."""
     source = make(1)
-    monkeypatch.setattr(collecting, "MOST_WAITING", 20 * len(SOME) + 1)  # one order
+    monkeypatch.setattr(staging_source, "MOST_WAITING", 20 * len(SOME) + 1)  # one order
     first, others = dial(source), [dial(source) for _ in range(3)]
     first.order(1)
     assert first.answer()[:2] == (1, Status.READY)

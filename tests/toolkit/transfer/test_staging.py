@@ -11,10 +11,10 @@ import pytest
 
 from pegboard.conformance.transfer_rig import LEASE, ranges
 from pegboard.core.interfaces.kv_transfer import KVTransferContext, Ranges, Region, TransferError, TransferState
-from pegboard.toolkit.transfer import collecting
-from pegboard.toolkit.transfer.collecting import Collector
+from pegboard.toolkit.transfer import staging_source
 from pegboard.toolkit.transfer.pieces import Memory
 from pegboard.toolkit.transfer.staging import Staging, StagingOptions
+from pegboard.toolkit.transfer.staging_source import Collector
 from tests.toolkit.transfer.conftest import Make
 from tests.toolkit.transfer.toy import BLOCK, SECONDS, SIZE, SLOT, Server, slots
 
@@ -117,7 +117,7 @@ def test_without_its_lease_nothing_is_collected(make: Make) -> None:
 def test_a_lease_that_ends_meanwhile(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written after its end is in no read that is DONE."""
     source, reader = pair(make)
-    monkeypatch.setattr(collecting, "CHUNK", BLOCK // 4)
+    monkeypatch.setattr(staging_source, "CHUNK", BLOCK // 4)
     gather, seen = Memory.gather, list[int]()
 
     def ends(memory: Memory, some: Ranges, out: np.ndarray) -> None:

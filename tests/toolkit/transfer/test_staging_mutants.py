@@ -10,12 +10,12 @@ import pytest
 
 from pegboard.conformance.transfer_rig import ranges
 from pegboard.core.interfaces.kv_transfer import Ranges
-from pegboard.toolkit.transfer import collecting, staged
+from pegboard.toolkit.transfer import staging_reader, staging_source
 from pegboard.toolkit.transfer.blocks import Blocks
-from pegboard.toolkit.transfer.collecting import Collector
 from pegboard.toolkit.transfer.leases import Lease, Leases
-from pegboard.toolkit.transfer.orders import Status
-from pegboard.toolkit.transfer.staged import StagedWire
+from pegboard.toolkit.transfer.protocol import Status
+from pegboard.toolkit.transfer.staging_reader import StagedWire
+from pegboard.toolkit.transfer.staging_source import Collector
 from tests.toolkit.transfer import peer, test_orders, test_staging, toy
 from tests.toolkit.transfer.conftest import Make
 from tests.toolkit.transfer.toy import SIZE
@@ -128,12 +128,12 @@ MUTANTS = (
     Mutant(Collector, "_answer", believes_returns, test_staging.test_a_block_that_is_recalled_while_it_is_read),
     Mutant(Collector, "__init__", recalls_at_once, test_staging.test_a_block_that_is_recalled_while_it_is_read),
     Mutant(StagedWire, "_advance", waits_for_no_answer, test_staging.test_a_block_that_is_recalled_while_it_is_read),
-    Mutant(staged, "_range", reads_the_first_block, test_staging.test_small_pieces_come_in_few_large_ones),
+    Mutant(staging_reader, "_range", reads_the_first_block, test_staging.test_small_pieces_come_in_few_large_ones),
     Mutant(Blocks, "offset", one_block_too_far, test_staging.test_small_pieces_come_in_few_large_ones),
     Mutant(Blocks, "give", keeps_blocks, test_staging.test_small_pieces_come_in_few_large_ones),
     Mutant(Collector, "_leave", keeps_blocks_of_the_gone, test_staging.test_a_reader_that_leaves_gives_its_blocks_back),
     Mutant(
-        collecting,
+        staging_source,
         "objection",
         checks_nothing,
         test_orders.test_pieces_beyond_the_regions_are_refused,
@@ -142,7 +142,7 @@ MUTANTS = (
     Mutant(StagedWire, "_read", gives_back_what_is_read, test_staging.test_abandoned_reads_give_their_blocks_back),
     Mutant(Blocks, "free", waits_for_all, test_staging.test_a_source_that_never_ends_a_read_stops_no_other_one),
     Mutant(
-        collecting,
+        staging_source,
         "AT_ONCE",
         any_number_at_once,
         test_orders.test_what_must_not_come_closes_the_connection,

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from pegboard.conformance.transfer_rig import LEASE
 from pegboard.core.interfaces.kv_transfer import KVTransferContext, Ranges, Region, TransferError, TransferNews
-from pegboard.toolkit.transfer.described import pack, unpack
-from pegboard.toolkit.transfer.linked import LinkedTransfer, Reach
+from pegboard.toolkit.transfer.descriptions import pack, unpack
+from pegboard.toolkit.transfer.linked_transfer import LinkedTransfer, Reach
 from pegboard.toolkit.transfer.links import Limits, Part, Wire
-from pegboard.toolkit.transfer.ordering import StagingPlace
 from pegboard.toolkit.transfer.staging import Staging, StagingOptions
+from pegboard.toolkit.transfer.staging_reader import StagingPlace
 
 KIND = b"toy"
 SECONDS = 10.0

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.conformance.fake_client import FakeEngineClient
-from pegboard.conformance.media_toy import TOKENS, ToyProcessor, ppm, toy_settings
+from pegboard.conformance.media_toy import TOKENS, ToyProcessor
 from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, MediaInput, MediaPrompt, ModelInfo
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import (
@@ -33,6 +33,7 @@ from pegboard.core.pipeline.frontend.prompts import Packed, Prompts
 from pegboard.toolkit.text.encoding import encode_now
 from pegboard.toolkit.text.tokenizer import Tokenizer
 from tests.core.pipeline.frontend.media.scene import files, picture, preparing, toy_model
+from tests.fakes.toy_media import ppm, toy_settings
 
 INFO = dataclasses.replace(FakeEngineClient().info, max_context_len=2000, max_total_tokens=2000, vocab_size=328)
 FEATURES = ("media.image", "media.video")

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from pegboard.conformance.admission_gate import ManualClock
-from pegboard.conformance.grammar_fakes import EOS, ScriptedBackend, ScriptedGrammar, scripted_context
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar
@@ -29,6 +28,7 @@ from pegboard.core.pipeline.grammar.pool import GrammarPool, PoolLimits
 from pegboard.core.pipeline.grammar.queue import GrammarJob
 from pegboard.core.pipeline.grammar.state import Grammars
 from pegboard.core.pipeline.grammar.worker import Start
+from pegboard_drills.grammars import EOS, ScriptedBackend, ScriptedGrammar, scripted_context
 
 PATIENCE = 60.0
 
@@ -55,7 +55,7 @@ class Pools:
     ) -> GrammarPool:
         ctx = scripted_context(self._directory)
         start = Start(
-            factory=factory or "pegboard.conformance.grammar_fakes:ScriptedBackend",
+            factory=factory or "pegboard_drills.grammars:ScriptedBackend",
             options_model="pegboard.core.interfaces.options:NoOptions",
             options={},
             directory=str(ctx.directory),
@@ -162,7 +162,7 @@ def test_a_library_that_prints_does_not_spoil_the_messages(pools: Pools) -> None
 
 
 def test_a_backend_that_cannot_start_is_the_servers_fault(pools: Pools) -> None:
-    pool = pools(workers=1, factory="pegboard.conformance.grammar_fakes:Missing")
+    pool = pools(workers=1, factory="pegboard_drills.grammars:Missing")
     error = failure(pool.submit(script("tokens 5")))
     assert (error.status, error.code) == (500, "grammar_worker_failed")
     assert "Missing" in error.message

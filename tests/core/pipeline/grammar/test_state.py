@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pegboard.conformance.admission_gate import AdmissionGateContract, ManualClock, gated_request
-from pegboard.conformance.grammar_fakes import ScriptedGrammar
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.errors import InvalidRequest
@@ -23,6 +22,7 @@ from pegboard.core.pipeline.grammar import state as stage
 from pegboard.core.pipeline.grammar.gate import CacheLimits, GrammarGate
 from pegboard.core.pipeline.grammar.state import Grammars, Prepared
 from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
+from pegboard_drills.grammars import ScriptedGrammar
 from tests.core.pipeline.harness import EOS, VOCAB, Harness, oracle
 
 
@@ -252,7 +252,7 @@ class TestEnds:
         made = harness(loop=loop)
         made.submit("a", [1, 2], sampling=constrained([5, 6, 8]))
         made.step()
-        monkeypatch.setattr("pegboard.conformance.grammar_fakes.ScriptedMatcher.fill", fill)
+        monkeypatch.setattr("pegboard_drills.grammars.ScriptedMatcher.fill", fill)
         made.run()
         reason = made.finish("a")
         assert (reason["type"], reason["status"], reason["code"]) == ("abort", 400, "grammar_too_complex")

@@ -33,7 +33,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 @pytest.mark.parametrize("views", [False, True])
 def test_what_is_saved_and_stored_comes_back(make: Make, views: bool) -> None:
-    rig = make(views=views, suffix=b".1")
+    rig = make(views=views)
     device, host = np.arange(20, 34), np.arange(101, 115)
     assert rig.ended(rig.mover.save(device, host)) == (14, "")
     assert rig.host.saves == [3, 3, 3, 3, 2]
@@ -43,7 +43,7 @@ def test_what_is_saved_and_stored_comes_back(make: Make, views: bool) -> None:
 
     scattered = np.array([1, 2, 9, 8, 3, 4, 20, 5, 12, 13, 30, 31, 7, 6]).reshape(7, BLOCK_PAGES)
     assert rig.ended(rig.mover.store(0, names(7), host.reshape(7, BLOCK_PAGES))) == (7, "")
-    assert set(rig.storages[0].place.blocks) == {name + b".1" for name in names(7)}
+    assert set(rig.storages[0].place.blocks) == set(names(7))
     assert rig.ended(rig.mover.find(names(9))) == (7, "")
     assert rig.ended(rig.mover.fetch(names(9), np.concatenate((scattered, blocks(2, 50))))) == (7, "")
     assert (rig.host.pages[scattered.reshape(-1)] == expected).all()
@@ -200,8 +200,6 @@ def test_what_cannot_be_meant_is_refused(make: Make) -> None:
         rig.mover.fetch(names(3), blocks(2))
     with pytest.raises(IndexError, match="none of index 1"):
         rig.mover.store(1, names(1), blocks(1))
-    with pytest.raises(ValueError, match="at most 32 bytes"):
-        LocalMover(rig.pool, rig.host, [], suffix=b"x" * 33)
     with pytest.raises(ValueError, match="need a host pool"):
         LocalMover(rig.pool, None, [("one", rig.storages[0])])
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pegboard.conformance.storage_fakes import FakeStorage, Faults
 from tests.core.pipeline.tiers.tier_rig import PAGES, Rig, blocks, names, until
+from tests.fakes.storages import FakeStorage, Faults
 
 Make = Callable[..., Rig]
 ALONE = "the storage 'store0' is left alone for a while"

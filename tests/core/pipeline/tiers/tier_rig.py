@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from pegboard.conformance.attention_fakes import make_layer
 from pegboard.conformance.paged import PlainPool
-from pegboard.conformance.storage_fakes import FakeStorage, FakeStorageOptions
 from pegboard.core.interfaces.host_pool import HostPool, HostPoolContext
 from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
 from pegboard.core.interfaces.kv_storage import KVStorageContext
@@ -23,6 +22,7 @@ from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.pipeline.tiers import mover as mover_module
 from pegboard.core.pipeline.tiers import tier_store
 from pegboard.core.pipeline.tiers.mover import LocalMover
+from tests.fakes.storages import FakeStorage, FakeStorageOptions
 
 LAYER = make_layer(2, 1, 4)
 PAGE_SIZE, PAGES, BLOCK_PAGES = 2, 400, 2

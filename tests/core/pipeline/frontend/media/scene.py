@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
-from pegboard.conformance.media_toy import add_toy_tokens, toy_settings
 from pegboard.core.interfaces.media import MediaLimits, MediaSource
 from pegboard.core.pipeline.frontend.media.lanes import Lanes
 from pegboard.core.pipeline.frontend.media.prepare import Preparer
@@ -19,9 +18,10 @@ from pegboard.core.pipeline.frontend.media.sources import Sources
 from pegboard.core.pipeline.frontend.media.stats import MediaStats
 from pegboard.core.pipeline.frontend.media.store import PREFIX, MediaStore
 from pegboard.core.pipeline.frontend.media.worker import Start
+from tests.fakes.toy_media import add_toy_tokens, toy_settings
 
 TOY = "pegboard.conformance.media_toy:ToyProcessor"
-DRILL = "pegboard.conformance.media_fakes:DrillProcessor"
+DRILL = "pegboard_media_drills.processor:DrillProcessor"
 MOST = 2**28
 
 

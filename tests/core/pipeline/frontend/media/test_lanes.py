@@ -13,7 +13,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from pegboard.conformance.media_toy import ppm
 from pegboard.core.interfaces.client import MediaInput
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import EncodedForm, MediaSource
@@ -26,6 +25,7 @@ from pegboard.core.pipeline.frontend.media.store import MediaFile, MediaStore
 from pegboard.toolkit.system import helper_process
 from pegboard.toolkit.system.helper_process import HelperLost, Watch
 from tests.core.pipeline.frontend.media.scene import picture, preparing, start_of, toy_model
+from tests.fakes.toy_media import ppm
 
 
 def image(data: bytes, **more: Any) -> MediaInput:

@@ -20,7 +20,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from pegboard.conformance.media_toy import ToyProcessor, ppm, toy_settings
+from pegboard.conformance.media_toy import ToyProcessor
 from pegboard.core.interfaces.client import MediaInput
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaContext, MediaItem, MediaLimits, MediaSettings, MediaSource
@@ -32,6 +32,7 @@ from pegboard.core.pipeline.frontend.media.store import MediaFile
 from pegboard.core.pipeline.frontend.media.worker import Work
 from tests.core.pipeline.frontend.media.scene import MOST, files, picture, preparing
 from tests.core.pipeline.frontend.media.web import endless, fetcher, web, whole
+from tests.fakes.toy_media import ppm, toy_settings
 
 PATIENCE = 60.0
 

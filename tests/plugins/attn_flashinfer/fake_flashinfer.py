@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 
-from pegboard.conformance.fake_flashinfer_device import Device, DeviceFence, HostTensor, on_device, on_host
-from pegboard.conformance.fake_flashinfer_math import Scores, merge_state_in_place
-from pegboard.conformance.fake_flashinfer_wrapper import Mask, PlannedWrapper, Result, Tensor
 from pegboard.toolkit.model.eight_bit import EIGHT_BIT
+from tests.plugins.attn_flashinfer.fake_flashinfer_device import Device, DeviceFence, HostTensor, on_device, on_host
+from tests.plugins.attn_flashinfer.fake_flashinfer_math import Scores, merge_state_in_place
+from tests.plugins.attn_flashinfer.fake_flashinfer_wrapper import Mask, PlannedWrapper, Result, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from pegboard.core.interfaces.media import EncodedStates, PieceKey
 from pegboard.core.interfaces.req import Req, ReqMedia
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.media.arrival import MediaMismatch, MediaStage
-from pegboard.core.pipeline.media.books import EncoderBooks, EncodeWishes
+from pegboard.core.pipeline.media.encoder_cache import EncodeQueue, EncoderCache
 from tests.core.pipeline.media_harness import Album, FakeEncoder, Prompt, media_harness, model_of, submit
 
 
@@ -21,7 +21,7 @@ class Shelf:
     """Books of `capacity` tokens, one byte each, and requests whose prompts have pieces of two tokens."""
 
     def __init__(self, folder: Path, capacity: int, step_tokens: int = 100, least_piece: int = 1) -> None:
-        self.books = EncoderBooks(capacity, 1, step_tokens, least_piece)
+        self.books = EncoderCache(capacity, 1, step_tokens, least_piece)
         self._album = Album(folder)
         self._stage = MediaStage(FakeEncoder(), self.books, 1)
         self._stage.directory = folder
@@ -39,7 +39,7 @@ class Shelf:
 
     def encode(self, names: str, start: int = 0, stop: int = 1000) -> tuple[str, str]:
         """Wish for tokens of a prompt, plan, and name the pieces that are encoded and dropped."""
-        req, wishes = self.req(names), EncodeWishes(self.books)
+        req, wishes = self.req(names), EncodeQueue(self.books)
         wishes.add(req, start, stop)
         work = wishes.plan()
         return self.names(one.key for one in work.pieces), self.names(work.drop)
@@ -78,9 +78,9 @@ def test_what_steps_read_is_never_dropped(tmp_path: Path) -> None:
     shelf.encode("ab")
     shelf.books.hold(7, shelf.media("a").pieces)
     assert shelf.encode("c") == ("c", "b")
-    wishes = EncodeWishes(shelf.books)
+    wishes = EncodeQueue(shelf.books)
     shelf.books.hold(8, shelf.media("c").pieces)
-    wishes = EncodeWishes(shelf.books)
+    wishes = EncodeQueue(shelf.books)
     assert not wishes.add(shelf.req("d"), 0, 2)
     assert wishes.blocked
     shelf.books.release(7)
@@ -109,7 +109,7 @@ def test_a_page_that_reads_too_much_at_once(tmp_path: Path) -> None:
 
 def test_keys_of_media_are_negative_and_their_own(tmp_path: Path) -> None:
     album, found = Album(tmp_path), dict[str, list[int]]()
-    stage = MediaStage(FakeEncoder(), EncoderBooks(1000, 1, 1000), 1)
+    stage = MediaStage(FakeEncoder(), EncoderCache(1000, 1, 1000), 1)
     stage.directory = tmp_path
     for name, (height, width, pieces) in {
         "a": (2, 8, 1),
@@ -130,7 +130,7 @@ def test_keys_of_media_are_negative_and_their_own(tmp_path: Path) -> None:
 
 def test_states_that_do_not_fit_their_item_are_no_request(tmp_path: Path) -> None:
     """The API process has checked them, and may still be wrong, or taken over."""
-    stage = MediaStage(FakeEncoder(), EncoderBooks(1000, 1, 1000), 1, width=5)
+    stage = MediaStage(FakeEncoder(), EncoderCache(1000, 1, 1000), 1, width=5)
     stage.directory = tmp_path
     album = Album(tmp_path)
 

@@ -11,7 +11,16 @@ import torch
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.engine.engine import Engine
-from pegboard.core.engine.trial import MARGIN, PER_GRAPH, SHORT, Needs, Trial, measure, pool_bytes, room_for_kv
+from pegboard.core.engine.memory_profiler import (
+    MARGIN,
+    PER_GRAPH,
+    SHORT,
+    MemoryProfiler,
+    PeakMemory,
+    measure,
+    pool_bytes,
+    room_for_kv,
+)
 from pegboard.core.interfaces.errors import OutOfMemory
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
 from pegboard.core.interfaces.kv_pool import KVPoolContext
@@ -26,13 +35,13 @@ GB = 2**30
 @pytest.mark.parametrize(
     ("free", "needs", "left"),
     [
-        (60 * GB, Needs(0, 0), 60 * GB - int(MARGIN * 80 * GB)),
-        (60 * GB, Needs(4 * GB, 1 * GB), 56 * GB - int(MARGIN * 80 * GB)),
-        (60 * GB, Needs(4 * GB, 1 * GB, graphs=20), 55 * GB - int(MARGIN * 80 * GB) - 20 * PER_GRAPH),
-        (1 * GB, Needs(4 * GB, 1 * GB), 0),
+        (60 * GB, PeakMemory(0, 0), 60 * GB - int(MARGIN * 80 * GB)),
+        (60 * GB, PeakMemory(4 * GB, 1 * GB), 56 * GB - int(MARGIN * 80 * GB)),
+        (60 * GB, PeakMemory(4 * GB, 1 * GB, graphs=20), 55 * GB - int(MARGIN * 80 * GB) - 20 * PER_GRAPH),
+        (1 * GB, PeakMemory(4 * GB, 1 * GB), 0),
     ],
 )
-def test_what_is_left(free: int, needs: Needs, left: int) -> None:
+def test_what_is_left(free: int, needs: PeakMemory, left: int) -> None:
     assert pool_bytes(free, 80 * GB, needs) == left
 
 
@@ -108,7 +117,7 @@ def test_steps_fit_beside_the_pool() -> None:
 def test_each_peak_is_its_own() -> None:
     meter = Meter(100 * GB, 0)
     steps = Steps(meter, [3 * GB, 5 * GB], 2 * GB, 0)
-    assert measure(meter, steps.prefills, steps.decode) == Needs(5 * GB, 2 * GB)
+    assert measure(meter, steps.prefills, steps.decode) == PeakMemory(5 * GB, 2 * GB)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -136,7 +145,7 @@ def test_the_largest_steps_run(tmp_path: Path, page_size: int, monkeypatch: pyte
             return output
 
         monkeypatch.setattr(runner, "execute", noted)
-        trial = Trial(runner, scratch, HostQueue(), page_size, running=7, chunk=40, max_context_len=64)
+        trial = MemoryProfiler(runner, scratch, HostQueue(), page_size, running=7, chunk=40, max_context_len=64)
         trial.prefills()
         trial.decode()
         short = [(ForwardMode.EXTEND, 2, 1 + length) for length in SHORT]

@@ -1,4 +1,4 @@
-"""Lane: jobs of one kind, and the thread that does them."""
+"""WorkerThread: jobs of one kind, and the thread that does them."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from pegboard.toolkit.system.compute import compute_alone
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pegboard.core.pipeline.tiers.moves import Move
+    from pegboard.core.pipeline.tiers.transfer_jobs import TransferJob
 
 logger = logging.getLogger(__name__)
 
 
-class Lane:
+class WorkerThread:
     """Does jobs in the order in which they came, one at a time, in a thread of its own.
 
-    A thread that dies is started again, after `lost` has heard of its job. One that hangs can be written off: another
+    A thread that dies is started again, after `lost` has heard of its job. One that hangs can be abandoned: another
     takes over, and it ends when its call comes back.
     """
 
-    def __init__(self, name: str, do: Callable[[Move], None], lost: Callable[[Move, str], None]) -> None:
+    def __init__(self, name: str, do: Callable[[TransferJob], None], lost: Callable[[TransferJob, str], None]) -> None:
         self.restarts = 0
         self._name = name
         self._do = do
         self._lost = lost
-        self._jobs: deque[Move] = deque()
-        self._current: Move | None = None
+        self._jobs: deque[TransferJob] = deque()
+        self._current: TransferJob | None = None
         self._closed = False
         self._stuck = False
         self._threads: list[threading.Thread] = []
-        """All that have not ended; the last one takes jobs, unless it was written off."""
+        """All that have not ended; the last one takes jobs, unless it was abandoned."""
         self._taking: threading.Thread | None = None
         self._news = threading.Condition()
         self.start()
@@ -56,7 +56,7 @@ class Lane:
                 return
             self._threads = [one for one in self._threads if one.is_alive()] + [thread]
 
-    def put(self, job: Move) -> bool:
+    def put(self, job: TransferJob) -> bool:
         """Queue a job; False where there is no thread to do it."""
         if self._taking is None and not self._stuck:
             self.start()
@@ -67,22 +67,22 @@ class Lane:
             self._news.notify_all()
             return True
 
-    def drain(self) -> list[Move]:
+    def drain(self) -> list[TransferJob]:
         """Take back all jobs that have not begun."""
         with self._news:
             jobs = list(self._jobs)
             self._jobs.clear()
             return jobs
 
-    def write_off(self, *, replace: bool) -> None:
-        """Give the thread up that is at work now. Unless `replace`, the lane stands still until `start`."""
+    def abandon_thread(self, *, replace: bool) -> None:
+        """Give the thread up that is at work now. Unless `replace`, no job is done until `start`."""
         with self._news:
             self._taking = self._current = None
             self._stuck = True
         if replace:
             self.start()
 
-    def close(self) -> list[Move]:
+    def close(self) -> list[TransferJob]:
         """Take no more jobs, ask the one under way to stop, and return those that have not begun."""
         with self._news:
             self._closed = True
@@ -100,7 +100,7 @@ class Lane:
 
     def _run(self) -> None:
         me = threading.current_thread()
-        job: Move | None = None
+        job: TransferJob | None = None
         try:
             compute_alone()
             with torch.inference_mode():
@@ -109,7 +109,7 @@ class Lane:
         except BaseException as error:  # whatever it is, nothing above this would do anything about it
             self._died(me, job, error)
 
-    def _next(self, me: threading.Thread) -> Move | None:
+    def _next(self, me: threading.Thread) -> TransferJob | None:
         """Wait for a job; None where this thread has to end."""
         with self._news:
             if self._taking is me:
@@ -120,7 +120,7 @@ class Lane:
             self._current = self._jobs.popleft()
             return self._current
 
-    def _died(self, me: threading.Thread, job: Move | None, error: BaseException) -> None:
+    def _died(self, me: threading.Thread, job: TransferJob | None, error: BaseException) -> None:
         logger.error("a thread of %s died; another one takes over", self._name, exc_info=error)
         self.restarts += 1
         with self._news:

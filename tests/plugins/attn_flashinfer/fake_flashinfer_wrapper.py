@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
-from pegboard.conformance.fake_flashinfer_device import (
+from pegboard.toolkit.kernels.launch import launch
+from pegboard.toolkit.model.eight_bit import EIGHT_BIT
+from tests.plugins.attn_flashinfer.fake_flashinfer_device import (
     Device,
     HostTensor,
     Pinned,
@@ -17,9 +19,7 @@ from pegboard.conformance.fake_flashinfer_device import (
     on_device,
     on_host,
 )
-from pegboard.conformance.fake_flashinfer_math import Scores, attend, causal, unpack
-from pegboard.toolkit.kernels.launch import launch
-from pegboard.toolkit.model.eight_bit import EIGHT_BIT
+from tests.plugins.attn_flashinfer.fake_flashinfer_math import Scores, attend, causal, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable

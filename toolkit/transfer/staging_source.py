@@ -11,9 +11,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pegboard.toolkit.transfer.listening import receive
-from pegboard.toolkit.transfer.orders import ANSWER, AT_ONCE, MOST_PIECES, NUMBER, ORDER, RETURN, Status
 from pegboard.toolkit.transfer.pieces import Memory, Pieces, objection
-from pegboard.toolkit.transfer.requests import RANGE, REQUEST, BadFrame, unpack_ranges
+from pegboard.toolkit.transfer.protocol import (
+    ANSWER,
+    AT_ONCE,
+    MOST_PIECES,
+    NUMBER,
+    ORDER,
+    RANGE,
+    REQUEST,
+    RETURN,
+    BadFrame,
+    Status,
+    unpack_ranges,
+)
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock

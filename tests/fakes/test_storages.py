@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pegboard.conformance.kv_storage import KVStorageContract
-from pegboard.conformance.storage_fakes import FakeStorage, FakeStorageOptions
 from pegboard.core.interfaces.kv_storage import KVStorage, StorageError
+from tests.fakes.storages import FakeStorage, FakeStorageOptions
 
 FAR = float("inf")
 KEY = b"k" * 32

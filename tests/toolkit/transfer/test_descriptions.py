@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pegboard.core.interfaces.kv_transfer import MAX_DESCRIPTION, TransferError
-from pegboard.toolkit.transfer.described import pack, unpack
+from pegboard.toolkit.transfer.descriptions import pack, unpack
 
 
 class Content(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pegboard.conformance.properties import properties
 from pegboard.conformance.transfer_rig import Piece, pages, ranges, recut
 from pegboard.core.interfaces.kv_transfer import Ranges
-from pegboard.toolkit.transfer.alike import alike, parts
+from pegboard.toolkit.transfer.pieces import pair, parts
 
 
 def places(some: Ranges) -> list[tuple[int, int]]:
@@ -37,7 +37,7 @@ def sides(draw: st.DrawFn) -> tuple[Ranges, Ranges]:
 @properties(max_examples=150)
 @given(both=sides())
 def test_the_same_bytes_in_the_same_order(both: tuple[Ranges, Ranges]) -> None:
-    source, target = alike(*both)
+    source, target = pair(*both)
     assert source.nbytes.tolist() == target.nbytes.tolist()
     assert (places(source), places(target)) == (places(both[0]), places(both[1]))
     for (there, here), (next_there, next_here) in itertools.pairwise(zip(listed(source), listed(target), strict=True)):
@@ -56,14 +56,14 @@ def test_parts_keep_to_their_limits(both: tuple[Ranges, Ranges], most_bytes: int
 
 
 def test_neighbours_become_one_piece() -> None:
-    source, target = alike(pages(2, [4, 5, 6, 1], 10), pages(2, [7, 8, 9, 0], 10))
+    source, target = pair(pages(2, [4, 5, 6, 1], 10), pages(2, [7, 8, 9, 0], 10))
     assert listed(source) == [(0, 40, 30), (0, 10, 10), (1, 40, 30), (1, 10, 10)]
     assert listed(target) == [(0, 70, 30), (0, 0, 10), (1, 70, 30), (1, 0, 10)]
 
 
 def test_large_offsets() -> None:
     far = 2**62
-    source, target = alike(ranges([(0, far, 10)]), ranges([(1, 5, 4), (1, far, 6)]))
+    source, target = pair(ranges([(0, far, 10)]), ranges([(1, 5, 4), (1, far, 6)]))
     assert listed(source) == [(0, far, 4), (0, far + 4, 6)]
     assert listed(target) == [(1, 5, 4), (1, far, 6)]
     assert source.offset.dtype == np.int64

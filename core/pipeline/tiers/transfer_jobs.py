@@ -1,4 +1,4 @@
-"""Moves: the jobs of a mover, and the board where their ends are told."""
+"""The jobs of a mover."""
 
 from __future__ import annotations
 
@@ -15,28 +15,16 @@ Kind = Literal["save", "store", "find", "fetch"]
 NO_PAGES = np.empty(0, np.int64)
 
 
-class Board:
-    """Where moves end: it tells those that wait for them."""
-
-    def __init__(self) -> None:
-        self.news = threading.Condition()
-
-    def tell(self) -> None:
-        """Tell that a move has ended."""
-        with self.news:
-            self.news.notify_all()
-
-
-class Move:
+class TransferJob:
     """A job. Its pages and keys stay as they were given; `moved` counts those that are through, from the first on.
 
-    One thread at a time works on it, between `begin` and `pause` or `finish`. `store` is the storage that is asked just
-    now, and `probe` whether its answer decides about that storage.
+    `ended` is notified when it ends. One thread at a time works on it, between `begin` and `pause` or `finish`. `store`
+    is the storage that is asked just now, and `probe` whether its answer decides about that storage.
     """
 
     def __init__(
         self,
-        board: Board,
+        ended: threading.Condition,
         kind: Kind,
         host: NDArray[np.int64] = NO_PAGES,
         *,
@@ -57,7 +45,7 @@ class Move:
         self.done = False
         self.result = 0
         self.error = ""
-        self._board = board
+        self._ended = ended
         self._running = False
 
     @property
@@ -67,13 +55,13 @@ class Move:
 
     def begin(self) -> bool:
         """Take it up in a thread; False where it is over already."""
-        with self._board.news:
+        with self._ended:
             self._running = not self.done
             return self._running
 
     def pause(self) -> bool:
         """Let go of it in a thread; False where it was asked to stop, and is over now."""
-        with self._board.news:
+        with self._ended:
             self._running = False
             if not self.stopping:
                 return True
@@ -82,7 +70,7 @@ class Move:
 
     def stop(self) -> bool:
         """Ask it to stop; whether it did, since no thread was at work on it."""
-        with self._board.news:
+        with self._ended:
             self.stopping = True
             if self._running or self.done:
                 return False
@@ -90,11 +78,11 @@ class Move:
 
     def finish(self, error: str) -> bool:
         """End it, with what was moved by now; False where it had ended. An error of one that got through is none."""
-        with self._board.news:
+        with self._ended:
             if self.done:
                 return False
             self.result = self.moved
             self.error = "" if self.moved >= self.total else error
             self.done = True
-        self._board.tell()
+            self._ended.notify_all()
         return True

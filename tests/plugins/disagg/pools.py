@@ -1,4 +1,4 @@
-"""Virtual ranks: pools with a part of the heads each, and engines that read between them."""
+"""Pools of KV, and engines that read between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pegboard.plugins.disagg.decode_room import DecodeRoom
 from pegboard.plugins.disagg.events import Address
 from pegboard.plugins.disagg.messages import RoomKey
 from pegboard.plugins.disagg.reading import Reader
-from pegboard.plugins.disagg.shares import Layout
 from pegboard.plugins.transfer_inproc.options import InprocOptions
 from pegboard.plugins.transfer_inproc.transfer import InprocTransfer
 from pegboard.plugins.transfer_mooncake.options import MooncakeTransferOptions
@@ -25,33 +24,32 @@ from pegboard.plugins.transfer_tcp.options import TcpOptions
 from pegboard.plugins.transfer_tcp.transfer import TcpTransfer
 
 HEAD_COUNTS, HEAD_BYTES = (4, 2, 4, 8), (16, 16, 40, 8)
+SLOT_BYTES = tuple(heads * each for heads, each in zip(HEAD_COUNTS, HEAD_BYTES, strict=True))
 SLOTS, TOKENS, LEASE, INSTANCE = 64, 40, 77, b"instance"
 
 
-class Rank:
-    """A rank's pool and its engine."""
+class Pool:
+    """A pool and its engine."""
 
-    def __init__(self, layout: Layout, build: Callable[[KVTransferContext], KVTransfer], seed: int) -> None:
+    def __init__(self, build: Callable[[KVTransferContext], KVTransfer], seed: int) -> None:
         draw = np.random.default_rng(seed)
-        self.layout = layout
-        self.buffers = [draw.integers(0, 256, SLOTS * each, np.uint8) for each in layout.slot_bytes]
+        self.buffers = [draw.integers(0, 256, SLOTS * each, np.uint8) for each in SLOT_BYTES]
         regions = tuple(
-            Region(one.ctypes.data, one.nbytes, each, each // head_bytes, buffer=one.data)
-            for one, each, head_bytes in zip(self.buffers, layout.slot_bytes, layout.head_bytes, strict=True)
+            Region(buffer.ctypes.data, buffer.nbytes, slot_bytes, heads, buffer=buffer.data)
+            for buffer, slot_bytes, heads in zip(self.buffers, SLOT_BYTES, HEAD_COUNTS, strict=True)
         )
         self.engine = build(KVTransferContext(regions))
 
-    def heads(self, region: int, slots: NDArray[np.int32]) -> NDArray[np.uint8]:
-        """Return [tokens, heads, bytes] of a region."""
-        return self.buffers[region].reshape(SLOTS, -1, self.layout.head_bytes[region])[slots]
+    def kept(self, region: int, slots: NDArray[np.int32]) -> NDArray[np.uint8]:
+        """Return what slots of a region hold: [tokens, bytes]."""
+        return self.buffers[region].reshape(SLOTS, -1)[slots]
 
 
-def whole(ranks: Sequence[Rank], region: int, slots: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """Return all heads [tokens, heads, bytes] of a region: those of all ranks, where each has others."""
-    return np.concatenate([one.heads(region, slots) for one in ranks], axis=1)
+def same(here: Pool, ours: NDArray[np.int32], there: Pool, theirs: NDArray[np.int32]) -> bool:
+    """Return whether the slots `ours` hold what `theirs` do, in all regions."""
+    return all(np.array_equal(here.kept(at, ours), there.kept(at, theirs)) for at in range(len(SLOT_BYTES)))
 
 
-# More blocks than eight ranks have reads under way: where there are fewer some reads go straight.
 BUILD: dict[str, Callable[[KVTransferContext], KVTransfer]] = {
     "inproc": lambda ctx: InprocTransfer(InprocOptions(), ctx),
     "tcp": lambda ctx: TcpTransfer(TcpOptions(), ctx),
@@ -60,24 +58,25 @@ BUILD: dict[str, Callable[[KVTransferContext], KVTransfer]] = {
 }
 
 
-class Ranks:
-    """Makes the ranks of servers, and readers of those that decode."""
+class Pools:
+    """Makes pools of servers, and readers of those that decode."""
 
     def __init__(self) -> None:
-        self.made: list[Rank] = []
+        self.made: list[Pool] = []
 
-    def make(self, size: int, engine: str) -> list[Rank]:
-        layouts = [Layout(HEAD_COUNTS, HEAD_BYTES, rank, size) for rank in range(size)]
-        made = [Rank(one, BUILD[engine], len(self.made) + number) for number, one in enumerate(layouts)]
-        self.made += made
-        return made
+    def make(self, engine: str) -> Pool:
+        self.made.append(Pool(BUILD[engine], len(self.made)))
+        return self.made[-1]
 
-    def reader(self, here: Rank, there: Sequence[Rank], most_bytes: int = 2**20) -> Reader:
+    def pair(self, engine: str) -> tuple[Pool, Pool]:
+        """Return a source and a target."""
+        return self.make(engine), self.make(engine)
+
+    def reader(self, here: Pool, there: Pool, most_bytes: int = 2**20) -> Reader:
         """Return a reader that knows the server `there`."""
-        reader = Reader(here.engine, here.layout, most_bytes)
-        reader.meet(INSTANCE, "127.0.0.1", [one.engine.describe() for one in there])
-        for one in there:
-            one.engine.allow(LEASE)
+        reader = Reader(here.engine, SLOT_BYTES, most_bytes)
+        reader.meet(INSTANCE, "127.0.0.1", there.engine.describe())
+        there.engine.allow(LEASE)
         return reader
 
 

@@ -1,4 +1,4 @@
-"""EncoderBooks: which pieces of media are encoded. The worker has the states, and obeys the lists made here.
+"""EncoderCache: which pieces of media are encoded. The worker has the states, and obeys the lists made here.
 
 Steps run in the order in which they are launched, so the books say how things will be when the next step runs. What a
 step that is under way reads is held, because a step that fails is run again in parts.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LEAST_PIECE = 64
 
 
-class EncoderBooks:
+class EncoderCache:
     """What is encoded, least recently used first. `capacity` and `token_bytes` are in bytes; one step encodes
     `step_tokens`, or one larger piece. A piece counts as `least_piece` tokens at least: an encoder's pass takes a while
     however few it has.
@@ -139,10 +139,10 @@ MOST_OFFERS = 16
 """Requests that are looked at for one step's wishes."""
 
 
-class EncodeWishes:
+class EncodeQueue:
     """What one plan would like to have encoded, within one step's tokens and the books' bytes."""
 
-    def __init__(self, books: EncoderBooks) -> None:
+    def __init__(self, books: EncoderCache) -> None:
         self.pieces: dict[PieceKey, EncodePiece] = {}
         self.owners: dict[PieceKey, list[Req]] = {}
         self.blocked = False
@@ -186,7 +186,7 @@ class EncodeWishes:
         return found
 
     def plan(self) -> EncodeWork:
-        """Return the work; see `EncoderBooks.plan`."""
+        """Return the work; see `EncoderCache.plan`."""
         return self._books.plan(self.pieces.values(), self._keep)
 
     def _spare(self, key: PieceKey) -> bool:

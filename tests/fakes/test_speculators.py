@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pegboard.conformance.speculator import SpeculatorContract
-from pegboard.conformance.speculator_fakes import BranchingSumSpeculator, SumSpeculator, TokenSumSpeculator
+from tests.fakes.speculators import BranchingSumSpeculator, SumSpeculator, TokenSumSpeculator
 
 
 class TestChains(SpeculatorContract):

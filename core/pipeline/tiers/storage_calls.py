@@ -1,4 +1,4 @@
-"""Calls of a storage: each has a deadline, and one that overruns is abandoned."""
+"""StorageCalls of a storage: each has a deadline, and one that overruns is abandoned."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pegboard.core.pipeline.tiers.breaker import Breaker
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
-    from pegboard.core.pipeline.tiers.lane import Lane
+    from pegboard.core.pipeline.tiers.worker_thread import WorkerThread
 
 GRACE_SECONDS = 1.0
 """How long a call may go on beyond its deadline: a storage looks at it only now and then."""
-MOST_WRITTEN_OFF = 4
+MOST_ABANDONED_THREADS = 4
 """Threads of one storage that hang and have been replaced, at most."""
 
 Ask = Callable[[float], int]
@@ -25,14 +25,14 @@ Ask = Callable[[float], int]
 @dataclass(eq=False)
 class _Call:
     kind: str
-    lane: Lane
+    worker: WorkerThread
     deadline: float
     probe: bool
     abandoned: bool = False
 
 
-class Calls:
-    """Makes a storage's calls, keeps its breaker, and writes off threads that do not come back.
+class StorageCalls:
+    """Makes a storage's calls, keeps its breaker, and gives up threads that do not come back.
 
     `began` hears that a call is under way, so that `supervise` is called from then on, and `opened` that the storage is
     to be left alone.
@@ -41,16 +41,16 @@ class Calls:
     def __init__(self, name: str, clock: Clock, began: Callable[[], None], opened: Callable[[], None]) -> None:
         self.breaker = Breaker(f"the storage {name!r}", clock)
         self.abandoned = 0
-        """Calls that were abandoned, since the start."""
-        self.written_off = 0
+        """StorageCalls that were abandoned, since the start."""
+        self.abandoned_threads = 0
         """Those among them that have not come back yet."""
         self._name = name
         self._clock = clock
         self._began = began
         self._opened = opened
         self._calls: list[_Call] = []
-        self._standing: set[Lane] = set()
-        """Lanes whose threads were written off and not replaced."""
+        self._standing: set[WorkerThread] = set()
+        """Workers whose threads were abandoned and not replaced."""
         self._lock = threading.Lock()
 
     @property
@@ -64,14 +64,14 @@ class Calls:
         return not self._calls
 
     def make(
-        self, kind: str, lane: Lane, ask: Ask, most: int, seconds: float, *, probe: bool = False
+        self, kind: str, worker: WorkerThread, ask: Ask, most: int, seconds: float, *, probe: bool = False
     ) -> tuple[int, str]:
-        """Ask a storage, in the thread of `lane`: its count, at most `most`, and why it is not to be asked further, ""
-        where it is. `kind` says for what it is asked.
+        """Ask a storage, in the thread of `worker`. Return its count, at most `most`, and why it is not to be asked
+        further, "" where it is. `kind` says for what it is asked.
         """
         if not self.breaker.may(probe):
             return 0, f"the storage {self._name!r} is left alone for a while"
-        call = _Call(kind, lane, self._clock() + seconds, probe)
+        call = _Call(kind, worker, self._clock() + seconds, probe)
         with self._lock:
             self._calls.append(call)
         self._began()
@@ -97,17 +97,17 @@ class Calls:
         return count, ""
 
     def supervise(self) -> None:
-        """Abandon calls that have overrun: their threads are written off, and the storage is left alone."""
+        """Abandon calls that have overrun: their threads are abandoned, and the storage is left alone."""
         now = self._clock()
         with self._lock:
             late = [call for call in self._calls if not call.abandoned and now > call.deadline + GRACE_SECONDS]
             for call in late:
                 call.abandoned = True
-                replace = self.written_off < MOST_WRITTEN_OFF
-                call.lane.write_off(replace=replace)
-                self.written_off += 1
+                replace = self.abandoned_threads < MOST_ABANDONED_THREADS
+                call.worker.abandon_thread(replace=replace)
+                self.abandoned_threads += 1
                 if not replace:
-                    self._standing.add(call.lane)
+                    self._standing.add(call.worker)
         self.abandoned += len(late)
         for call in late:
             self._fail(call, "a call has overrun its deadline and is abandoned", at_once=True)
@@ -122,9 +122,9 @@ class Calls:
             self._calls.remove(call)
             if not call.abandoned:
                 return False
-            self.written_off -= 1
-            lanes = {call.lane, *self._standing}
+            self.abandoned_threads -= 1
+            workers = {call.worker, *self._standing}
             self._standing.clear()
-        for lane in lanes:
-            lane.start()
+        for worker in workers:
+            worker.start()
         return True

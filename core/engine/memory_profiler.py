@@ -1,4 +1,4 @@
-"""Trial: how much memory the largest steps take, found out by running them before KV gets what is left."""
+"""MemoryProfiler: how much memory the largest steps take, found out by running them before KV gets what is left."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class CudaMeter:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class PeakMemory:
     """Bytes that steps take beside weights and KV: at most in any step (`step`), and in the largest decode (`decode`),
     which is what captured graphs share.
     """
@@ -89,23 +89,25 @@ class Needs:
     """Graphs that will be captured."""
 
 
-def pool_bytes(free: int, total: int, needs: Needs) -> int:
+def pool_bytes(free: int, total: int, needs: PeakMemory) -> int:
     """Return what is left for KV, at least 0: of `free` bytes without a pool, on a device of `total`."""
     graphs = needs.decode + needs.graphs * PER_GRAPH if needs.graphs else 0
     return max(0, free - needs.step - graphs - int(MARGIN * total))
 
 
-def measure(meter: MemoryMeter, prefills: Callable[[], None], decode: Callable[[], None], graphs: int = 0) -> Needs:
+def measure(
+    meter: MemoryMeter, prefills: Callable[[], None], decode: Callable[[], None], graphs: int = 0
+) -> PeakMemory:
     """Run the largest prefills and the largest decode, and return what they need."""
     meter.watch()
     decode()
     in_decode = meter.peak()
     meter.watch()
     prefills()
-    return Needs(max(in_decode, meter.peak()), in_decode, graphs)
+    return PeakMemory(max(in_decode, meter.peak()), in_decode, graphs)
 
 
-class Tried(Protocol):
+class LargestSteps(Protocol):
     """What runs the largest steps."""
 
     def prefills(self) -> None: ...
@@ -113,12 +115,12 @@ class Tried(Protocol):
     def decode(self) -> None: ...
 
 
-def room_for_kv(meter: MemoryMeter, make: Callable[[], Tried], graphs: int = 0) -> int:
+def room_for_kv(meter: MemoryMeter, make: Callable[[], LargestSteps], graphs: int = 0) -> int:
     """Return the bytes that the largest steps leave for KV. Raises OutOfMemory where they do not fit at all."""
     free, total = meter.free(), meter.total()
     try:
-        trial = make()
-        needs = measure(meter, trial.prefills, trial.decode, graphs)
+        profiler = make()
+        needs = measure(meter, profiler.prefills, profiler.decode, graphs)
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
             f"the largest steps do not fit into the {free / 2**30:.1f} GiB that the weights leave free; lower "
@@ -135,7 +137,7 @@ def room_for_kv(meter: MemoryMeter, make: Callable[[], Tried], graphs: int = 0) 
     return room
 
 
-class Trial:
+class MemoryProfiler:
     """Runs the largest steps over a scratch pool: a chunk of one prompt, one of as many prompts as may run, and a
     decode of as many requests, with logprobs. `chunk` None: prompts are not cut, so one as long as the context.
     """

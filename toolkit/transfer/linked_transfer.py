@@ -24,9 +24,8 @@ from pegboard.toolkit.transfer.pieces import check_read, objection
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.toolkit.transfer.ordering import StagingPlace
-    from pegboard.toolkit.transfer.staged import Stage, Straight
     from pegboard.toolkit.transfer.staging import Staging
+    from pegboard.toolkit.transfer.staging_reader import Stage, StagingPlace, Straight
 
     AnyLink: TypeAlias = Link[TokenT] | Link[Straight[TokenT] | Stage[TokenT]]
 

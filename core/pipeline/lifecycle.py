@@ -147,7 +147,7 @@ class Lifecycle:
         for req, token in sitting:
             if req.finished:
                 continue
-            planner.sit_out(req)
+            planner.park(req)
             grammars.work.sit_out(req, token)
         more = grammars.forced_tokens - self._counters.forced_tokens
         if more:
@@ -164,7 +164,7 @@ class Lifecycle:
             if req.finished:
                 continue
             if reason is None:
-                self._planner.come_back(req)
+                self._planner.resume(req)
                 continue
             self._stop(req, reason)
             self.finished([req])

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.step import Launched
 
 GIVE_WAY_SECONDS = 0.5
-"""A request that sits out for longer gives its memory to one that needs it; shorter, and it is back at once."""
+"""A request that is parked for longer gives its memory to one that needs it; shorter, and it is back at once."""
 
 
 class Planner:
     """Owns the queues: `waiting`, `running`, `chunked`, the request whose prompt is computed in chunks and is not
-    through yet, `ahead`, running requests several of whose newest tokens are known and not computed (a grammar forced
-    them), and `sitting`, running requests that are in no batch until their grammar's matcher has caught up, since when;
-    they may have been retracted meanwhile. A request is in one of them.
+    through yet, `ahead`, running requests several of whose newest tokens are known and not computed, and `parked`,
+    running requests that are in no batch until `resume`, each with the time since when. A parked request may have been
+    retracted meanwhile. A request is in one of them.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Planner:
         self.running = RunningBatch(settings.max_running_requests)
         self.chunked: Req | None = None
         self.ahead: list[Req] = []
-        self.sitting: dict[Req, float] = {}
+        self.parked: dict[Req, float] = {}
         self.seated: set[Req] = set()  # blocked ones that have a place in memory
         self.split = SplitPrefill(builder, self.running, settings.split_prefill_layers, limits.num_layers)
         self.encoding = Encoding(media, builder, counters)
@@ -157,17 +157,17 @@ class Planner:
         req.kv.scheduled_len = req.kv.committed_len
         self.ahead.append(req)
 
-    def sit_out(self, req: Req) -> None:
-        """Take a running request out of the batches, its newest token not computed, until `come_back`."""
+    def park(self, req: Req) -> None:
+        """Take a running request out of the batches, its newest token not computed, until `resume`. It keeps its memory
+        for GIVE_WAY_SECONDS, and for as long after that as no other request needs it.
+        """
         self.running.remove([req])
         req.kv.scheduled_len = req.kv.committed_len
-        self.sitting[req] = self.clock()
+        self.parked[req] = self.clock()
 
-    def come_back(self, req: Req) -> None:
-        """Take back a request that need not sit out any more: it is in the next batch, or queues again where it gave
-        way.
-        """
-        del self.sitting[req]
+    def resume(self, req: Req) -> None:
+        """Take back a parked request: it is in the next batch, or in the queue if it was retracted meanwhile."""
+        del self.parked[req]
         if req.status is ReqStatus.RETRACTED:
             self.enqueue(req)
         else:
@@ -175,15 +175,15 @@ class Planner:
 
     @property
     def holding(self) -> list[Req]:
-        """Requests that sit out and hold memory."""
-        return [req for req in self.sitting if req.status is ReqStatus.RUNNING]
+        """Parked requests that have memory; admission counts their growth."""
+        return [req for req in self.parked if req.status is ReqStatus.RUNNING]
 
     def _gives_way(self) -> bool:
-        """Retract a request that has sat out for long, for one that can make use of its memory now. False where there
-        is none.
+        """Retract a request that has been parked for long, for one that can use its memory now. False where there is
+        none.
         """
         latest = self.clock() - GIVE_WAY_SECONDS
-        found = [req for req in self.holding if self.sitting[req] < latest]
+        found = [req for req in self.holding if self.parked[req] < latest]
         if found:
             self.retract(found[0])
         return bool(found)
@@ -345,15 +345,15 @@ class Planner:
 
     def retract(self, req: Req) -> None:
         """Back to the head of the waiting queue, output kept. Its KV stays in the cache until that memory is needed."""
-        sits_since = self.sitting.get(req)
+        parked_at = self.parked.get(req)
         self.drop(req)
         self.memory.release(req)
         req.output.num_retractions += 1
         req.move_to(ReqStatus.RETRACTED)
-        if sits_since is None:
+        if parked_at is None:
             self.enqueue(req, first=True)
         else:
-            self.sitting[req] = sits_since
+            self.parked[req] = parked_at
         self.counters.retractions += 1
 
     # ---- queues ---------------------------------------------------------------------------------------------------
@@ -376,8 +376,8 @@ class Planner:
             self.chunked = None
         elif req in self.ahead:
             self.ahead.remove(req)
-        elif req in self.sitting:
-            del self.sitting[req]
+        elif req in self.parked:
+            del self.parked[req]
         elif req in self.running:
             self.running.remove([req])
         elif req in self.waiting:

@@ -135,13 +135,13 @@ class Scheduler:
 
     @property
     def resting(self) -> bool:
-        """Whether a step can wait some milliseconds: gates hold back or keep all requests, or they wait for those that
-        sit out, or the scheduler is paused.
+        """Whether a step can wait some milliseconds: gates hold back or keep all requests, or all wait to be resumed, or
+        the scheduler is paused.
         """
         planner = self.planner
         if self.requests.outbox or self.loop.flight is not None:
             return False
-        if self.paused or (planner.sitting and self._stuck):
+        if self.paused or (planner.parked and self._stuck):
             return True
         return not (planner.waiting or planner.running or planner.ahead or planner.chunked or planner.split.step)
 
@@ -164,7 +164,7 @@ class Scheduler:
                 self.seats.join(req, arrived)
             if gates.seats:
                 self.seats.fill(gates, self.loop.flight)
-        if self.planner.sitting:
+        if self.planner.parked:
             requests.ask_matchers()
         self.loop.turn()
         if requests.late and self.planner.split.step is None:

@@ -135,8 +135,8 @@ class Scheduler:
 
     @property
     def resting(self) -> bool:
-        """Whether a step can wait some milliseconds: gates hold back or keep all requests, or all wait to be resumed, or
-        the scheduler is paused.
+        """Whether a step can wait some milliseconds: gates hold back or keep all requests, or all are parked, or the
+        scheduler is paused.
         """
         planner = self.planner
         if self.requests.outbox or self.loop.flight is not None:

@@ -54,7 +54,7 @@ class ScheduleBatch:
     Arrays int64, one entry per request of `reqs`: `seq_lens` (KV after this step, that of drafts included),
     `extend_lens` (new tokens; 1 for a decode, and one more per draft) and `prefix_lens` (KV before the step).
     `decoding` is the number of requests at the end of `reqs` that only decode. `partial` holds the requests that get KV
-    but no token: their prompt is not finished by this step, or it is its embedding that is wanted.
+    but no token: their prompt is not finished by this step, or they sample nothing (`Req.samples`).
 
     `trees` has what a speculator has proposed, for all requests that a token is sampled for; None in a step without
     drafts.

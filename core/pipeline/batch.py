@@ -149,7 +149,7 @@ class BatchBuilder:
         prefix_lens = np.concatenate([prefix, ends - 1])
         drafted = np.ones(len(decoding), np.int64) if drafts is None else drafts.trees.counts
         extend_lens = np.concatenate([extend, drafted])
-        through = [item.req for item in items if not item.partial and item.req.pooling is None]
+        through = [item.req for item in items if not item.partial and item.req.samples]
         batch = ScheduleBatch(
             bid=number,
             forward_mode=_mode(items, decoding, split),
@@ -158,7 +158,7 @@ class BatchBuilder:
             extend_lens=extend_lens,
             prefix_lens=prefix_lens,
             decoding=len(decoding),
-            partial=frozenset(item.req.rid for item in items if item.partial or item.req.pooling is not None),
+            partial=frozenset(item.req.rid for item in items if item.partial or not item.req.samples),
         )
         if drafts is not None:
             drafts = drafts.behind([req.tokens.last for req in through])

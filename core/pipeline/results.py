@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.admission_gate import Arrived
     from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.pooler import Pooler
-    from pegboard.core.interfaces.req import Req, ReqLogprobs
+    from pegboard.core.interfaces.req import Req, ReqKV, ReqLogprobs
     from pegboard.core.interfaces.speculator import Accepted
     from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.running import RunningBatch
@@ -68,19 +68,14 @@ class ResultStage:
         accepted = result.accepted
         newest = result.tokens if accepted is None else result.tokens[np.cumsum(accepted.counts) - 1]
         batch.intervals = running.note(step.sampled, newest, now, step.version)
-        embedded = [] if step.wanted is None else side_outputs.keep(step.wanted, result, self._pooler)
+        if step.wanted is not None:
+            side_outputs.keep(step.wanted, result, self._pooler)
         if step.version != NEVER and not step.touched and not result.unsampled:
             return self._commit_decode(step, result, now)
         if accepted is None:
-            finished, outputs = self._commit_any(step, result, now)
-        else:
-            finished, outputs = self._commit_accepted(step, result, accepted, now)
-            running.settle(step.sampled)
-        for req in embedded:
-            self._end_embedding(req, now)
-            finished.append(req)
-            if (output := self.output(req)) is not None:
-                outputs.append(output)
+            return self._commit_any(step, result, now)
+        finished, outputs = self._commit_accepted(step, result, accepted, now)
+        running.settle(step.sampled)
         return finished, outputs
 
     def _commit_decode(self, step: Step, result: BatchResult, now: float) -> tuple[list[Req], list[TokenOutput]]:
@@ -127,6 +122,7 @@ class ResultStage:
             # A request that ended or was retracted meanwhile has another `kv`: this one is no longer its own.
             kv.committed_len = seq_len
             if req.rid in batch.partial:
+                self._end_with_prompt(req, kv, now, finished, outputs)
                 continue
             row, token = next(tokens)
             if req.finished or token == NO_TOKEN:
@@ -157,6 +153,7 @@ class ResultStage:
         ):
             if req.rid in batch.partial:
                 kv.committed_len = seq_len
+                self._end_with_prompt(req, kv, now, finished, outputs)
                 continue
             stop, drafted, ended = ends[index], step.drafts_of(index), req.finished
             places = range(start, stop)
@@ -255,15 +252,17 @@ class ResultStage:
             embedding=embedding,
         )
 
-    @staticmethod
-    def _end_embedding(req: Req, now: float) -> None:
-        failure = "" if req.pooling is None else req.pooling.failure
-        req.output.finish_reason = (
-            FinishReason(FinishType.ABORT, message=failure, status=500, code="pooling_failed")
-            if failure
-            else FinishReason(FinishType.LENGTH)
-        )
+    def _end_with_prompt(
+        self, req: Req, kv: ReqKV, now: float, finished: list[Req], outputs: list[TokenOutput]
+    ) -> None:
+        """End a request that samples nothing, if all of its prompt is computed now."""
+        if req.samples or req.finished or req.kv is not kv or kv.committed_len < req.input_len:
+            return
+        req.output.finish_reason = side_outputs.failure_of(req) or FinishReason(FinishType.LENGTH)
         req.timing.finished = now
+        finished.append(req)
+        if (output := self.output(req)) is not None:
+            outputs.append(output)
 
     def _append(self, req: Req, token: int, row: int, logprobs: LogprobOutput | None, now: float) -> None:
         req.tokens.append(token)

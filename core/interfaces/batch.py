@@ -174,8 +174,8 @@ class Observed:
     """What a speculator that reads the model's states is told of a batch, an entry per request.
 
     `fresh` bool: it has its row since this pass. `again` int64: so many tokens at its front, 0 or 1, are computed once
-    more behind a cached prefix; their KV goes to the padding slot, and `prefix_lens` and `extend_lens` count them among
-    the new ones. `slots` int64: for so many positions its row has slots.
+    more behind a cached prefix, and `prefix_lens` and `extend_lens` count them among the new ones. `slots` int64: for
+    so many positions its row has slots.
     """
 
     fresh: NDArray[np.bool_]

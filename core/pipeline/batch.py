@@ -17,7 +17,7 @@ from pegboard.core.pipeline.running import HIDDEN, NEVER, SHIFTED, flags_of
 from pegboard.core.pipeline.sampling_info import SamplingInfos, mark_pending
 from pegboard.core.pipeline.speculation.drafts import pack
 from pegboard.core.pipeline.speculation.observing import observe_decode, observe_prefill
-from pegboard.core.pipeline.step import Step
+from pegboard.core.pipeline.step import Step, computed_again
 from pegboard.toolkit.speculation import tree
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ class BatchBuilder:
     """Makes steps. What it hands out is never changed afterwards, since a worker may read it while the next step is
     built; the sampling arrays of a decode batch are shared by all steps of the same requests.
 
-    `asked` are the logits processors, and the sampler where requests may bring parameters for it. `lookback` is that of
-    a speculator which reads the model's states; None without one. `shared` finds what a decode batch has in common,
-    where attention makes use of that.
+    `asked` are the logits processors, and the sampler where requests may bring parameters for it. `lookback` tokens of
+    a cached prefix are computed again, for what reads the model's states; None where nothing does. `shared` finds what
+    a decode batch has in common, where attention makes use of that.
     """
 
     def __init__(
@@ -142,10 +142,11 @@ class BatchBuilder:
         ends = running.seq_lens[active]
         prefix = np.fromiter((item.prefix_len for item in items), np.int64, len(items))
         extend = np.fromiter((item.extend_len for item in items), np.int64, len(items))
-        observed = None if self._lookback is None else observe_prefill(items, decoding, self._lookback)
-        if observed is not None:
-            prefix -= observed.again[: len(items)]
-            extend += observed.again[: len(items)]
+        again = computed_again(items, len(reqs), self._lookback or 0)
+        if again is not None:
+            prefix -= again[: len(items)]
+            extend += again[: len(items)]
+        observed = None if self._lookback is None else observe_prefill(items, reqs, again)
         prefix_lens = np.concatenate([prefix, ends - 1])
         drafted = np.ones(len(decoding), np.int64) if drafts is None else drafts.trees.counts
         extend_lens = np.concatenate([extend, drafted])
@@ -162,9 +163,9 @@ class BatchBuilder:
         )
         if drafts is not None:
             drafts = drafts.behind([req.tokens.last for req in through])
-        work = self._work(batch, through + decoding, drafts, observed)
+        work = self._work(batch, through + decoding, drafts, again, observed)
         work.loads = tuple(item.load for item in items if item.load is not None)
-        found = side_outputs.find(batch, through + decoding, _last_rows(work), self._pooler, observed)
+        found = side_outputs.find(batch, through + decoding, _last_rows(work), self._pooler, again)
         if decoding and drafts is None:
             at = work.input_ids.shape[0] - len(decoding)
             ids, pending = _inputs(running, active, flight)
@@ -188,6 +189,7 @@ class BatchBuilder:
             np.concatenate([new_left, left]),
             np.concatenate([np.array(new_flags, np.int64), flags]),
             NEVER,
+            again=again,
             drafts=drafts,
         )
         return _with(step, found)
@@ -271,16 +273,22 @@ class BatchBuilder:
         )
         sampled = [req for req in reqs if req.rid not in whole.partial]
         drafts = step.drafts and step.drafts.part(_sampled_places(whole)[keep][_is_sampled(batch)])
+        again = None if step.again is None else step.again[keep]
         observed = None if step.work.observed is None else step.work.observed.part(keep)
-        work = self._work(batch, sampled, drafts, observed)
+        work = self._work(batch, sampled, drafts, again, observed)
         work.loads = tuple(kv.load for kv in kvs if kv.load is not None)
         left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
         flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
-        one = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, touched=True, drafts=drafts)
-        return _with(one, side_outputs.find(batch, sampled, _last_rows(work), self._pooler, observed))
+        one = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, True, again=again, drafts=drafts)
+        return _with(one, side_outputs.find(batch, sampled, _last_rows(work), self._pooler, again))
 
     def _work(
-        self, batch: ScheduleBatch, sampled: list[Req], drafts: Drafts | None, observed: Observed | None
+        self,
+        batch: ScheduleBatch,
+        sampled: list[Req],
+        drafts: Drafts | None,
+        again: NDArray[np.int64] | None,
+        observed: Observed | None,
     ) -> ModelWorkerBatch:
         """Return the worker's share of a batch whose slots are allocated. Tokens that the host does not know are -1."""
         reqs = batch.reqs
@@ -288,8 +296,8 @@ class BatchBuilder:
         host = self._memory.rows.host
         spans = list(zip(reqs, batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True))
         out_cache_loc = np.concatenate([host[req.kv.row, start:stop] for req, start, stop in spans]).astype(np.int64)
-        if observed is not None:
-            out_cache_loc[(np.cumsum(batch.extend_lens) - batch.extend_lens)[observed.again > 0]] = PADDING
+        if again is not None:
+            out_cache_loc[(np.cumsum(batch.extend_lens) - batch.extend_lens)[again > 0]] = PADDING
         if batch.forward_mode.is_decode:
             sample_rows, sampled_rows = None, rows
         else:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.batch import Observed, ScheduleBatch
+    from pegboard.core.interfaces.batch import ScheduleBatch
     from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req, ReqKV
@@ -50,15 +50,15 @@ def find(
     sampled: Sequence[Req],
     sample_rows: NDArray[np.int64] | None,
     pooler: Pooler | None,
-    observed: Observed | None = None,
+    again: NDArray[np.int64] | None = None,
 ) -> tuple[WantedRows, Wanted] | None:
     """Return what the requests of a batch ask for; None where none asks for anything. `sample_rows` are the packed
-    tokens after which the tokens of `sampled` are drawn, None for one each.
+    tokens after which the tokens of `sampled` are drawn, None for one each; `again` as in Step.
     """
     seeker = _Seeker(pooler)
     prefilled = len(batch.reqs) - batch.decoding
     # What is computed again has been asked for before.
-    again = np.zeros_like(batch.extend_lens) if observed is None else observed.again
+    again = np.zeros_like(batch.extend_lens) if again is None else again
     starts = np.cumsum(batch.extend_lens) - batch.extend_lens + again
     for req, at, prefix, extend in zip(
         batch.reqs[:prefilled],

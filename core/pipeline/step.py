@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch, ScheduleBatch
     from pegboard.core.interfaces.req import Req, ReqKV
+    from pegboard.core.pipeline.admission import PrefillItem
     from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.side_outputs import Wanted
     from pegboard.core.pipeline.speculation.drafts import Drafts
@@ -38,7 +41,9 @@ class Step:
     another one. `version` is that of the running batch when all of it decodes here, NEVER otherwise. `touched` says
     that some request of it ended while it was under way. A step that is not `final` is one part of a split prefill, of
     `whole`, and has nothing to commit.
-    `drafts` are verified in this step. `launched_at` is of the scheduler's clock.
+    `again` int64 [requests]: so many tokens at a request's front, 0 or 1, are computed once more behind its cached
+    prefix, and their KV goes to the padding slot; `prefix_lens` and `extend_lens` count them among the new ones. None
+    for none. `drafts` are verified in this step. `launched_at` is of the scheduler's clock.
     """
 
     number: int
@@ -53,6 +58,7 @@ class Step:
     final: bool = True
     whole: Step | None = None
     wanted: Wanted | None = None
+    again: NDArray[np.int64] | None = None
     drafts: Drafts | None = None
     launched_at: float = 0.0
     pending: Pending | None = None
@@ -81,3 +87,19 @@ class EncodeStep:
 
 
 Launched = Step | EncodeStep
+
+
+def computed_again(items: Sequence[PrefillItem], requests: int, lookback: int) -> NDArray[np.int64] | None:
+    """Return `Step.again` of a prefill that begins with `items`; None where no token is computed again.
+
+    A request that has just got its row computes `lookback` tokens of its cached prefix again, unless the last of them
+    is one of media: its encoding may be gone.
+    """
+    if not lookback:
+        return None
+    again = np.zeros(requests, np.int64)
+    for index, item in enumerate(items):
+        media, last = item.req.media, item.prefix_len - 1
+        if item.fresh and last >= 0 and (media is None or not media.spans_in(last, last + 1)):
+            again[index] = lookback
+    return again

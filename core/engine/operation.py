@@ -103,5 +103,5 @@ class Operation:
         planner.abandon_split()
         chunked = [] if planner.chunked is None else [planner.chunked]
         # Each goes to the head of the queue, so the first to run is the last to go.
-        for req in [*chunked, *reversed([*planner.running.reqs, *planner.ahead, *planner.holding])]:
+        for req in [*chunked, *reversed([*planner.running.reqs, *planner.holding])]:
             planner.retract(req)

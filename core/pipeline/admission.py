@@ -355,7 +355,7 @@ class PrefillAdder:
         waits = np.diff(lasting, prepend=0.0)
         taken = np.cumsum(waits * others)
         given_back = np.concatenate([[0.0], np.cumsum(freed + lasting)[:-1]])
-        later = sum(one.seq_len - one.kv.scheduled_len for one in items)
+        later = sum(one.seq_len - one.kv.scheduled_len for one in items) + int((self._running.gaps[stay] - 1).sum())
         free = free - later - self._pages(left)
         # Each may hold a page of which it uses one token only.
         slack = others * (self._page - 1)

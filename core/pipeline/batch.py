@@ -75,13 +75,14 @@ class BatchBuilder:
         return flags_of(req, self._asked)
 
     def decode(self, running: RunningBatch, flight: int) -> Step | None:
-        """Make a batch of one token for each running request that may have one more; None when there is none.
+        """Make a batch of one token for each running request that may have one more token; None when there is none.
 
-        Their rows have room for it. `flight` is the number of the step under way (NEVER: none): the tokens that it
-        samples are not known yet. The running batch then counts the new tokens as scheduled.
+        Each has one to compute, and room for it. `flight` is the number of the step under way (NEVER: none): the tokens
+        that it samples are not known yet. The running batch then counts the new tokens as scheduled.
         """
         number = next(self._numbers)
-        active, whole = _active(running)
+        active = running.decoding()
+        whole = active.shape[0] == len(running)
         reqs = list(running.reqs) if whole else [running.reqs[place] for place in active.tolist()]
         if not reqs:
             return None
@@ -132,11 +133,11 @@ class BatchBuilder:
         drafts: Drafts | None = None,
     ) -> Step:
         """Make a prefill, with decodes of the running batch mixed in at its end, and with their drafts, if any.
-        Requests whose prompt is through join the running batch; with `split`, only at `join`. Without `items` it is a
-        step that verifies drafts.
+        Requests whose prompt is through join the running batch; with `split`, only at `join`. The items of running
+        requests are all the tokens that they have to compute. Without `items` it is a step that verifies drafts.
         """
         number = next(self._numbers)
-        active, _ = _active(running) if mixed else (np.empty(0, np.int64), False)
+        active = running.decoding() if mixed else np.empty(0, np.int64)
         decoding = [running.reqs[place] for place in active.tolist()]
         reqs = [item.req for item in items] + decoding
         ends = running.seq_lens[active]
@@ -177,9 +178,9 @@ class BatchBuilder:
                     mark_pending(work.sampling, pending + len(through))
         left, flags = _schedule(running, active, False, number)
         new_left = np.fromiter((req.remaining_tokens - 1 for req in through), np.int64, len(through))
-        new_flags = [req.flags for req in through]
+        new_flags = np.fromiter((req.flags for req in through), np.int64, len(through))
         if not split:
-            running.merge(through, new_flags, number, self.vocab_size)
+            running.join(through, number)
         step = Step(
             number,
             batch,
@@ -187,7 +188,7 @@ class BatchBuilder:
             [req.kv for req in reqs],
             through + decoding,
             np.concatenate([new_left, left]),
-            np.concatenate([np.array(new_flags, np.int64), flags]),
+            np.concatenate([new_flags, flags]),
             NEVER,
             again=again,
             drafts=drafts,
@@ -196,8 +197,7 @@ class BatchBuilder:
 
     def join(self, step: Step, running: RunningBatch) -> None:
         """Let the requests of a split prefill join the running batch, but for those that have ended since."""
-        reqs = [req for req in step.sampled if not req.finished]
-        running.merge(reqs, [req.flags for req in reqs], step.number, self.vocab_size)
+        running.join((req for req in step.sampled if not req.finished), step.number)
 
     def idle(self) -> ModelWorkerBatch:
         """Make a batch without tokens, for a rank that has nothing to do while others do."""
@@ -353,12 +353,6 @@ def _last_rows(work: ModelWorkerBatch) -> NDArray[np.int64] | None:
     if work.trees is None or work.sample_rows is None:
         return work.sample_rows
     return work.sample_rows[tree.starts(work.trees.counts)]
-
-
-def _active(running: RunningBatch) -> tuple[NDArray[np.int64], bool]:
-    """Places of the running requests that may have one more token, and whether that is all of them."""
-    active = np.flatnonzero(running.left > 0)
-    return active, active.shape[0] == len(running)
 
 
 def _of(values: NDArray[Any], active: NDArray[np.int64], whole: bool) -> NDArray[Any]:

@@ -139,7 +139,7 @@ class Lifecycle:
                     self.end(req, reason)
 
     def follow_grammars(self) -> None:
-        """Move the requests whose matchers need longer, or know several tokens at once, to the planner's queues."""
+        """Park the requests whose matchers need longer, and count the tokens that grammars have forced."""
         grammars, planner = self._results.grammars, self._planner
         sitting, grammars.sitting_out = grammars.sitting_out, []
         self._counters.grammar_waits += len(sitting)
@@ -150,13 +150,8 @@ class Lifecycle:
             planner.park(req)
             grammars.work.sit_out(req, token)
         more = grammars.forced_tokens - self._counters.forced_tokens
-        if more:
-            self._counters.forced_tokens += more
-            self._counters.generated_tokens += more
-            gained, grammars.ahead = grammars.ahead, []
-            for req in gained:
-                if not req.finished:
-                    planner.run_ahead(req)
+        self._counters.forced_tokens += more
+        self._counters.generated_tokens += more
 
     def ask_matchers(self) -> None:
         """Take back the requests whose matchers have caught up."""

@@ -32,9 +32,8 @@ GIVE_WAY_SECONDS = 0.5
 
 class Planner:
     """Owns the queues: `waiting`, `running`, `chunked`, the request whose prompt is computed in chunks and is not
-    through yet, `ahead`, running requests several of whose newest tokens are known and not computed, and `parked`,
-    running requests that are in no batch until `resume`, each with the time since when. A parked request may have been
-    retracted meanwhile. A request is in one of them.
+    through yet, and `parked`, running requests that are in no batch until `resume`, each with the time since when. A
+    parked request may have been retracted meanwhile. A request is in one of them.
     """
 
     def __init__(
@@ -65,9 +64,8 @@ class Planner:
             clip=settings.estimate_max_new_tokens,
         )
         self.waiting: list[Req] = []
-        self.running = RunningBatch(settings.max_running_requests)
+        self.running = RunningBatch(settings.max_running_requests, builder.vocab_size)
         self.chunked: Req | None = None
-        self.ahead: list[Req] = []
         self.parked: dict[Req, float] = {}
         self.seated: set[Req] = set()  # blocked ones that have a place in memory
         self.split = SplitPrefill(builder, self.running, settings.split_prefill_layers, limits.num_layers)
@@ -86,10 +84,9 @@ class Planner:
         While a step is under way, `flight`, None may also mean that its results have to be known first: the caller
         settles it and asks again. So no request is retracted or preempted while a token of its own is on its way.
         """
-        if flight is not None and (self.running.any(HISTORY) or self._waits_for_tokens(flight)):
+        if flight is not None and self._waits_for_tokens(flight):
             return None
-        decoding = bool(self.running) or bool(self.ahead)
-        decode_turn = self._last_was_prefill and decoding and not self.settings.prefill_first
+        decode_turn = self._last_was_prefill and bool(self.running) and not self.settings.prefill_first
         if self.split.step is not None and not decode_turn:
             self._last_was_prefill = True
             return self.split.next_part(self.split.step)
@@ -106,26 +103,20 @@ class Planner:
         return self._plan_decode(flight)
 
     def _plan_decode(self, flight: Launched | None) -> Step | None:
-        """Plan a step that catches up with known tokens, else one that decodes, else the next part of a split
-        prefill; None as in `plan`.
-        """
+        """Plan a step that decodes, else the next part of a split prefill; None as in `plan`."""
         room = self._make_room(flight)
         if not room and flight is not None and self.running:
             return None  # and it is still the decodes' turn when the flight is settled
-        if self.ahead:
-            step = self._catch_up(room, flight)
-            if step is not None:
-                self._last_was_prefill = False
-                self.counters.decode_steps += 1
-            if step is not None or self.ahead:
-                return step
         self._last_was_prefill = False
         if not room:
             return None if self.split.step is None else self.split.next_part(self.split.step)
-        if (drafts := self._drafts()) is not None:
+        number = NEVER if flight is None else flight.number
+        if items := self._catching_up():
+            step: Step | None = self.builder.extend(items, self.running, mixed=True, flight=number)
+        elif (drafts := self._drafts()) is not None:
             step = self.builder.extend((), self.running, mixed=True, flight=NEVER, drafts=drafts)
         else:
-            step = self.builder.decode(self.running, NEVER if flight is None else flight.number)
+            step = self.builder.decode(self.running, number)
         if step is not None:
             self.ratio.decay()
             self.counters.decode_steps += 1
@@ -136,9 +127,11 @@ class Planner:
     # ---- drafts ---------------------------------------------------------------------------------------------------
 
     def _waits_for_tokens(self, flight: Launched) -> bool:
-        """Return whether drafts are verified in the step under way, or may be in the next one, so that its results have
-        to be known first.
+        """Return whether the results of the step under way have to be known first: some request's tokens have to be
+        known before its next step, or drafts are verified in that step, or may be in the next one.
         """
+        if self.running.waits_for(flight.number, HISTORY):
+            return True
         if self.drafter is None:
             return False
         return self.drafter.concerns(self.running) or (isinstance(flight, Step) and flight.drafts is not None)
@@ -147,15 +140,7 @@ class Planner:
         """Return drafts for the running requests. No step may be under way."""
         return None if self.drafter is None else self.drafter.drafts(self.running)
 
-    # ---- tokens that are known before they are computed -----------------------------------------------------------
-
-    def run_ahead(self, req: Req) -> None:
-        """Tokens of a running request have become known beyond the one that it sampled last: all of them are computed
-        in its next step, in one go.
-        """
-        self.running.remove([req])
-        req.kv.scheduled_len = req.kv.committed_len
-        self.ahead.append(req)
+    # ---- parked requests ------------------------------------------------------------------------------------------
 
     def park(self, req: Req) -> None:
         """Take a running request out of the batches, its newest token not computed, until `resume`. It keeps its memory
@@ -171,7 +156,7 @@ class Planner:
         if req.status is ReqStatus.RETRACTED:
             self.enqueue(req)
         else:
-            self.ahead.append(req)
+            self.running.join([req])
 
     @property
     def holding(self) -> list[Req]:
@@ -188,27 +173,19 @@ class Planner:
             self.retract(found[0])
         return bool(found)
 
-    def _catch_up(self, mixed: bool, flight: Launched | None) -> Step | None:
-        """Plan a step that computes what those ahead have gained, with the next token of all others (`mixed`). None
-        where memory does not suffice: they wait again then, or the results of `flight` are wanted first.
+    def _catching_up(self) -> list[PrefillItem]:
+        """Return what running requests with several known tokens have to compute: for as many as a chunk holds, the
+        others follow in the next step.
         """
         items: list[PrefillItem] = []
         left = self.chunk_size or self.settings.max_prefill_tokens
-        for req in list(self.ahead):
-            done = req.kv.committed_len
-            left -= req.seq_len - done
+        for place in self.running.catching_up().tolist():
+            gap = int(self.running.gaps[place])
+            left -= gap
             if items and left < 0:
-                break  # as many as a chunk; the others come with the next step
-            if self.memory.extend(req, req.seq_len):
-                req.kv.scheduled_len = req.seq_len
-                items.append(PrefillItem(req, done, req.seq_len - done, partial=False))
-            elif flight is None:
-                self.retract(req)
-        if not items:
-            return None
-        taken = {id(item.req) for item in items}
-        self.ahead = [req for req in self.ahead if id(req) not in taken]
-        return self.builder.extend(items, self.running, mixed=mixed, flight=NEVER if flight is None else flight.number)
+                break
+            items.append(PrefillItem(self.running[place], int(self.running.seq_lens[place]) - gap, gap, partial=False))
+        return items
 
     # ---- prefill --------------------------------------------------------------------------------------------------
 
@@ -229,11 +206,11 @@ class Planner:
             ratio=self.ratio,
             max_prefill_tokens=self.settings.max_prefill_tokens,
             chunk_size=self.chunk_size,
-            decode_tokens=int((self.running.left > 0).sum()) if mixed else 0,
+            decode_tokens=self.running.decoding().shape[0] if mixed else 0,
             # Rows are short where gates hold finished requests; the chunked one has its row already.
             max_new_rows=self.memory.rows.free_rows + (self.chunked is not None),
             max_load_tokens=self.settings.max_load_tokens,
-            apart=(*self.ahead, *self.holding, *self.seated),
+            apart=(*self.holding, *self.seated),
             media=self.encoding.books,
         )
         self.encoding.begin(adder)
@@ -319,7 +296,7 @@ class Planner:
     # ---- memory of the running ------------------------------------------------------------------------------------
 
     def _make_room(self, flight: Launched | None) -> bool:
-        """Room for one more token of every running request, by retraction where eviction is not enough. False where
+        """Room for all that running requests have to compute, by retraction where eviction is not enough. False where
         no request is left to run, or where the results of `flight` are wanted first.
         """
         retracted = False
@@ -374,8 +351,6 @@ class Planner:
             self.split.take()
         if req is self.chunked:
             self.chunked = None
-        elif req in self.ahead:
-            self.ahead.remove(req)
         elif req in self.parked:
             del self.parked[req]
         elif req in self.running:

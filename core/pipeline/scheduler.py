@@ -143,7 +143,7 @@ class Scheduler:
             return False
         if self.paused or (planner.parked and self._stuck):
             return True
-        return not (planner.waiting or planner.running or planner.ahead or planner.chunked or planner.split.step)
+        return not (planner.waiting or planner.running or planner.chunked or planner.split.step)
 
     @property
     def busy(self) -> bool:

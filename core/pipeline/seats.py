@@ -114,11 +114,10 @@ class Seats:
             requests.outbox.append(output)
         if self._batch_committed:
             self._batch_committed(batch)
-        grammars = stages.results.grammars
         if finished:
             requests.finished([req])
-        elif req not in grammars.ahead and not grammars.sits_out(req):
-            self._planner.ahead.append(req)
+        else:
+            self._planner.running.join([req])
         requests.follow_grammars()
 
     def _batch(self, req: Req, now: float) -> ScheduleBatch:
@@ -150,5 +149,5 @@ class Seats:
             decode_tokens=0,
             max_new_rows=self._memory.rows.free_rows,
             max_load_tokens=0,
-            apart=(*planner.ahead, *planner.holding, *planner.seated),
+            apart=(*planner.holding, *planner.seated),
         )

@@ -140,7 +140,7 @@ class Stats:
     @property
     def _running_requests(self) -> int:
         planner = self._planner
-        return len(planner.running) + len(planner.ahead) + len(planner.parked) + (planner.chunked is not None)
+        return len(planner.running) + len(planner.parked) + (planner.chunked is not None)
 
     @property
     def _used_tokens(self) -> int:

@@ -145,7 +145,7 @@ class Drafter:
             self._seconds += self._took
 
     def _drafts(self, running: RunningBatch) -> Drafts | None:
-        places = np.flatnonzero(running.left > 0)
+        places = running.decoding()
         reqs = [running.reqs[place] for place in places.tolist()]
         most = self._bounds(running, places)
         worth = self._worth(reqs) if self._settings.adaptive and (most > 1).any() else None

@@ -23,12 +23,11 @@ from pegboard.toolkit.speculation import tree
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.batch import Observed, WantedRows
+    from pegboard.core.interfaces.batch import Observed, PrefillItem, WantedRows
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
     from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampler import Sampler
-    from pegboard.core.pipeline.admission import PrefillItem
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.shared import CommonPrefix

@@ -245,6 +245,32 @@ class OverlayPart:
     row: int
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillItem:
+    """One request's share of a prefill: `extend_len` new tokens after `prefix_len`; `partial` when its prompt goes
+    on after it; `fresh` when it has just got its row. `load` fills some of the prefix, of which a storage has brought
+    `stored_len`.
+    """
+
+    req: Req
+    prefix_len: int
+    extend_len: int
+    partial: bool
+    fresh: bool = False
+    load: PageLoad | None = None
+    stored_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """What a stage has done beside batches, where these run: `payload` is for the part of that name. Plain values and
+    arrays, so that it can be sent to other processes.
+    """
+
+    stage: str
+    payload: object
+
+
 @dataclass(slots=True)
 class ModelWorkerBatch:
     """What a worker needs of a ScheduleBatch: arrays and plain values; no Req, no cache, no allocator.

@@ -23,12 +23,11 @@ from pegboard.toolkit.speculation import tree
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.batch import Observed, WantedRows
+    from pegboard.core.interfaces.batch import Observed, PrefillItem, WantedRows
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
     from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampler import Sampler
-    from pegboard.core.pipeline.admission import PrefillItem
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.shared import CommonPrefix
@@ -279,7 +278,7 @@ class BatchBuilder:
         work.loads = tuple(kv.load for kv in kvs if kv.load is not None)
         left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
         flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
-        one = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, True, again=again, drafts=drafts)
+        one = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, again=again, drafts=drafts, touched=True)
         return _with(one, side_outputs.find(batch, sampled, _last_rows(work), self._pooler, again))
 
     def _work(

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pegboard.core.interfaces.admission_gate import Arrived
+    from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req, ReqKV, ReqLogprobs
-    from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.step import Step
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.admission_gate import Arrived
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.step import Launched
     from pegboard.core.pipeline.gates import GateKeeper
     from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.lifecycle import Lifecycle
     from pegboard.core.pipeline.planner import Planner
     from pegboard.core.pipeline.stages import Stages
-    from pegboard.core.pipeline.step import Launched
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 from pegboard.core.pipeline.culprits import Culprits
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.executor import Executor
     from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy
     from pegboard.core.pipeline.batch import BatchBuilder
-    from pegboard.core.pipeline.executor import Executor
     from pegboard.core.pipeline.gates import GateKeeper
     from pegboard.core.pipeline.media.arrival import MediaStage
     from pegboard.core.pipeline.media.books import EncoderBooks

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.batch import PrefillItem
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.pipeline.admission import PrefillItem
     from pegboard.core.pipeline.running import RunningBatch
 
 

@@ -44,7 +44,7 @@ class BatchSource(StepSource[Step, BatchResult]):
 
 
 class Decode(BatchSource):
-    """Steps that compute one token of each running request, or its drafts, and all known tokens of those with several."""
+    """Steps that compute one token of each running request, or its drafts; of those with several known tokens, all."""
 
     turn: Literal["prefill", "decode"] = "decode"
 

@@ -198,24 +198,18 @@ class BatchBuilder:
         """Let the requests of a split prefill join the running batch, but for those that have ended since."""
         running.join((req for req in step.sampled if not req.finished), step.number)
 
-    def idle(self) -> ModelWorkerBatch:
-        """Make a batch without tokens, for a rank that has nothing to do while others do."""
-        none = np.empty(0, np.int64)
-        return ModelWorkerBatch(
-            bid=next(self._numbers),
-            forward_mode=ForwardMode.IDLE,
-            input_ids=none,
-            positions=none,
-            rows=none,
-            seq_lens=none,
-            extend_lens=none,
-            prefix_lens=none,
-            out_cache_loc=none,
-            sample_rows=None,
-            sampling=None,
-            sampled_rows=none,
-            table=self._memory.rows.take_changes(),
-        )
+    def prebuilt(self, req: Req, running: RunningBatch) -> Step:
+        """Make a step of which nothing is to run: a request has its KV, and one token after it, from elsewhere. It
+        joins the running batch.
+        """
+        number, none = next(self._numbers), np.empty(0, np.int64)
+        length = np.array([req.kv.committed_len], np.int64)
+        mode = ForwardMode.PREBUILT
+        batch = ScheduleBatch(number, mode, [req], length, np.zeros(1, np.int64), length)
+        work = ModelWorkerBatch(number, mode, none, none, none, none, none, none, none, none, None, none)
+        running.join([req], number)
+        left, flags = running.left[-1:].copy(), running.flags[-1:].copy()
+        return Step(number, batch, work, [req.kv], [req], left, flags, NEVER)
 
     def split(self, step: Step, layers: int, *, first: bool, last: bool) -> Step:
         """Make one part of a prefill that runs `layers` at a time: the step itself, as its last part; before that,

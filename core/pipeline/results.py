@@ -20,7 +20,6 @@ from pegboard.core.pipeline.text.detokenize import TokenDecoder
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pegboard.core.interfaces.admission_gate import Arrived
     from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.pooler import Pooler
@@ -175,24 +174,6 @@ class ResultStage:
         if state is not None:
             state.more = False
         return took
-
-    def accept(self, req: Req, arrived: Arrived, now: float) -> tuple[list[Req], TokenOutput | None]:
-        """Give a request the token that was sampled behind its prompt elsewhere; as `commit` does, for it alone."""
-        assert arrived.token is not None
-        self.grammars.work.begin_step()
-        finished: list[Req] = []
-        kept = req.logprobs
-        if kept is not None and arrived.logprob is not None:
-            kept.values.append(arrived.logprob)
-            kept.tops.append(list(arrived.tops))
-            if kept.token_ids:
-                kept.chosen.append(list(arrived.chosen))
-            kept.start = None  # those of the prompt are where it was computed
-        if req.output.hidden is not None and arrived.hidden is not None:
-            req.output.hidden.append(arrived.hidden)
-        self._append(req, arrived.token, 0, None, now)
-        self._finish(req, arrived.token, now, finished)
-        return finished, self.output(req)
 
     def output(self, req: Req) -> TokenOutput | None:
         """Return what has not been sent of a request; None when there is nothing to say yet."""

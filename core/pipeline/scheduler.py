@@ -7,6 +7,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from pegboard.core.interfaces.batch_result import BatchResult
+from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.interfaces.step import StageStep
 from pegboard.core.pipeline.arrivals import QueueBounds
 from pegboard.core.pipeline.counters import Counters
@@ -28,7 +32,6 @@ from pegboard.core.pipeline.step import Step
 from pegboard.core.pipeline.unsampled import Unsampled, unsampled
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.engine_view import Control
     from pegboard.core.interfaces.messages import FromScheduler, TokenOutput, ToScheduler
@@ -79,7 +82,7 @@ class Scheduler:
         self.controls["info"] = lambda args: self.info()
         all_hooks = (self._batch_scheduled, self._batch_committed, requests_finished, self._idle_hooks)
         self.stats = Stats(stages, self.planner, self.guarded_policy, all_hooks, self.bounds, self.counters)
-        self.seats = Seats(self.planner, stages, self.requests, clock, (self._batch_scheduled, self._batch_committed))
+        self.seats = Seats(self.planner, stages, self.requests, self.begin_computed)
         self.loop = self.requests.loop = make_loop(settings.loop, self)
         self.paused = False
         """While it is, no step is started (see `pegboard.core.engine.operation`)."""
@@ -254,7 +257,8 @@ class Scheduler:
             for req in unsampled(step, result):
                 self.requests.end(req, self._unsampled.reason(req), keep=False)
 
-        self.counters.generated_tokens += result.tokens.shape[0]
+        if step.work.sampling is not None:
+            self.counters.generated_tokens += result.tokens.shape[0]
         if batch.tokens is not result.tokens and batch.tokens is not None:
             self.counters.generated_tokens -= int((batch.tokens == NOBODYS).sum())
         if batch.trees is not None and batch.gained is not None:
@@ -268,6 +272,19 @@ class Scheduler:
         if finished:
             self.requests.finished(finished)
         self.requests.follow_grammars()
+
+    def begin_computed(self, req: Req, length: int, token: int) -> None:
+        """Let a request run whose KV of the first `length` tokens, in slots of its own, and whose next token are from
+        elsewhere. What it wants of that token beside it has been noted.
+        """
+        req.kv.committed_len = req.kv.scheduled_len = length
+        req.move_to(ReqStatus.RUNNING)
+        req.timing.ready = req.timing.first_scheduled = planned_at = self.clock()
+        step = self.stages.builder.prebuilt(req, self.running)
+        step.batch.planned_at = planned_at
+        if self._batch_scheduled:
+            self._batch_scheduled(step.batch)
+        self._commit(step, BatchResult(np.array([token], np.int64)))
 
     def _cannot_fit(self, req: Req, reason: FinishReason) -> None:
         """End a request that memory can never hold."""

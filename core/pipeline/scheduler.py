@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.batch_result import BatchResult
+from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.interfaces.step import StageStep
 from pegboard.core.pipeline.arrivals import QueueBounds
@@ -247,6 +248,7 @@ class Scheduler:
     def _commit(self, step: Step, result: BatchResult) -> None:
         """Give a step's tokens to their requests, share what was prefilled, and let go of those that have ended."""
         batch, stages = step.batch, self.stages
+        ran = batch.forward_mode is not ForwardMode.PREBUILT
         if step.work.loads:
             for kv in step.kvs:
                 stages.memory.loaded(kv, True)
@@ -257,17 +259,17 @@ class Scheduler:
             for req in unsampled(step, result):
                 self.requests.end(req, self._unsampled.reason(req), keep=False)
 
-        if step.work.sampling is not None:
+        if ran:
             self.counters.generated_tokens += result.tokens.shape[0]
-        if batch.tokens is not result.tokens and batch.tokens is not None:
-            self.counters.generated_tokens -= int((batch.tokens == NOBODYS).sum())
+            if batch.tokens is not result.tokens and batch.tokens is not None:
+                self.counters.generated_tokens -= int((batch.tokens == NOBODYS).sum())
         if batch.trees is not None and batch.gained is not None:
             self.counters.note_drafts(batch.trees.counts, batch.gained)
         if not batch.forward_mode.is_decode:
             self.requests.share(step)
         if self._batch_committed:
             self._batch_committed(batch)
-        if stages.report is not None:
+        if stages.report is not None and ran:
             self.stats.log(stages.report, batch)
         if finished:
             self.requests.finished(finished)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ModelWorkerBatch, StageWork
@@ -27,7 +27,7 @@ class Executor(ABC):
     """
 
     @abstractmethod
-    def submit(self, work: ModelWorkerBatch | StageWork) -> Pending[Any]:
+    def submit(self, work: ModelWorkerBatch | StageWork) -> Pending[object]:
         """Start a batch, whose result is a BatchResult, or a stage's work, whose result is the stage's own. Never
         raises what these raise: `Pending.result` does.
         """
@@ -39,7 +39,7 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def ask(self, stage: str, payload: object) -> Any:
+    def ask(self, stage: str, payload: object) -> object:
         """Have a stage's work done after all that is under way, and return its result. Raises what it raises."""
 
     @abstractmethod

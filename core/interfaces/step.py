@@ -1,4 +1,4 @@
-"""Steps and where they come from: whoever plans a step takes its result, and repairs it where it fails."""
+"""Steps and their sources: what plans a step takes its result, and repairs it where it fails."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class StepLost(RuntimeError):
-    """A step cannot count, and nobody is to blame: what it read has not come, for example. Any part of a step may raise
-    it. The step is undone, and its requests are computed again.
+    """A step cannot count, and no request is to blame: what it was to read has not come, for example. Any part of a
+    step may raise it. The step is undone, and its requests are computed again.
     """
 
 

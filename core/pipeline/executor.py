@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pegboard.core.interfaces.batch import StageWork
 from pegboard.core.interfaces.executor import Executor, Pending
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 Work = TypeVar("Work")
 Launch = Callable[["ModelWorkerBatch"], Pending["BatchResult"]]
-RunStage = Callable[[Any], Pending[Any]]
+RunStage = Callable[..., Pending[object]]
 """Starts a stage's work, of which it gets the payload."""
 
 
@@ -82,7 +82,7 @@ class LocalExecutor(Executor):
         """Whether batches are launched in a thread of their own."""
         return self._thread is not None
 
-    def submit(self, work: ModelWorkerBatch | StageWork) -> Pending[Any]:
+    def submit(self, work: ModelWorkerBatch | StageWork) -> Pending[object]:
         if self._thread is not None:
             return _InThread(self._thread.submit(self._start, work).result)
         try:
@@ -93,7 +93,7 @@ class LocalExecutor(Executor):
     def again(self, work: ModelWorkerBatch) -> BatchResult:
         return self._now(self._again or (lambda part: self._launch(part).result()), work)
 
-    def ask(self, stage: str, payload: object) -> Any:
+    def ask(self, stage: str, payload: object) -> object:
         return self._now(lambda work: self._start(work).result(), StageWork(stage, payload))
 
     def healthy(self) -> bool:
@@ -103,7 +103,7 @@ class LocalExecutor(Executor):
         if self._thread is not None:
             self._thread.shutdown(wait=True)
 
-    def _start(self, work: ModelWorkerBatch | StageWork) -> Pending[Any]:
+    def _start(self, work: ModelWorkerBatch | StageWork) -> Pending[object]:
         if not isinstance(work, StageWork):
             return self._launch(work)
         run = self._stages.get(work.stage)

@@ -23,7 +23,7 @@ class Packing:
         self._stages = stages
         self._hooks = hooks
 
-    def submit(self, step: Step) -> Pending[BatchResult]:
+    def submit(self, step: Step) -> Pending[object]:
         """Start a step. Never raises: what a hook or the forward pass raises, `Pending.result` does."""
         try:
             # The later parts of a split prefill are of the same batch, and share its extras.
@@ -37,10 +37,6 @@ class Packing:
         """Run a part of a failed step at once. Raises what a hook or the forward pass raises."""
         self._pack(part)
         return self._stages.executor.again(part.work)
-
-    def healthy(self) -> bool:
-        """Return whether another forward pass has a chance."""
-        return self._stages.executor.healthy()
 
     def _pack(self, step: Step) -> None:
         if self._hooks:

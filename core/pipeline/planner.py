@@ -70,10 +70,8 @@ class Planner:
         self.parked: dict[Req, float] = {}
         self.seated: set[Req] = set()  # blocked ones that have a place in memory
         self.books = media
-        self.prefills: list[AnySource] = []
-        """Sources of the turn of prefills, in the order in which they are asked."""
-        self.mixing: list[AnySource] = []
-        """Those of them that may mix decodes into their batches."""
+        self.prefills: list[AnySource] = []  # of the turn of prefills, in the order in which they are asked
+        self.mixing: list[AnySource] = []  # those of them that may mix decodes into their batches
         self.decodes: list[AnySource] = []
         self._cannot_fit = cannot_fit
         self._last_was_prefill = False

@@ -1,11 +1,9 @@
-"""Recovery: a step that raised is repaired by its source. A batch is run again in halves, until the request to blame is
-alone.
-"""
+"""Recovery: the source of a step that raised repairs it, a batch by halves, until the request to blame is alone."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.status import FinishReason, FinishType
@@ -16,6 +14,7 @@ from pegboard.core.registry.blame import text_of
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch_result import BatchResult
+    from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.step import Launched
     from pegboard.core.pipeline.counters import Counters
     from pegboard.core.pipeline.lifecycle import Lifecycle
@@ -34,9 +33,7 @@ class DeviceFailed(RuntimeError):
 
 
 class Recovery:
-    """Bisection of a failed step, allowed because nothing of it was committed: its KV goes to the same places again.
-    `commit` gives a part's tokens to its requests.
-    """
+    """Nothing of a step that raised was committed, so its KV may go to the same places again."""
 
     def __init__(
         self,
@@ -53,13 +50,10 @@ class Recovery:
         self._packing = packing
         self._counters = counters
         self._commit = commit
-        self._passed = 0
-        self._failed = 0
+        self._passed = self._failed = 0
 
     def recover(self, step: Launched, error: Exception, behind: Launched | None) -> None:
-        """Recover from a step that raised, and from `behind`, which was launched after it, if one was. What it computed
-        is undefined, but nothing of it was committed.
-        """
+        """Recover from a step that raised, and from `behind`, which had been launched after it, if one had."""
         self._not_sent(step)
         own_error = None
         if behind is not None:
@@ -76,12 +70,11 @@ class Recovery:
         if behind is not None:
             behind.source.behind_failed(behind, step, own_error)
         if lost:
-            # No request is to blame: what it admitted waits again, and is loaded or computed then.
             step.source.undo(step)
         self._planner.running.rewind()
 
     def note(self, number: int, what: str, error: Exception) -> None:
-        """Count and log a failure of `what`, which is all or a part of the step with this number."""
+        """Count and log a failure of the step with this number: of `what`."""
         self._counters.failed_batches += 1
         culprit = self._stages.culprits.of(error)
         self._stages.culprits.count(culprit)
@@ -99,17 +92,15 @@ class Recovery:
         self._halve(step, 0, len(step.reqs), error)
 
     def _halve(self, step: Step, start: int, stop: int, error: Exception) -> None:
-        """Find the requests at fault among those from `start` to `stop`, which have failed together."""
-        if not self._packing.healthy():
+        if not self._stages.executor.healthy():
             raise DeviceFailed("the device has failed; the scheduler process has to start anew") from error
         hopeless = not self._passed and self._failed >= MAX_SINGLE_FAILURES
         if stop - start == 1 or hopeless:
             self._failed += 1
-            part = self._stages.builder.part(step, start, stop)
-            if part is not None:
+            if (part := self._stages.builder.part(step, start, stop)) is not None:
                 # It is not run, and what the row table owes the worker is others' as well.
                 self._not_sent(part)
-                self._blame(part, error)
+                self.end(part.reqs, self.told("the model", error))
             return
         middle = (start + stop) // 2
         for low, high in ((start, middle), (middle, stop)):
@@ -119,8 +110,8 @@ class Recovery:
                 result = self._packing.again(part)
             except Exception as again:
                 self._not_sent(part)
-                text = "requests %d to %d of batch %d fail again: %s"
-                logger.warning(text, low, high - 1, step.number, text_of(again))
+                which = "requests %d to %d of batch %d fail again: %s"
+                logger.warning(which, low, high - 1, step.number, text_of(again))
                 if isinstance(again, StepLost):
                     self._planner.rewind(part)
                 else:
@@ -129,16 +120,19 @@ class Recovery:
                 self._passed += 1
                 self._commit(part, result)
 
-    def _blame(self, part: Step, error: Exception) -> None:
-        """End requests that have failed alone, or with no hope for any."""
-        culprit = self._stages.culprits.of(error)
-        text = f"the model failed: {text_of(error)}" if culprit is None else culprit.tell(error)
-        reason = FinishReason(FinishType.ABORT, message=text, status=500)
-        for req in part.batch.reqs:
+    def end(self, reqs: Iterable[Req], message: str, code: str | None = None) -> None:
+        """End requests that are to blame for a failure, with status 500."""
+        reason = FinishReason(FinishType.ABORT, message=message, status=500, code=code)
+        for req in reqs:
             if not req.finished:
                 self._requests.end(req, reason, keep=False)
 
+    def told(self, what: str, error: Exception) -> str:
+        """Return what clients learn of an error: the plugin that raised, else `what` failed."""
+        culprit = self._stages.culprits.of(error)
+        return f"{what} failed: {text_of(error)}" if culprit is None else culprit.tell(error)
+
     def _not_sent(self, step: Launched) -> None:
-        """Have the worker told again what a step that failed was to tell it of the row table."""
+        """Have the worker told again what a step that has failed was to tell it of the row table."""
         if isinstance(step, Step):
             self._stages.memory.rows.send_again(step.work.table)

@@ -90,22 +90,23 @@ class Scheduler:
         self.on_step: Callable[[], None] | None = None
         """Called after every step while it is set (a profiler sets it)."""
         self._packing = Packing(stages, hooks.pack_batch)
-        self._recovery = Recovery(stages, self.planner, self.requests, self._packing, self.counters, self._commit)
-        self._set_sources(limits)
+        self._recovery = self._set_sources(limits)
         self._unsampled = stages.unsampled or Unsampled((), stages.culprits, stages.executor)
         self._was_idle = True
         self._stuck = False  # whether nothing could be planned last time
 
-    def _set_sources(self, limits: Limits) -> None:
-        """Make the sources of steps, in the order in which they are asked."""
-        stages, planner, recovery = self.stages, self.planner, self._recovery
+    def _set_sources(self, limits: Limits) -> Recovery:
+        """Make the sources of steps, in the order in which they are asked, and what they recover with."""
+        stages, planner = self.stages, self.planner
+        recovery = Recovery(stages, planner, self.requests, self._packing, self.counters, self._commit)
         prefill = Prefill(planner, recovery, self._take)
         planner.prefills, planner.mixing = [prefill], [prefill]
         planner.decodes = [Decode(planner, recovery, self._take)]
         if 0 < (layers := self.settings.split_prefill_layers) < limits.num_layers:
             planner.prefills.insert(0, SplitPrefill(planner, recovery, self._take, layers, limits.num_layers))
         if stages.books is not None:
-            planner.prefills.append(Encoding(stages.books, prefill, stages, recovery, self.requests, self.counters))
+            planner.prefills.append(Encoding(stages.books, prefill, stages, recovery, self.counters))
+        return recovery
 
     def bound_queue(self, requests: int, fills: int) -> QueueBounds:
         """Bound what may wait, as far as the config leaves it open: so many requests, and tokens that fill KV memory so

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.batch import ModelWorkerBatch, PrefillItem, ScheduleBatch
-    from pegboard.core.interfaces.batch_result import BatchResult
-    from pegboard.core.interfaces.executor import Pending
     from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.pipeline.side_outputs import Wanted
     from pegboard.core.pipeline.speculation.drafts import Drafts
@@ -45,8 +43,7 @@ class Step(Launched):
     wanted: Wanted | None = None
     again: NDArray[np.int64] | None = None
     drafts: Drafts | None = None
-    pending: Pending[BatchResult] | None = field(default=None, kw_only=True)
-    launched_at: float = field(default=0.0, kw_only=True)
+    launched_at: float = 0.0
 
     @property
     def reqs(self) -> list[Req]:

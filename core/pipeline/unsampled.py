@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 BLAME = "blame"
 """The name under which it is asked."""
-NOBODY = -1
+NO_PROCESSOR = -1
 WHY = "its logits hold NaN, or nothing finite"
 
 
@@ -39,8 +39,8 @@ class Blame:
         self._vocab_size = vocab_size
 
     def run(self, row: SamplingRow) -> Done[int]:
-        """Return the index of the processor that is to blame for the logits of a row; NOBODY for none."""
-        return Done(next((i for i, one in enumerate(self._processors) if self._spoils(one, row)), NOBODY))
+        """Return the index of the processor that is to blame for the logits of a row; NO_PROCESSOR for none."""
+        return Done(next((i for i, one in enumerate(self._processors) if self._spoils(one, row)), NO_PROCESSOR))
 
     def _spoils(self, processor: LogitsProcessor, row: SamplingRow) -> bool:
         # Not before: a scheduler without a model runs without torch.
@@ -64,8 +64,8 @@ class Unsampled:
     def reason(self, req: Req) -> FinishReason:
         """Return what the request ends with. Asks processors where batches run, and so waits for what is under way."""
         culprit = None
-        found = self._executor.ask(BLAME, row_of(req)) if self._processors else NOBODY
-        if found != NOBODY:
+        found = self._executor.ask(BLAME, row_of(req)) if self._processors else NO_PROCESSOR
+        if isinstance(found, int) and found != NO_PROCESSOR:
             culprit = self._culprits.known(self._processors[found])
             self._culprits.count(culprit)
         who = "the model failed" if culprit is None else f"{culprit} failed"

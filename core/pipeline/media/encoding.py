@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.batch import StageWork
-from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.interfaces.step import SETTLE, Launched, Settle, StageStep, StepLost, StepSource
 from pegboard.core.pipeline.recovery import MAX_SINGLE_FAILURES, DeviceFailed
-from pegboard.core.registry.blame import text_of
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import EncodePiece
-    from pegboard.core.interfaces.executor import Executor, Pending
     from pegboard.core.interfaces.media import MediaItem
     from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.counters import Counters
-    from pegboard.core.pipeline.lifecycle import Lifecycle
     from pegboard.core.pipeline.media.books import EncoderBooks
     from pegboard.core.pipeline.recovery import Recovery
     from pegboard.core.pipeline.sources import Prefill
@@ -37,7 +33,6 @@ class EncodeStep(StageStep):
 
     pieces: tuple[EncodePiece, ...]
     owners: tuple[tuple[Req, ...], ...]
-    pending: Pending[float] | None = field(default=None, kw_only=True)
 
     @property
     def reqs(self) -> list[Req]:
@@ -53,14 +48,12 @@ class Encoding(StepSource[EncodeStep, float]):
         prefill: Prefill,
         stages: Stages,
         recovery: Recovery,
-        requests: Lifecycle,
         counters: Counters,
     ) -> None:
         self._books = books
         self._prefill = prefill
         self._stages = stages
         self._recovery = recovery
-        self._requests = requests
         self._counters = counters
 
     def next(self, flight: Launched | None) -> EncodeStep | Settle | None:
@@ -94,76 +87,57 @@ class Encoding(StepSource[EncodeStep, float]):
         elif own_error is not None:
             self.failed(step, own_error)
         elif step.pending is not None:
-            self.settle(step, step.pending.result())
+            step.source.settle(step, step.pending.result())
 
     def failed(self, step: EncodeStep, error: Exception) -> None:
         """Encode its pieces one by one. Requests that want one which fails alone end with status 500. A file that is
-        gone does not count as a failure: its request may have ended.
+        gone says nothing of the encoder, so only other errors count: its request may have ended.
         """
         if not isinstance(error, OSError):
             self._recovery.note(step.number, f"{len(step.pieces)} pieces of media", error)
-        for wanting, why in encode_apart(step, self._books, self._stages.executor):
-            reason = FinishReason(FinishType.ABORT, message=self._told(why), status=500, code="media_failed")
-            for req in wanting:
-                self._requests.end(req, reason, keep=False)
+        self.undo(step)
+        passed = failed = 0
+        last: Exception | None = None
+        for piece, owners in zip(step.pieces, step.owners, strict=True):
+            wanting = [req for req in dict.fromkeys(owners) if not req.finished]
+            if not wanting:
+                continue
+            hopeless = not passed and failed >= MAX_SINGLE_FAILURES
+            why = last if hopeless else self._encode_copies(piece, wanting)
+            if why is None:
+                passed += 1
+                continue
+            if not self._stages.executor.healthy():
+                raise DeviceFailed("the device has failed; the scheduler process has to start anew") from why
+            if not isinstance(why, OSError):
+                failed, last = failed + 1, why
+            self._recovery.end(wanting, self._told(why), "media_failed")
 
     def _told(self, why: Exception) -> str:
         """Return what clients learn of media that cannot be encoded."""
-        if isinstance(why, OSError):
-            logger.error("a file of media cannot be read: %s", why)
-            return "the media of this request were lost; try again"
-        culprit = self._stages.culprits.of(why)
-        return f"encoding media failed: {text_of(why)}" if culprit is None else culprit.tell(why)
-
-
-def encode_apart(step: EncodeStep, books: EncoderBooks, executor: Executor) -> Iterator[tuple[list[Req], Exception]]:
-    """Encode the pieces of a failed step again, one by one. Yield those who want a piece that fails alone, and why.
-
-    Nothing else may be under way. Raises DeviceFailed where the device has failed. A file that is gone says nothing of
-    the encoder, so only other errors count towards `MAX_SINGLE_FAILURES`.
-    """
-    books.forget(piece.key for piece in step.pieces)
-    passed = failed = 0
-    last: Exception | None = None
-    for piece, owners in zip(step.pieces, step.owners, strict=True):
-        wanting = [req for req in dict.fromkeys(owners) if not req.finished]
-        if not wanting:
-            continue
-        hopeless = not passed and failed >= MAX_SINGLE_FAILURES
-        why = last if hopeless else _encode_copies(piece, wanting, books, executor)
-        if why is None:
-            passed += 1
-            continue
-        if not executor.healthy():
-            raise DeviceFailed("the device has failed; the scheduler process has to start anew") from why
         if not isinstance(why, OSError):
-            failed, last = failed + 1, why
-        yield wanting, why
+            return self._recovery.told("encoding media", why)
+        logger.error("a file of media cannot be read: %s", why)
+        return "the media of this request were lost; try again"
 
-
-def _encode_copies(
-    piece: EncodePiece, wanting: Iterable[Req], books: EncoderBooks, executor: Executor
-) -> Exception | None:
-    """Encode a piece from the first of its files that is there; what the last try raised."""
-    why: Exception | None = None
-    for item in _copies(piece, wanting):
-        why = _encode_alone(replace(piece, item=item), books, executor)
-        if not isinstance(why, OSError):
-            break  # another copy would do no better
-    return why
+    def _encode_copies(self, piece: EncodePiece, wanting: Iterable[Req]) -> Exception | None:
+        """Encode a piece alone, from the first of its files that is there; what the last try raised."""
+        why: Exception | None = None
+        for item in _copies(piece, wanting):
+            work = self._books.plan((replace(piece, item=item),), ())
+            try:
+                self._stages.executor.ask(MEDIA, work)
+            except Exception as error:
+                self._books.forget((piece.key,))
+                why = error
+            else:
+                return None
+            if not isinstance(why, OSError):
+                break  # another copy would do no better
+        return why
 
 
 def _copies(piece: EncodePiece, reqs: Iterable[Req]) -> list[MediaItem]:
     """Return the item in each of the files that show it: a request's file goes when that one ends."""
     items = (item for req in reqs if req.media is not None for item in req.media.items)
     return list({item.file: item for item in items if item.digest == piece.key.digest}.values())
-
-
-def _encode_alone(piece: EncodePiece, books: EncoderBooks, executor: Executor) -> Exception | None:
-    work = books.plan((piece,), ())
-    try:
-        executor.ask(MEDIA, work)
-    except Exception as error:
-        books.forget((piece.key,))
-        return error
-    return None

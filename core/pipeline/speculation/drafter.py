@@ -250,7 +250,8 @@ class Drafter:
         rows, seq_lens, newest = running.rows[places], running.seq_lens[places], running.last[places]
         work = DraftWork(rows, seq_lens, newest, most, self._memory.rows.take_changes())
         try:
-            found: DraftTrees = self._device.executor.ask(SPECULATION, work)
+            found = self._device.executor.ask(SPECULATION, work)
+            assert isinstance(found, DraftTrees)
             return found
         except Exception:
             # The step runs all the same, and may have pages whose places the worker has not got.

@@ -246,7 +246,8 @@ class Req:
     `namespace` separates cached prefixes that must not be shared. A larger `priority` is more urgent. `params` is what
     the request says to plugins, by the name of the provider meant. `principal` says who asks: the name of the API key,
     never the key; "" on a server without keys. `model` is the served name that it was asked for. `flags` are the
-    pipeline's own notes. With `pooling` its embedding is wanted and no token. `media` are its pictures and video.
+    pipeline's own notes. `samples` False: it gets no token and ends with its prompt; with `pooling` it is
+    the prompt's embedding that is wanted. `media` are its pictures and video.
     """
 
     __slots__ = (
@@ -267,6 +268,7 @@ class Req:
         "principal",
         "priority",
         "rid",
+        "samples",
         "sampling",
         "seed",
         "slots",
@@ -287,6 +289,7 @@ class Req:
         priority: int = 0,
         stream: bool = False,
         seed: int = 0,
+        samples: bool = True,
         logprobs: ReqLogprobs | None = None,
         pooling: ReqPooling | None = None,
         media: ReqMedia | None = None,
@@ -306,6 +309,7 @@ class Req:
         self.priority = priority
         self.stream = stream
         self.seed = seed
+        self.samples = samples
         self.logprobs, self.pooling, self.media = logprobs, pooling, media
         self.output, self.kv = ReqOutput(), ReqKV()
         self.principal, self.model = principal, model

@@ -39,6 +39,7 @@ def new_req(
         stream=message.stream,
         seed=int(rng.integers(2**62)) if seed is None else seed,
         logprobs=logprobs,
+        samples=not message.embed,
         pooling=ReqPooling() if message.embed else None,
         media=media,
         params=message.params,

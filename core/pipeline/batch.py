@@ -17,18 +17,17 @@ from pegboard.core.pipeline.running import HIDDEN, NEVER, SHIFTED, flags_of
 from pegboard.core.pipeline.sampling_info import SamplingInfos, mark_pending
 from pegboard.core.pipeline.speculation.drafts import pack
 from pegboard.core.pipeline.speculation.observing import observe_decode, observe_prefill
-from pegboard.core.pipeline.step import Step
+from pegboard.core.pipeline.step import Step, computed_again
 from pegboard.toolkit.speculation import tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.batch import Observed, WantedRows
+    from pegboard.core.interfaces.batch import Observed, PrefillItem, WantedRows
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
     from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampler import Sampler
-    from pegboard.core.pipeline.admission import PrefillItem
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.shared import CommonPrefix
@@ -43,9 +42,9 @@ class BatchBuilder:
     """Makes steps. What it hands out is never changed afterwards, since a worker may read it while the next step is
     built; the sampling arrays of a decode batch are shared by all steps of the same requests.
 
-    `asked` are the logits processors, and the sampler where requests may bring parameters for it. `lookback` is that of
-    a speculator which reads the model's states; None without one. `shared` finds what a decode batch has in common,
-    where attention makes use of that.
+    `asked` are the logits processors, and the sampler where requests may bring parameters for it. `lookback` tokens of
+    a cached prefix are computed again, for what reads the model's states; None where nothing does. `shared` finds what
+    a decode batch has in common, where attention makes use of that.
     """
 
     def __init__(
@@ -75,13 +74,14 @@ class BatchBuilder:
         return flags_of(req, self._asked)
 
     def decode(self, running: RunningBatch, flight: int) -> Step | None:
-        """Make a batch of one token for each running request that may have one more; None when there is none.
+        """Make a batch of one token for each running request that may have one more token; None when there is none.
 
-        Their rows have room for it. `flight` is the number of the step under way (NEVER: none): the tokens that it
-        samples are not known yet. The running batch then counts the new tokens as scheduled.
+        Each has one to compute, and room for it. `flight` is the number of the step under way (NEVER: none): the tokens
+        that it samples are not known yet. The running batch then counts the new tokens as scheduled.
         """
         number = next(self._numbers)
-        active, whole = _active(running)
+        active = running.decoding()
+        whole = active.shape[0] == len(running)
         reqs = list(running.reqs) if whole else [running.reqs[place] for place in active.tolist()]
         if not reqs:
             return None
@@ -132,24 +132,25 @@ class BatchBuilder:
         drafts: Drafts | None = None,
     ) -> Step:
         """Make a prefill, with decodes of the running batch mixed in at its end, and with their drafts, if any.
-        Requests whose prompt is through join the running batch; with `split`, only at `join`. Without `items` it is a
-        step that verifies drafts.
+        Requests whose prompt is through join the running batch; with `split`, only at `join`. The items of running
+        requests are all the tokens that they have to compute. Without `items` it is a step that verifies drafts.
         """
         number = next(self._numbers)
-        active, _ = _active(running) if mixed else (np.empty(0, np.int64), False)
+        active = running.decoding() if mixed else np.empty(0, np.int64)
         decoding = [running.reqs[place] for place in active.tolist()]
         reqs = [item.req for item in items] + decoding
         ends = running.seq_lens[active]
         prefix = np.fromiter((item.prefix_len for item in items), np.int64, len(items))
         extend = np.fromiter((item.extend_len for item in items), np.int64, len(items))
-        observed = None if self._lookback is None else observe_prefill(items, decoding, self._lookback)
-        if observed is not None:
-            prefix -= observed.again[: len(items)]
-            extend += observed.again[: len(items)]
+        again = computed_again(items, len(reqs), self._lookback or 0)
+        if again is not None:
+            prefix -= again[: len(items)]
+            extend += again[: len(items)]
+        observed = None if self._lookback is None else observe_prefill(items, reqs, again)
         prefix_lens = np.concatenate([prefix, ends - 1])
         drafted = np.ones(len(decoding), np.int64) if drafts is None else drafts.trees.counts
         extend_lens = np.concatenate([extend, drafted])
-        through = [item.req for item in items if not item.partial and item.req.pooling is None]
+        through = [item.req for item in items if not item.partial and item.req.samples]
         batch = ScheduleBatch(
             bid=number,
             forward_mode=_mode(items, decoding, split),
@@ -158,13 +159,13 @@ class BatchBuilder:
             extend_lens=extend_lens,
             prefix_lens=prefix_lens,
             decoding=len(decoding),
-            partial=frozenset(item.req.rid for item in items if item.partial or item.req.pooling is not None),
+            partial=frozenset(item.req.rid for item in items if item.partial or not item.req.samples),
         )
         if drafts is not None:
             drafts = drafts.behind([req.tokens.last for req in through])
-        work = self._work(batch, through + decoding, drafts, observed)
+        work = self._work(batch, through + decoding, drafts, again, observed)
         work.loads = tuple(item.load for item in items if item.load is not None)
-        found = side_outputs.find(batch, through + decoding, _last_rows(work), self._pooler, observed)
+        found = side_outputs.find(batch, through + decoding, _last_rows(work), self._pooler, again)
         if decoding and drafts is None:
             at = work.input_ids.shape[0] - len(decoding)
             ids, pending = _inputs(running, active, flight)
@@ -176,9 +177,9 @@ class BatchBuilder:
                     mark_pending(work.sampling, pending + len(through))
         left, flags = _schedule(running, active, False, number)
         new_left = np.fromiter((req.remaining_tokens - 1 for req in through), np.int64, len(through))
-        new_flags = [req.flags for req in through]
+        new_flags = np.fromiter((req.flags for req in through), np.int64, len(through))
         if not split:
-            running.merge(through, new_flags, number, self.vocab_size)
+            running.join(through, number)
         step = Step(
             number,
             batch,
@@ -186,16 +187,29 @@ class BatchBuilder:
             [req.kv for req in reqs],
             through + decoding,
             np.concatenate([new_left, left]),
-            np.concatenate([np.array(new_flags, np.int64), flags]),
+            np.concatenate([new_flags, flags]),
             NEVER,
+            again=again,
             drafts=drafts,
         )
         return _with(step, found)
 
     def join(self, step: Step, running: RunningBatch) -> None:
         """Let the requests of a split prefill join the running batch, but for those that have ended since."""
-        reqs = [req for req in step.sampled if not req.finished]
-        running.merge(reqs, [req.flags for req in reqs], step.number, self.vocab_size)
+        running.join((req for req in step.sampled if not req.finished), step.number)
+
+    def prebuilt(self, req: Req, running: RunningBatch) -> Step:
+        """Make a step of which nothing is to run: a request has its KV, and one token after it, from elsewhere. It
+        joins the running batch.
+        """
+        number, none = next(self._numbers), np.empty(0, np.int64)
+        length = np.array([req.kv.committed_len], np.int64)
+        mode = ForwardMode.PREBUILT
+        batch = ScheduleBatch(number, mode, [req], length, np.zeros(1, np.int64), length)
+        work = ModelWorkerBatch(number, mode, none, none, none, none, none, none, none, none, None, none)
+        running.join([req], number)
+        left, flags = running.left[-1:].copy(), running.flags[-1:].copy()
+        return Step(number, batch, work, [req.kv], [req], left, flags, NEVER)
 
     def split(self, step: Step, layers: int, *, first: bool, last: bool) -> Step:
         """Make one part of a prefill that runs `layers` at a time: the step itself, as its last part; before that,
@@ -252,16 +266,22 @@ class BatchBuilder:
         )
         sampled = [req for req in reqs if req.rid not in whole.partial]
         drafts = step.drafts and step.drafts.part(_sampled_places(whole)[keep][_is_sampled(batch)])
+        again = None if step.again is None else step.again[keep]
         observed = None if step.work.observed is None else step.work.observed.part(keep)
-        work = self._work(batch, sampled, drafts, observed)
+        work = self._work(batch, sampled, drafts, again, observed)
         work.loads = tuple(kv.load for kv in kvs if kv.load is not None)
         left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
         flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
-        one = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, touched=True, drafts=drafts)
-        return _with(one, side_outputs.find(batch, sampled, _last_rows(work), self._pooler, observed))
+        one = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, again=again, drafts=drafts, touched=True)
+        return _with(one, side_outputs.find(batch, sampled, _last_rows(work), self._pooler, again))
 
     def _work(
-        self, batch: ScheduleBatch, sampled: list[Req], drafts: Drafts | None, observed: Observed | None
+        self,
+        batch: ScheduleBatch,
+        sampled: list[Req],
+        drafts: Drafts | None,
+        again: NDArray[np.int64] | None,
+        observed: Observed | None,
     ) -> ModelWorkerBatch:
         """Return the worker's share of a batch whose slots are allocated. Tokens that the host does not know are -1."""
         reqs = batch.reqs
@@ -269,8 +289,8 @@ class BatchBuilder:
         host = self._memory.rows.host
         spans = list(zip(reqs, batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True))
         out_cache_loc = np.concatenate([host[req.kv.row, start:stop] for req, start, stop in spans]).astype(np.int64)
-        if observed is not None:
-            out_cache_loc[(np.cumsum(batch.extend_lens) - batch.extend_lens)[observed.again > 0]] = PADDING
+        if again is not None:
+            out_cache_loc[(np.cumsum(batch.extend_lens) - batch.extend_lens)[again > 0]] = PADDING
         if batch.forward_mode.is_decode:
             sample_rows, sampled_rows = None, rows
         else:
@@ -326,12 +346,6 @@ def _last_rows(work: ModelWorkerBatch) -> NDArray[np.int64] | None:
     if work.trees is None or work.sample_rows is None:
         return work.sample_rows
     return work.sample_rows[tree.starts(work.trees.counts)]
-
-
-def _active(running: RunningBatch) -> tuple[NDArray[np.int64], bool]:
-    """Places of the running requests that may have one more token, and whether that is all of them."""
-    active = np.flatnonzero(running.left > 0)
-    return active, active.shape[0] == len(running)
 
 
 def _of(values: NDArray[Any], active: NDArray[np.int64], whole: bool) -> NDArray[Any]:

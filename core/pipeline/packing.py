@@ -8,9 +8,10 @@ from pegboard.core.interfaces.batch import BatchExtras
 from pegboard.core.pipeline.executor import Done
 
 if TYPE_CHECKING:
-    from pegboard.core.pipeline.batch_result import BatchResult
+    from pegboard.core.interfaces.batch_result import BatchResult
+    from pegboard.core.interfaces.executor import Pending
     from pegboard.core.pipeline.stages import Hook, Stages
-    from pegboard.core.pipeline.step import Pending, Step
+    from pegboard.core.pipeline.step import Step
 
 
 class Packing:
@@ -22,7 +23,7 @@ class Packing:
         self._stages = stages
         self._hooks = hooks
 
-    def submit(self, step: Step) -> Pending:
+    def submit(self, step: Step) -> Pending[object]:
         """Start a step. Never raises: what a hook or the forward pass raises, `Pending.result` does."""
         try:
             # The later parts of a split prefill are of the same batch, and share its extras.
@@ -36,10 +37,6 @@ class Packing:
         """Run a part of a failed step at once. Raises what a hook or the forward pass raises."""
         self._pack(part)
         return self._stages.executor.again(part.work)
-
-    def healthy(self) -> bool:
-        """Return whether another forward pass has a chance."""
-        return self._stages.executor.healthy()
 
     def _pack(self, step: Step) -> None:
         if self._hooks:

@@ -13,6 +13,7 @@ import numpy as np
 from pegboard.core.interfaces.batch import WantedRows
 from pegboard.core.interfaces.pooler import PoolSpan
 from pegboard.core.interfaces.sampling import LogprobRequest
+from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.registry.blame import in_words
 
 if TYPE_CHECKING:
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.batch import Observed, ScheduleBatch
+    from pegboard.core.interfaces.batch import ScheduleBatch
+    from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req, ReqKV
-    from pegboard.core.pipeline.batch_result import BatchResult
 
 logger = logging.getLogger(__name__)
 
@@ -49,15 +50,15 @@ def find(
     sampled: Sequence[Req],
     sample_rows: NDArray[np.int64] | None,
     pooler: Pooler | None,
-    observed: Observed | None = None,
+    again: NDArray[np.int64] | None = None,
 ) -> tuple[WantedRows, Wanted] | None:
     """Return what the requests of a batch ask for; None where none asks for anything. `sample_rows` are the packed
-    tokens after which the tokens of `sampled` are drawn, None for one each.
+    tokens after which the tokens of `sampled` are drawn, None for one each; `again` as in Step.
     """
     seeker = _Seeker(pooler)
     prefilled = len(batch.reqs) - batch.decoding
     # What is computed again has been asked for before.
-    again = np.zeros_like(batch.extend_lens) if observed is None else observed.again
+    again = np.zeros_like(batch.extend_lens) if again is None else again
     starts = np.cumsum(batch.extend_lens) - batch.extend_lens + again
     for req, at, prefix, extend in zip(
         batch.reqs[:prefilled],
@@ -142,8 +143,8 @@ def _joined(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
-def keep(wanted: Wanted, result: BatchResult, pooler: Pooler | None) -> list[Req]:
-    """Give each request what was computed for it; those whose embedding is complete now.
+def keep(wanted: Wanted, result: BatchResult, pooler: Pooler | None) -> None:
+    """Give each request what was computed for it.
 
     Requests that ended while the step was under way, or that went back to the queue, get nothing.
     """
@@ -152,7 +153,6 @@ def keep(wanted: Wanted, result: BatchResult, pooler: Pooler | None) -> list[Req
     for index, (req, kv) in enumerate(wanted.hidden):
         if req.kv is kv and not req.finished and req.output.hidden is not None and result.hidden is not None:
             req.output.hidden.append(result.hidden[index].copy())
-    complete = []
     for req, kv, span, number in wanted.pools:
         if req.kv is not kv or req.finished or req.pooling is None:
             continue
@@ -167,8 +167,13 @@ def keep(wanted: Wanted, result: BatchResult, pooler: Pooler | None) -> list[Req
             except Exception as error:
                 logger.exception("%s.combine raised", type(pooler).__name__)
                 pooling.failure = f"pooling failed: {in_words(error)}"
-            complete.append(req)
-    return complete
+
+
+def failure_of(req: Req) -> FinishReason | None:
+    """Return why a request has failed whose prompt is computed; None where it has not."""
+    if req.pooling is None or not req.pooling.failure:
+        return None
+    return FinishReason(FinishType.ABORT, message=req.pooling.failure, status=500, code="pooling_failed")
 
 
 def _keep_prompts(wanted: Wanted, found: LogprobOutput) -> None:

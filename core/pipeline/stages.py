@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 from pegboard.core.pipeline.culprits import Culprits
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.executor import Executor
     from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy
     from pegboard.core.pipeline.batch import BatchBuilder
-    from pegboard.core.pipeline.executor import Executor
     from pegboard.core.pipeline.gates import GateKeeper
     from pegboard.core.pipeline.media.arrival import MediaStage
     from pegboard.core.pipeline.media.encoder_cache import EncoderCache
@@ -73,7 +73,7 @@ class Stages:
     @property
     def books(self) -> EncoderCache | None:
         """The books of encoded media, if the model takes any."""
-        return None if self.media is None else self.media.books
+        return None if self.media is None else self.media.encoder_cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class Company:
     def check(self) -> None:
         planner, world = self.scheduler.planner, self.world
         world.harness.run(1)
-        left = [planner.running.reqs, planner.ahead, planner.sitting, planner.seated, planner.chunked]
+        left = [planner.running.reqs, planner.parked, planner.seated, planner.chunked]
         assert not any(left), left
         assert not world.keeper, "a gate thinks that it has requests"
         assert (world.keeper.blocked, world.keeper.held, world.keeper.failures) == (0, 0, 0)
@@ -164,7 +164,7 @@ def gives_seats_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def goes_on_with_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that was retracted while its matcher worked comes back as if it ran."""
-    monkeypatch.setattr(Planner, "come_back", lambda self, req: self.ahead.append(req))
+    monkeypatch.setattr(Planner, "resume", lambda self, req: self.running.join([req]))
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch, ScheduleBatch
-from pegboard.core.pipeline.batch_result import BatchResult
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.pipeline.stages import StepHooks
 from tests.core.pipeline.harness import FakeModel, Harness, Seer, oracle
 

@@ -73,7 +73,7 @@ class Stages:
     @property
     def books(self) -> EncoderCache | None:
         """The books of encoded media, if the model takes any."""
-        return None if self.media is None else self.media.encoder_cache
+        return None if self.media is None else self.media.books
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class Stats:
         """Return the books of encoded media, if the model has any."""
         if self._stages.media is None:
             return {}
-        books = self._stages.media.encoder_cache
+        books = self._stages.media.books
         return {
             "encoded_pieces": books.encoded,
             "encoder_cache_hits": books.hits,
@@ -117,7 +117,7 @@ class Stats:
     def _media_figures(self) -> MediaFigures | None:
         if self._stages.media is None:
             return None
-        books = self._stages.media.encoder_cache
+        books = self._stages.media.books
         return MediaFigures(books.encoded, books.hits)
 
     @property

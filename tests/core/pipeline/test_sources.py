@@ -20,7 +20,8 @@ from pegboard.core.pipeline.media.encoding import Encoding
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.sources import BatchSource
 from pegboard.core.pipeline.split_prefill import SplitPrefill
-from tests.core.pipeline.harness import IGNORE, FakeModel, Harness, oracle, prompts
+from pegboard.core.pipeline.step import Step
+from tests.core.pipeline.harness import IGNORE, FakeModel, Harness, Seer, oracle, prompts
 from tests.core.pipeline.media_harness import Album, MediaModel, Prompt, media_harness, model_of, submit
 
 LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
@@ -156,7 +157,11 @@ def loses(harness: Harness, when: Callable[[ModelWorkerBatch], bool]) -> None:
 
 
 @LOOPS
-@pytest.mark.parametrize("settings", [{}, {"chunk": 8, "mixed_chunk": True}, {"split_prefill_layers": 2}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"chunk": 8, "mixed_chunk": True}, {"split_prefill_layers": 2}, {"speculator": Seer(0.7, "tree")}],
+    ids=["plain", "mixed", "split", "drafts"],
+)
 def test_a_lost_step_is_computed_again_and_never_halved(loop: str, settings: dict[str, Any]) -> None:
     asked = dict(enumerate(prompts(6, seed=3)))
     for number in range(1, 12):
@@ -190,6 +195,25 @@ def test_a_half_that_is_lost_is_computed_again() -> None:
     assert harness.finish("c")["status"] == 500
     for rid in "abd":
         assert harness.tokens(rid) == oracle(asked[rid], 6, ignore_eos=True)
+
+
+def test_a_part_that_fails_after_all_have_gone_closes_nothing_twice() -> None:
+    harness = Harness(loop="overlap", split_prefill_layers=1)
+    scheduler, closed = harness.scheduler, Counter[int]()
+    close = scheduler.planner.closed
+    scheduler.planner.closed = lambda step: (closed.update([step.number]), close(step))[1]  # type: ignore[method-assign]
+    harness.model.fail_on = lambda work: work.part is not None and not work.part.first
+    harness.submit("d", [1, 2], 30, **IGNORE)
+    for _ in range(3):
+        harness.step()
+    harness.submit("s", list(range(20)), 5)
+    while not (isinstance(flight := scheduler.loop.flight, Step) and flight.work.part and not flight.work.part.first):
+        harness.step()
+    scheduler.receive([AbortRequest(rid="s")])
+    harness.run()
+    assert harness.tokens("d") == oracle([1, 2], 30, ignore_eos=True)
+    assert scheduler.counters.failed_batches == 1
+    assert set(closed.values()) == {1}
 
 
 # ---- all sources, and trouble ----------------------------------------------------------------------------------------
@@ -245,6 +269,7 @@ class Trouble:
         self.gone: set[str] = set()
         self.launched: list[Launched] = []
         self.ends: Counter[int] = Counter()
+        self.closed: Counter[int] = Counter()
         self._depth = 0
         self._watch()
 
@@ -258,7 +283,13 @@ class Trouble:
             self.launched += [step] if step is not None else []
             return step
 
+        def closed(step: Step) -> None:
+            self.closed[(step.whole or step).number] += 1
+            close(step)
+
+        close = scheduler.planner.closed
         scheduler.launch = launched  # type: ignore[method-assign]
+        scheduler.planner.closed = closed  # type: ignore[method-assign]
         for source in scheduler.planner.sources:
             for name in ENDS:
                 setattr(source, name, self._counted(getattr(source, name)))
@@ -292,6 +323,9 @@ class Trouble:
     def check(self) -> None:
         for step in self.launched:
             assert self.ends[id(step)] == 1, f"step {step.number} ended {self.ends[id(step)]} times"
+            if isinstance(step, Step):
+                number = (step.whole or step).number
+                assert self.closed[number] == 1, f"batch {number} was closed {self.closed[number]} times"
         for rid, prompt in self.prompts.items():
             tokens, reason = self.harness.tokens(rid), self.harness.finish(rid)
             assert tokens == prompt.answer(20)[: len(tokens)], rid

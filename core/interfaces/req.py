@@ -308,8 +308,7 @@ class Req:
         self.namespace = namespace
         self.priority = priority
         self.stream = stream
-        self.seed = seed
-        self.samples = samples
+        self.seed, self.samples = seed, samples
         self.logprobs, self.pooling, self.media = logprobs, pooling, media
         self.output, self.kv = ReqOutput(), ReqKV()
         self.principal, self.model = principal, model

@@ -163,7 +163,7 @@ class BatchBuilder:
         )
         if drafts is not None:
             drafts = drafts.behind([req.tokens.last for req in through])
-        work = self._work(batch, through + decoding, drafts, again, observed)
+        work = _keep_out(self._work(batch, through + decoding, drafts, observed), again)
         work.loads = tuple(item.load for item in items if item.load is not None)
         found = side_outputs.find(batch, through + decoding, _last_rows(work), self._pooler, again)
         if decoding and drafts is None:
@@ -268,7 +268,7 @@ class BatchBuilder:
         drafts = step.drafts and step.drafts.part(_sampled_places(whole)[keep][_is_sampled(batch)])
         again = None if step.again is None else step.again[keep]
         observed = None if step.work.observed is None else step.work.observed.part(keep)
-        work = self._work(batch, sampled, drafts, again, observed)
+        work = _keep_out(self._work(batch, sampled, drafts, observed), again)
         work.loads = tuple(kv.load for kv in kvs if kv.load is not None)
         left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
         flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
@@ -276,12 +276,7 @@ class BatchBuilder:
         return _with(one, side_outputs.find(batch, sampled, _last_rows(work), self._pooler, again))
 
     def _work(
-        self,
-        batch: ScheduleBatch,
-        sampled: list[Req],
-        drafts: Drafts | None,
-        again: NDArray[np.int64] | None,
-        observed: Observed | None,
+        self, batch: ScheduleBatch, sampled: list[Req], drafts: Drafts | None, observed: Observed | None
     ) -> ModelWorkerBatch:
         """Return the worker's share of a batch whose slots are allocated. Tokens that the host does not know are -1."""
         reqs = batch.reqs
@@ -289,8 +284,6 @@ class BatchBuilder:
         host = self._memory.rows.host
         spans = list(zip(reqs, batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True))
         out_cache_loc = np.concatenate([host[req.kv.row, start:stop] for req, start, stop in spans]).astype(np.int64)
-        if again is not None:
-            out_cache_loc[(np.cumsum(batch.extend_lens) - batch.extend_lens)[again > 0]] = PADDING
         if batch.forward_mode.is_decode:
             sample_rows, sampled_rows = None, rows
         else:
@@ -323,6 +316,13 @@ def _with(step: Step, found: tuple[WantedRows, Wanted] | None) -> Step:
     if found is not None:
         step.work.wanted, step.wanted = found
     return step
+
+
+def _keep_out(work: ModelWorkerBatch, again: NDArray[np.int64] | None) -> ModelWorkerBatch:
+    """Have the KV of tokens that are computed `again` written to the padding slot: their own are in the cache."""
+    if again is not None:
+        work.out_cache_loc[(np.cumsum(work.extend_lens) - work.extend_lens)[again > 0]] = PADDING
+    return work
 
 
 def _mode(items: Sequence[PrefillItem], decoding: Sequence[Req], split: bool) -> ForwardMode:

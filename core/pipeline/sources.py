@@ -32,14 +32,17 @@ class BatchSource(StepSource[Step, BatchResult]):
 
     def settle(self, step: Step, result: BatchResult) -> None:
         self._commit(step, result)
-        self._planner.closed(step)
+        self._close(step)
 
     def failed(self, step: Step, error: Exception) -> None:
         self._recovery.halve(step, error)
-        self._planner.closed(step)
+        self._close(step)
 
     def undo(self, step: Step) -> None:
         self._planner.rewind(step)
+        self._close(step)
+
+    def _close(self, step: Step) -> None:
         self._planner.closed(step)
 
 

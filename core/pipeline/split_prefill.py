@@ -31,6 +31,7 @@ class SplitPrefill(BatchSource):
     ) -> None:
         super().__init__(planner, recovery, commit)
         self._whole: Step | None = None
+        self._open: set[int] = set()
         self._done = 0
         self._layers = layers
         self._num_layers = num_layers
@@ -45,6 +46,7 @@ class SplitPrefill(BatchSource):
     def begin(self, step: Step) -> Step:
         step.source = self
         self._whole, self._done = step, 0
+        self._open.add(step.number)
         return self._part(step)
 
     def next(self, flight: Launched | None) -> Step | None:
@@ -81,6 +83,11 @@ class SplitPrefill(BatchSource):
         if self._whole is whole:
             self._whole = None
         super().undo(whole)
+
+    def _close(self, step: Step) -> None:
+        if step.number in self._open:  # a part of one that was undone may fail yet
+            self._open.remove(step.number)
+            super()._close(step)
 
     def behind_failed(self, step: Step, failed: Launched, own_error: Exception | None) -> None:
         """Undo it where its first layers failed too, or have read what the failed step was to compute."""

@@ -120,6 +120,8 @@ class FakeModel:
         self.early: BatchResult | None = None
         """What the split prefill that is under way will answer."""
         self.fail_on: Callable[[ModelWorkerBatch], bool] = lambda work: False
+        self.stage_parts: dict[str, Callable[..., Done[Any]]] = {}
+        """What runs the work of stages, by name."""
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
         self.batches.append(work)
@@ -265,7 +267,11 @@ class Harness:
         executor = LocalExecutor(
             self.model.launch,
             self.model,
-            stages={MEDIA: self.model.encode, SPECULATION: lambda work: Done(self.model.draft(work))},
+            stages={
+                MEDIA: self.model.encode,
+                SPECULATION: lambda work: Done(self.model.draft(work)),
+                **self.model.stage_parts,
+            },
             thread=overlap,
         )
         if speculator is not None:

@@ -35,7 +35,7 @@ _TOKEN = re.compile("|".join(map(re.escape, TOKENS)))
 def fake_processor() -> ToyProcessor:
     """Return the toy's processor for a model that is not there. A patch is one pixel."""
     ids = {"image_token_id": FIRST_ID + 1, "video_token_id": FIRST_ID + 2}
-    return ToyProcessor(NoOptions(), MediaContext(Path(), {KEY: {**ids, "hidden_size": 8, "block": 1}}))
+    return ToyProcessor(NoOptions(), MediaContext(Path(), {KEY: {**ids, "block": 1}}))
 
 
 @dataclass(frozen=True, slots=True)

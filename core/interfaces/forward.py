@@ -121,7 +121,7 @@ class Taps:
 
 class LayerWatch(Protocol):
     """Learns how far a pass is, and holds it back until a layer's older KV is there. One thread calls it, layer after
-    layer. The worker puts one into a batch some of whose KV is still being loaded, or is sent elsewhere.
+    layer. The worker puts one into a batch some of whose KV is still being loaded.
 
     `flags` int32 [layers, by their order in the KV pool] is for a runner that computes all layers in one call: 0 while
     the layer's KV is not there, 1 once it is, -1 where it is lost.
@@ -133,14 +133,8 @@ class LayerWatch(Protocol):
     def before(self, layer_id: int) -> None:
         """Return once what is launched next may read the layer's older KV. Raises StepLost where it is lost."""
 
-    def after(self, layer_id: int) -> None:
-        """Learn that what writes the layer's new KV has been launched."""
-
     def before_all(self) -> None:
         """Return once the older KV of all layers may be read. Raises StepLost."""
-
-    def after_all(self) -> None:
-        """Learn that what writes the new KV of all layers has been launched."""
 
 
 @dataclass(slots=True)

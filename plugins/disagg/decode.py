@@ -168,7 +168,7 @@ class DecodeSide:
             del self._links[link]
         self._links[event.link] = _Open(address, instance)
         try:
-            self._reader.meet(instance, address.host, event.peer.descriptions[0])
+            self._reader.meet(instance, address.host, event.peer.description)
         except TransferError as error:
             for room in self._at(address):
                 self._lose(room, f"the prefill server {address} cannot be read from: {error}")

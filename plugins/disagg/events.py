@@ -28,7 +28,6 @@ class RoomState(enum.Enum):
     BOOTSTRAPPING = "Bootstrapping"
     WAITING = "WaitingForInput"
     TRANSFERRING = "Transferring"
-    SUCCESS = "Success"
     FAILED = "Failed"
 
 

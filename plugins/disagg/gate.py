@@ -136,7 +136,7 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
             listening = listen(options.listen) if prefill else None
         except (OSError, ValueError) as error:
             raise ConfigError(f"the gate `disagg`: {error}") from error
-        described = (transfer.describe(),) if prefill else ()
+        described = transfer.describe() if prefill else b""
         own = Self(options.role, secrets.token_bytes(INSTANCE), facts, described, secret)
         links = LinkLimits(opening=options.connect_timeout, ping=options.ping)
         network = ThreadedNetwork(own, NetworkLimits(options.max_connections, links), listening)

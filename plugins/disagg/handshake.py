@@ -72,18 +72,18 @@ class Self:
     role: str
     instance: bytes
     facts: Facts
-    descriptions: tuple[bytes, ...]
+    description: bytes
     secret: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What the other one has said, once the handshake is through. Of a decode server there are no descriptions."""
+    """What the other one has said, once the handshake is through. Of a decode server there is no description."""
 
     role: str
     instance: bytes
     facts: Facts
-    descriptions: tuple[bytes, ...] = ()
+    description: bytes = b""
 
 
 def differing(here: Facts, there: Facts) -> dict[str, tuple[str, str]]:
@@ -152,11 +152,8 @@ class Connecting:
             differences = differing(self._own.facts, message.facts)
             if differences:
                 raise Refused(refusal(differences, self._own.role).reason)
-            told, ranks = len(message.descriptions), message.facts.size * message.facts.dp_size
-            if told != ranks:
-                raise Refused(f"it describes {told} ranks, and has {ranks}")
             said = self._challenge
-            return None, Peer(said.role, said.instance, message.facts, message.descriptions)
+            return None, Peer(said.role, said.instance, message.facts, message.description)
         raise Refused(f"an unexpected {type(message).__name__} in the handshake")
 
     def _prove(self, challenge: Challenge) -> Proof:
@@ -204,7 +201,7 @@ class Answering:
         if differences:
             refuse = refusal(differences, own.role)
             raise Refused(refuse.reason, refuse)
-        return Welcome(own.facts, own.descriptions), Peer(hello.role, hello.instance, proof.facts)
+        return Welcome(own.facts, own.description), Peer(hello.role, hello.instance, proof.facts)
 
 
 def _check_opening(own: Self, version: int, role: str, instance: bytes, nonce: bytes) -> None:

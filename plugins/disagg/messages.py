@@ -76,10 +76,10 @@ class Proof(msgspec.Struct, frozen=True, tag="proof"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The end of the handshake: how the memory of each rank of this server is read."""
+    """The end of the handshake: how the memory of this server is read."""
 
     facts: Facts
-    descriptions: tuple[bytes, ...]
+    description: bytes
 
 
 class Refuse(msgspec.Struct, frozen=True, tag="refuse"):

@@ -29,10 +29,6 @@ OBJECTS = frozenset(
     }
 )  # fmt: skip
 COMBINERS = ("$ref", "anyOf", "oneOf", "allOf")
-OF_TYPE = {
-    "integer": NUMBERS, "number": NUMBERS, "string": STRINGS, "array": ARRAYS, "object": OBJECTS,
-    "boolean": frozenset[str](), "null": frozenset[str](),
-}  # fmt: skip
 KNOWN = NUMBERS | STRINGS | ARRAYS | OBJECTS | {"type", "enum", "const", *COMBINERS}
 
 UNENFORCED_FORMATS = frozenset({"idn-email", "idn-hostname", "iri", "iri-reference", "regex"})

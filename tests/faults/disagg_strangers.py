@@ -19,7 +19,7 @@ NO_FACTS = Facts(b"identity", {"model": "another one"}, "Engine", (2, 2), (4, 4)
 
 
 def own(role: str, secret: bytes, facts: Facts = NO_FACTS) -> Self:
-    return Self(role, b"a-stranger".ljust(16, b"."), facts, (b"description",), secret)
+    return Self(role, b"a-stranger".ljust(16, b"."), facts, b"description", secret)
 
 
 def closed(connection: socket.socket, most: int = 4096) -> bytes:

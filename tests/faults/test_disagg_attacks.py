@@ -133,7 +133,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 def test_rubbish(pair: Pair) -> None:
     chance = random.Random(1)
-    early: list[Message] = [Want(1, 0, 1, 5), Ping(1), Refuse("no"), Welcome(Facts(b"", {}, "", (), ()), (b"",))]
+    early: list[Message] = [Want(1, 0, 1, 5), Ping(1), Refuse("no"), Welcome(Facts(b"", {}, "", (), ()), b"")]
     early += [Hello(VERSION, "prefill", b"i" * 16, b"n" * 32), Hello(VERSION + 1, "decode", b"i" * 16, b"n" * 32)]
     early += [Hello(VERSION, "decode", b"", b""), Proof(Facts(b"", {}, "", (), ()), b"")]
     with pair.unharmed():
@@ -263,7 +263,7 @@ def test_requests_that_cannot_be(pair: Pair) -> None:
     """From one that knows the token: what is too large ends the connection, and what is not allowed is not sent."""
     with signed(pair) as one:
         assert one.link.peer is not None
-        port, token = unpack_description(one.link.peer.descriptions[0])
+        port, token = unpack_description(one.link.peer.description)
     hello = MAGIC + token
     assert port == pair.prefill.data
     with pair.unharmed():

@@ -12,7 +12,7 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 23_300,
+    "conformance": 21_800,
     "core.cli": 900,
     "core.config": 2_850,
     "core.engine": 3_260,
@@ -21,7 +21,7 @@ ROOMS = {
     "core.registry": 870,
     "core.server": 4_530,
     "plugins": 35_400,
-    "toolkit": 13_550,
+    "toolkit": 13_480,
     "tools": 11_350,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -151,21 +151,6 @@ class Tokenizer:
         return self._backend.token_to_id(token)
 
     @property
-    def bos_token(self) -> str | None:
-        """Text of the token that begins a prompt, or None."""
-        return self._named.get("bos_token")
-
-    @property
-    def eos_token(self) -> str | None:
-        """Text of the token that ends an answer, or None."""
-        return self._named.get("eos_token")
-
-    @property
-    def bos_token_id(self) -> int | None:
-        """Id of `bos_token`, or None."""
-        return None if self.bos_token is None else self.token_to_id(self.bos_token)
-
-    @property
     def has_chat_template(self) -> bool:
         """Whether `apply_chat_template` can work at all."""
         return bool(self._templates.names)

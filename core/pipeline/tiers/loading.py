@@ -31,7 +31,7 @@ MISSING, THERE, LOST = 0, 1, -1
 
 
 class WatchedAttention:
-    """Attention that tells a watch of each layer: so networks and backends need not know of any."""
+    """Attention that asks a watch before each layer: so networks and backends need not know of any."""
 
     def __init__(self, attention: Attention, watch: LayerWatch) -> None:
         self._attention = attention
@@ -48,9 +48,7 @@ class WatchedAttention:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         self._watch.before(layer.layer_id)
-        out = self._attention.forward(q, k, v, layer, batch, sinks=sinks)
-        self._watch.after(layer.layer_id)
-        return out
+        return self._attention.forward(q, k, v, layer, batch, sinks=sinks)
 
 
 class HostLoads:
@@ -123,7 +121,7 @@ class HostLoads:
 
 
 class Loading:
-    """What one batch waits for, layer by layer: a LayerWatch. New KV does not concern it."""
+    """What one batch waits for, layer by layer: a LayerWatch."""
 
     def __init__(self, layer_ids: tuple[int, ...], stream: torch.Stream | None = None) -> None:
         self.flags: NDArray[np.int32] = np.full(len(layer_ids), MISSING, np.int32)
@@ -147,12 +145,6 @@ class Loading:
     def before_all(self) -> None:
         for layer_id in self._places:
             self.before(layer_id)
-
-    def after(self, layer_id: int) -> None:
-        pass
-
-    def after_all(self) -> None:
-        pass
 
     def arrived(self, layer_id: int) -> None:
         """Note that a layer is there, or on an asynchronous device that its event is."""

@@ -53,7 +53,7 @@ def servers() -> Iterator[Callable[..., Ear]]:
     with contextlib.ExitStack() as stack:
 
         def make(role: str, *, secret: bytes = b"", facts: Facts = FACTS, at: int = 0) -> Ear:
-            own = Self(role, f"{role}-{next(names)}".encode().ljust(16, b"."), facts, (b"description",), secret)
+            own = Self(role, f"{role}-{next(names)}".encode().ljust(16, b"."), facts, b"description", secret)
             listening = listen(f"127.0.0.1:{at}") if role == "prefill" else None
             ear = Ear(ThreadedNetwork(own, QUICK, listening))
             stack.callback(ear.network.close)
@@ -71,7 +71,7 @@ def test_two_servers_meet_and_talk(servers: Callable[..., Ear]) -> None:
     for _ in range(3):
         decode.network.dial(address(prefill))
     here, there = decode.wait_for(Opened), prefill.wait_for(Opened)
-    assert (here.address, here.peer.descriptions) == (address(prefill), (b"description",))
+    assert (here.address, here.peer.description) == (address(prefill), b"description")
     assert there.address is None
     for number in range(100):
         decode.network.send(here.link, Want(number, 0, 1, 5))
@@ -133,7 +133,7 @@ def test_a_peer_that_is_stopped_is_lost(servers: Callable[..., Ear]) -> None:
         decode.network.dial(Address("127.0.0.1", stopped.getsockname()[1]))
         taken, _ = stopped.accept()
         with taken:
-            own = Self("prefill", b"prefill".ljust(16, b"."), FACTS, (b"description",))
+            own = Self("prefill", b"prefill".ljust(16, b"."), FACTS, b"description")
             link = Link(Answering(own), time.monotonic())
             while link.peer is None:
                 link.receive(taken.recv(4096), time.monotonic())

@@ -37,7 +37,7 @@ WANT = Want(7, 0, 1, 20)
 
 
 def own(role: str, secret: bytes = SECRET, facts: Facts = FACTS, name: bytes = b"") -> Self:
-    return Self(role, (name or role.encode()).ljust(16, b"."), facts, (b"how to read here",), secret)
+    return Self(role, (name or role.encode()).ljust(16, b"."), facts, b"how to read here", secret)
 
 
 def pair(decode_self: Self | None = None, prefill_self: Self | None = None) -> tuple[Link, Link]:
@@ -69,8 +69,8 @@ def test_both_learn_who_the_other_is() -> None:
     one, other = opened()
     assert one.peer is not None
     assert other.peer is not None
-    assert (one.peer.role, one.peer.descriptions) == ("prefill", (b"how to read here",))
-    assert (other.peer.role, other.peer.descriptions) == ("decode", ())
+    assert (one.peer.role, one.peer.description) == ("prefill", b"how to read here")
+    assert (other.peer.role, other.peer.description) == ("decode", b"")
     one.send(WANT)
     other.send(Gone(7, 0, 1, 0))
     assert talk(one, other) == [WANT, Gone(7, 0, 1, 0)]
@@ -103,16 +103,6 @@ def test_pings_keep_a_link_and_silence_ends_it() -> None:
         one.tick(tenths / 10)
         one.output()
     assert "nothing heard" in one.reason
-
-
-@pytest.mark.parametrize("number", [0, 2])
-def test_the_rank_has_to_be_described(number: int) -> None:
-    said = Self("prefill", b"prefill".ljust(16, b"."), FACTS, (b"how to read here",) * number, SECRET)
-    one, other = pair(prefill_self=said)
-    talk(one, other)
-    assert one.over
-    assert one.refused
-    assert f"it describes {number} ranks, and has 1" in one.reason
 
 
 # ---- what does not go together ---------------------------------------------------------------------------------------

@@ -210,8 +210,7 @@ class Net:
         link = next(self.numbers)
         self.wires.append(Wire(decode, prefill, link))
         decode.dialled.discard(address)
-        described = (b"virtual",)
-        decode.inbox.append(Opened(link, address, Peer("prefill", prefill.instance, prefill.facts, described)))
+        decode.inbox.append(Opened(link, address, Peer("prefill", prefill.instance, prefill.facts, b"virtual")))
         prefill.inbox.append(Opened(link, None, Peer("decode", decode.instance, decode.facts)))
 
     def refuse(self, decode: End, address: Address, reason: str) -> None:

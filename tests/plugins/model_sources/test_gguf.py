@@ -181,7 +181,7 @@ def test_tokenizer_round_trip(tmp_path: Path) -> None:
         assert ours.decode(ours.encode(text)) == original.decode(original.encode(text))
     assert ours.apply_chat_template([]) == "0"
     assert ours.eos_token_ids == {2}
-    assert (ours.bos_token, ours.eos_token) == ("<|endoftext|>", "<|im_end|>")
+    assert (ours.named_tokens["bos_token"], ours.named_tokens["eos_token"]) == ("<|endoftext|>", "<|im_end|>")
 
 
 def test_quantised_tensors_are_dequantised(tmp_path: Path) -> None:

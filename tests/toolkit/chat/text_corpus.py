@@ -28,7 +28,7 @@ from pegboard.plugins.api_openai.router import OpenAIRouter
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.toolkit.chat.templates import ONLY_PARTS, PARTS, TEXTS, TOOLS_AND_PARTS
 
-DIGESTS = Path(__file__).parents[3] / "data" / "text_prompts.json"
+DIGESTS = Path(__file__).parents[2] / "data" / "text_prompts.json"
 TEMPLATES = {"plain": TEMPLATE, "parts": PARTS, "tools": TOOLS_AND_PARTS, "texts": TEXTS, "only parts": ONLY_PARTS}
 SPELLINGS = ("<|media|>", "<|image|>", "<|video|>", "<|vision_start|>", "<|image_pad|>", "<image>")
 _TEXTS = (

@@ -138,7 +138,7 @@ class Author:
     def __init__(self, rng: random.Random, album: Album, pooler: FakePooler) -> None:
         self.rng, self.album, self.pooler = rng, album, pooler
         self.media, self.embeds, self.rows, self.stops, self.grammars, self.gates = (
-            rng.choice([0.0, most / 2, most]) for most in (0.4, 0.3, 0.6, 0.5, 0.4, 0.9)
+            rng.choice([0.0, most / 2, most]) for most in (0.5, 0.4, 0.8, 0.5, 0.4, 0.9)
         )
         self.breaks = rng.random() < 0.2
         self.broken: set[bytes] = set()
@@ -155,7 +155,7 @@ class Author:
             asked.media = prompt
             asked.broken = any(item.digest in self.broken for item in prompt.media.items)
         elif rng.random() < self.embeds:
-            asked.embed, asked.n = True, 0
+            asked.embed, asked.n = True, rng.choice([0, 5])  # of which it gets none
             return asked
         asked.stream = rng.random() < 0.4
         asked.sampling["ignore_eos"] = rng.random() < 0.7

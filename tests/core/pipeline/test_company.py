@@ -10,7 +10,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ from pegboard.core.interfaces.messages import AbortRequest, Accepted
 from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.media.arrival import MediaStage
 from pegboard.core.pipeline.media.books import EncoderBooks
-from pegboard.core.pipeline.planner import Planner
-from pegboard_drills.gate import DrillGate
 from tests.core.pipeline.company import Asked, Author, Tokenizer
 from tests.core.pipeline.company_model import CompanyModel, FakePooler
 from tests.core.pipeline.harness import Seer
@@ -34,6 +32,8 @@ from tests.core.pipeline.tier_harness import SlotMover
 
 REQUESTS = 40
 PATIENCE = 60.0
+FOUND = (33,)
+"""Seeds that have found something, while games are drawn as they are now; the tests beside this one say what."""
 LUCK = "out of luck"
 """What the fake model says when it is told to fail."""
 
@@ -51,7 +51,7 @@ def arrangement(rng: random.Random) -> dict[str, Any]:
     more: dict[str, Any] = {
         "tokens": tokens,
         "page_size": page_size,
-        "chunk": rng.choice([None, 8]),
+        "chunk": rng.choice([None, 4, 8]),
         "cache": cache,
         "policy": rng.choice(["fcfs", "priority"]),
         "new_token_ratio": rng.choice([0.1, 0.7]),
@@ -85,7 +85,9 @@ class Company:
         limits = {"timeout": rng.choice([None, 0.5]), "hold_timeout": rng.choice([None, 0.4])}
         more = arrangement(rng)
         pooler = FakePooler(rng.choice([None, 1, 5]))
-        books = EncoderBooks(rng.choice([40, 400]) * TOKEN_BYTES, TOKEN_BYTES, rng.choice([9, 20]), 1)
+        # Of 9 tokens a piece at most, the small one holds what a page of a prompt reads.
+        small = 20 if more["page_size"] == 1 else 40
+        books = EncoderBooks(rng.choice([small, small, 400]) * TOKEN_BYTES, TOKEN_BYTES, rng.choice([9, 20]), 1)
         media = MediaStage(FakeEncoder(), books, more["page_size"])
         media.directory = directory
         self.world = CompanyWorld(
@@ -163,7 +165,7 @@ class Company:
         if rng.random() < 0.15 and alive:
             self.aborted.add(rid := rng.choice(alive))
             scheduler.receive([AbortRequest(rid=rid)])
-        if rng.random() < 0.04:
+        if rng.random() < 0.07:
             self.operator.pause({"mode": rng.choice(["retract", "in_place"])})
             for _ in range(3):
                 self.step()
@@ -261,6 +263,11 @@ def test_all_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     play(seed, monkeypatch)
 
 
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_was_found_before(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(seed, monkeypatch)
+
+
 @pytest.mark.full
 def test_a_hundred_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(100, 200):
@@ -268,36 +275,8 @@ def test_a_hundred_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(4 * 3600)
 def test_five_thousand_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OMP_NUM_THREADS=1 python -m pytest -n 0 -m soak tests/core/pipeline/test_company.py, an hour or so."""
     for seed in range(1000, 6000):
         play(seed, monkeypatch)
-
-
-# ---- mutants ---------------------------------------------------------------------------------------------------------
-
-
-def gives_seats_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While they are still written to."""
-    cancel = DrillGate.cancel
-    monkeypatch.setattr(DrillGate, "cancel", lambda self, req: cancel(self, req) and False)
-
-
-def goes_on_with_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that was retracted while its matcher worked comes back as if it ran."""
-    monkeypatch.setattr(Planner, "come_back", lambda self, req: self.ahead.append(req))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("change", [gives_seats_away, goes_on_with_the_dead])
-def test_broken_company_is_noticed(
-    change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    change(monkeypatch)
-    monkeypatch.setitem(globals(), "PATIENCE", 5.0)  # a hang is noticed, too
-    for seed in range(400):
-        try:
-            play(seed, monkeypatch)
-        except (Exception, pytest.fail.Exception):
-            return
-    pytest.fail("nothing is noticed")

@@ -13,7 +13,8 @@ from pydantic import BeforeValidator, Field, Strict, model_validator
 
 from pegboard.core.config.media_section import MediaSection
 from pegboard.core.config.sampling_section import SamplingDefaults
-from pegboard.core.config.section import AUTO, NameList, PositiveInt, Section, UseSection
+from pegboard.core.config.section import AUTO, Section, UseSection
+from pegboard.core.interfaces.options import NameList, PositiveInt
 
 MAX_KEY_LENGTH = 512
 Key = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_KEY_LENGTH, pattern=r"^[!-~]+$")]

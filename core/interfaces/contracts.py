@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
     from pegboard.core.interfaces.sampler import Sampler, SamplerContext
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
-    from pegboard.core.interfaces.sessions import SessionStore, SessionStoreContext
     from pegboard.core.interfaces.speculator import Speculator, SpeculatorContext
     from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 
@@ -62,11 +61,17 @@ class Cardinality(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Contract(Generic[T, Ctx]):
-    """One contract of the core. Its type says what a chosen provider of it is, and what that is built from.
+    """One contract, of the core (the table below) or of a plugin (`Plugin.contracts`). Its type says what a chosen
+    provider of it is, and what that is built from.
 
     `interface` and `suite` are lazy names of the abstract class and of its conformance suite ("" where the suite lands
     with a later feature). `config_path` is the dotted place of the choice in the config. `capabilities` documents every
-    optional part that a provider may declare.
+    optional part that a provider may declare. With `optional` an engine can do without a provider as long as nothing
+    asks for one. `api_side` says that the API process of a server builds it, which imports no others: they bring torch.
+
+    Two fields are for contracts of plugins, which bring their section with them. `section` is the lazy name of a
+    `SectionFields`: the section's own keys beside `use`, and in its docstring what the section is about. `default` is
+    what the default preset says of a contract of the core: the provider that counts where the config names none.
     """
 
     name: str
@@ -77,6 +82,10 @@ class Contract(Generic[T, Ctx]):
     suite: str = ""
     version: str = "1.0"
     capabilities: Mapping[str, str] = field(default_factory=dict)
+    optional: bool = False
+    api_side: bool = False
+    section: str = ""
+    default: str = "auto"
 
 
 _I = "pegboard.core.interfaces"
@@ -165,6 +174,7 @@ HOST_POOL: Contract[HostPool, HostPoolContext] = Contract(
     f"{_I}.host_pool:HostPool",
     "the host buffers below the device's, for a prefix cache with tiers",
     suite=f"{_S}.host_pool:HostPoolContract",
+    optional=True,
 )
 
 KV_STORAGE: Contract[KVStorage, KVStorageContext] = Contract(
@@ -188,6 +198,7 @@ KV_TRANSFER: Contract[KVTransfer, KVTransferContext] = Contract(
     "reads KV out of other servers' memory, for gates that bring it",
     suite=f"{_S}.kv_transfer:KVTransferContract",
     capabilities={"fenced": "a lease that ended gives no bytes any more"},
+    optional=True,
 )
 
 TOKEN_ALLOCATOR: Contract[TokenAllocator, TokenAllocatorContext] = Contract(
@@ -309,6 +320,7 @@ POOLER: Contract[Pooler, PoolerContext] = Contract(
     f"{_I}.pooler:Pooler",
     "makes one vector of a prompt's hidden states",
     suite=f"{_S}.pooler:PoolerContract",
+    optional=True,
 )
 
 REASONING_PARSER: Contract[OutputParser, OutputParserContext] = Contract(
@@ -318,6 +330,7 @@ REASONING_PARSER: Contract[OutputParser, OutputParserContext] = Contract(
     f"{_I}.output_parser:OutputParser",
     "tells a model's thinking from its answer, in streamed text",
     suite=f"{_S}.reasoning_parser:ReasoningParserContract",
+    api_side=True,
 )
 
 TOOL_PARSER: Contract[OutputParser, OutputParserContext] = Contract(
@@ -332,15 +345,7 @@ TOOL_PARSER: Contract[OutputParser, OutputParserContext] = Contract(
         "opens": "knows how forced calls begin, so that an answer may be calls or follow a format",
         "streams_arguments": "tells arguments while they come, not when the call is complete",
     },
-)
-
-SESSION_STORE: Contract[SessionStore, SessionStoreContext] = Contract(
-    "session_store",
-    "server.sessions",
-    Cardinality.ONE,
-    f"{_I}.sessions:SessionStore",
-    "remembers conversations, so that a request brings only what is new",
-    suite=f"{_S}.session_store:SessionStoreContract",
+    api_side=True,
 )
 
 MEDIA_PROCESSOR: Contract[MediaProcessor, MediaContext] = Contract(
@@ -351,6 +356,8 @@ MEDIA_PROCESSOR: Contract[MediaProcessor, MediaContext] = Contract(
     "prepares pictures and video for a model, and lays them out in its prompts",
     suite=f"{_S}.media_processor:MediaProcessorContract",
     capabilities={"encoded": "takes items that requests have encoded themselves: `shape_of` answers for them"},
+    optional=True,
+    api_side=True,
 )
 
 MEDIA_ENCODER: Contract[MediaEncoder, ModelContext] = Contract(
@@ -360,6 +367,7 @@ MEDIA_ENCODER: Contract[MediaEncoder, ModelContext] = Contract(
     f"{_I}.media:MediaEncoder",
     "turns pictures and video into states that stand for tokens",
     suite=f"{_S}.media_encoder:MediaEncoderContract",
+    optional=True,
 )
 
 API: Contract[ApiRouter, ApiContext] = Contract(
@@ -369,7 +377,8 @@ API: Contract[ApiRouter, ApiContext] = Contract(
     f"{_I}.api_router:ApiRouter",
     "HTTP routes onto the engine client",
     suite=f"{_S}.api_router:ApiRouterContract",
+    api_side=True,
 )
 
 CONTRACTS: Mapping[str, Contract] = {one.name: one for one in tuple(globals().values()) if isinstance(one, Contract)}
-"""Every contract above by name. The order is the order of `pegboard plugins list`."""
+"""Every contract of the core by name. `pegboard plugins list` has them in this order, and plugins' contracts after."""

@@ -75,10 +75,6 @@ class TlsSection(Section):
     """Certificates, in PEM format, one of which must have signed a client's own: others are not let in."""
 
 
-class SessionsSection(UseSection):
-    """Conversations whose tokens the server remembers, for requests that continue them (`session_params`)."""
-
-
 class BudgetSection(Section):
     """What requests may cost beyond what is ordinary. It is computed from what they ask for, before any of it is built;
     unset lengths of answers with log-probabilities or hidden states are cut to what is left."""
@@ -145,8 +141,6 @@ class ServerSection(Section):
     503; health probes have places of their own."""
     budget: BudgetSection = BudgetSection()
     """What requests may cost beyond what is ordinary."""
-    sessions: SessionsSection = SessionsSection()
-    """Conversations whose tokens the server remembers."""
     profile_dir: str | None = None
     """Directory below which traces of `/start_profile` are written; unset: none are made."""
 
@@ -304,7 +298,9 @@ class SpeculationSection(UseSection):
 
 
 class PluginsSection(Section):
-    """Installed plugins."""
+    """Installed plugins. `NAME: true` switches on the hooks of one, or a section with their options does; `NAME: false`
+    leaves it out.
+    """
 
     disable: tuple[str, ...] = ()
     """Plugins that are not even imported, by name."""
@@ -361,7 +357,8 @@ class EngineConfig(Section):
     server: ServerSection = ServerSection()
     """The HTTP server."""
     plugins: PluginsSection = PluginsSection()
-    """Installed plugins."""
+    """Installed plugins. `plugins.NAME: true` switches on the hooks of one that is not built in, as a section with
+    their options does; `plugins.NAME: false` leaves a plugin out."""
 
     @model_validator(mode="after")
     def _chunk_holds_a_page(self) -> EngineConfig:

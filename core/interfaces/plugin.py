@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pegboard.core.interfaces.contracts import Contract
+from pegboard.core.interfaces.contract import Contract
 
 API_VERSION = "1.0"
 """Version of the record format and of the hook specifications (semver). A plugin states the one it was written for."""

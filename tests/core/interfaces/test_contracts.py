@@ -134,7 +134,8 @@ class TestSuites:
     def test_it_has_mutants(self, contract: Contract) -> None:
         """A mutants file, whose every mutant names a test of the suite."""
         suite = import_name(contract.suite)
-        path = TESTS / "mutants" / f"test_{contract.name}_mutants.py"
+        module = contract.suite.partition(":")[0].rpartition(".")[2]
+        path = TESTS / "mutants" / f"test_{contract.name if module == 'suite' else module}_mutants.py"
         assert path.exists(), f"{path.relative_to(ROOT)} is missing"
         text = path.read_text()
         assert "assert_caught" in text

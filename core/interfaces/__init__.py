@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.client import OutputChunk as OutputChunk
     from pegboard.core.interfaces.client import OutputStream as OutputStream
     from pegboard.core.interfaces.clock import Clock as Clock
+    from pegboard.core.interfaces.contract import Cardinality as Cardinality
+    from pegboard.core.interfaces.contract import Contract as Contract
     from pegboard.core.interfaces.contracts import CONTRACTS as CONTRACTS
-    from pegboard.core.interfaces.contracts import Cardinality as Cardinality
-    from pegboard.core.interfaces.contracts import Contract as Contract
     from pegboard.core.interfaces.engine_view import EngineView as EngineView
     from pegboard.core.interfaces.errors import ConfigError as ConfigError
     from pegboard.core.interfaces.errors import InvalidRequest as InvalidRequest
@@ -61,7 +61,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import GrammarBackend as GrammarBackend
     from pegboard.core.interfaces.grammar import GrammarContext as GrammarContext
     from pegboard.core.interfaces.grammar import GrammarMatcher as GrammarMatcher
+    from pegboard.core.interfaces.hooks import POINTS as POINTS
     from pegboard.core.interfaces.hooks import HookSpecs as HookSpecs
+    from pegboard.core.interfaces.hooks import Point as Point
     from pegboard.core.interfaces.hooks import hookimpl as hookimpl
     from pegboard.core.interfaces.hooks import hookspec as hookspec
     from pegboard.core.interfaces.host_pool import HostPool as HostPool
@@ -112,6 +114,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.model_source import ModelSourceContext as ModelSourceContext
     from pegboard.core.interfaces.options import NoOptions as NoOptions
     from pegboard.core.interfaces.options import Options as Options
+    from pegboard.core.interfaces.options import SectionFields as SectionFields
     from pegboard.core.interfaces.output_parser import Content as Content
     from pegboard.core.interfaces.output_parser import EarlierCall as EarlierCall
     from pegboard.core.interfaces.output_parser import OutputParser as OutputParser
@@ -155,9 +158,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.sampling import SamplingRow as SamplingRow
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy as SchedulePolicy
     from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext as SchedulePolicyContext
-    from pegboard.core.interfaces.sessions import SessionParams as SessionParams
-    from pegboard.core.interfaces.sessions import SessionStore as SessionStore
-    from pegboard.core.interfaces.sessions import SessionStoreContext as SessionStoreContext
     from pegboard.core.interfaces.speculator import Accepted as Accepted
     from pegboard.core.interfaces.speculator import DraftRow as DraftRow
     from pegboard.core.interfaces.speculator import DraftTrees as DraftTrees

@@ -14,6 +14,7 @@ from docs._build.config import builtin_registry
 from pegboard.conformance.asgi import Application, Exchange
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.config.compose import compose
+from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.http.routes import flat
 from pegboard.core.server.serve import build_api
 from pegboard.toolkit.http.openapi import example_of
@@ -25,7 +26,9 @@ EVERY_API = tuple(record.name for record in builtin_registry().providers("api"))
 def whole_app(client: FakeEngineClient | None = None, **server: Any) -> FastAPI:
     """Every API that this distribution has, with these settings of the server. Call it in an event loop."""
     data = {"model": {"path": "x/y"}, "apis": list(EVERY_API), "server": server}
-    return build_api(compose(data=data, env={}, registry=builtin_registry()), client or FakeEngineClient())[0]
+    resolved = compose(data=data, env={}, registry=builtin_registry())
+    hooks = Hooks.load(resolved.registry, resolved.plugin_options)
+    return build_api(resolved, client or FakeEngineClient(), hooks)[0]
 
 
 def questions(app: FastAPI) -> Iterator[tuple[str, str, bytes]]:

@@ -203,7 +203,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_(one_accident|two_are)",
         r"test_one_that_(takes|was_killed)",
     ),
-    "core/engine/test_profiler.py": (r"test_a_process_may_end",),
+    "plugins/profiler/test_profiler.py": (r"test_a_process_may_end",),
     "core/cli/test_main.py": (
         r"test_check_(runs_the_suite_and_matrix|as_json)",
         r"test_nothing_heavy\w+\[arguments[1-46]",
@@ -397,7 +397,7 @@ FULL: dict[str, tuple[str, ...]] = {
     "benchmarks/test_accuracy.py": (r"test_tiny_models",),
     "benchmarks/test_overlap.py": (r"test_the_overlap_loop",),
     "conformance/test_unusual_providers.py": (r"test_a_union_of_grammars",),
-    "core/engine/test_operation.py": (
+    "plugins/operator_controls/test_controls.py": (
         r"test_the_collector_leaves",
         r"test_requests_go_on\w+\[[2468]",
     ),

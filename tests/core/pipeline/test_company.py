@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from pegboard.conformance.grammar_fakes import ScriptedMatcher
-from pegboard.core.engine.operation import Operation, RequestLog
+from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.planner import Planner
+from pegboard.core.registry.hooks import Hooks
 from pegboard_drills.gate import DrillGate
 from tests.core.pipeline.grammar.test_state import tokens_of
 from tests.core.pipeline.harness import Seer, oracle
@@ -60,7 +61,7 @@ class Company:
         limits = {"timeout": rng.choice([None, 0.5]), "hold_timeout": rng.choice([None, 0.4])}
         self.world = World(rng.choice(["normal", "overlap"]), grammars=True, **limits, **arrangement(rng))
         self.scheduler = self.world.harness.scheduler
-        self.operator = Operation(self.scheduler, RequestLog(on=False))
+        self.operator = SchedulerView(self.scheduler, Hooks())
         self.scripts: dict[str, list[int]] = {}
         failing = rng.choice([0.0, 0.0, 0.03])
         self.world.harness.model.fail_on = lambda work: rng.random() < failing
@@ -93,10 +94,10 @@ class Company:
         if rng.random() < 0.25 and scheduler.requests.alive:
             scheduler.receive([AbortRequest(rid=rng.choice(list(scheduler.requests.alive)))])
         if rng.random() < 0.04:
-            self.operator.pause({"mode": rng.choice(["retract", "in_place"])})
+            self.operator.pause(rng.choice(["retract", "in_place"]))
             for _ in range(3):
                 self.step()
-            self.operator.go_on({})
+            self.operator.resume()
         if rng.random() < 0.01:
             scheduler.receive([AbortRequest(all_requests=True)])
 

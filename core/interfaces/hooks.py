@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.client import EngineClient, ModelInfo
     from pegboard.core.interfaces.engine_view import EngineView
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
+    from pegboard.core.interfaces.http_front import HttpFront, HttpGuard
     from pegboard.core.interfaces.req import Req
 
 hookspec = pluggy.HookspecMarker("pegboard")
@@ -25,8 +26,15 @@ hookimpl = pluggy.HookimplMarker("pegboard")
 """Marks a method as an implementation of the hook of the same name."""
 
 LIFECYCLE_HOOKS = (
-    "configure", "register_metrics", "register_routes", "model_names", "engine_started", "idle", "shutdown"
-)  # fmt: skip
+    "configure",
+    "guard_http",
+    "register_metrics",
+    "register_routes",
+    "model_names",
+    "engine_started",
+    "idle",
+    "shutdown",
+)
 STEP_HOOKS = (
     "batch_scheduled",
     "pack_batch",
@@ -44,6 +52,12 @@ class HookSpecs:
     def configure(self, config: Any) -> None:
         """Once per process, with the frozen EngineConfig, before anything is built. Raise ConfigError to stop the
         start.
+        """
+
+    @hookspec
+    def guard_http(self, front: HttpFront) -> HttpGuard | None:
+        """Once in the API process of a server, when its socket listens and before the model is loaded: what protects
+        its connections and its routes. Without a guard the server has keys, TLS and `server.max_body_bytes`.
         """
 
     @hookspec

@@ -14,8 +14,10 @@ from pegboard.conformance.asgi import Application, Exchange
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.config.compose import compose
 from pegboard.core.config.docs import builtin_registry
+from pegboard.core.interfaces.http_front import HttpFront
 from pegboard.core.server.http.routes import flat
 from pegboard.core.server.serve import build_api
+from pegboard.plugins.http_guard.guard import Guard
 from pegboard.toolkit.http.openapi import example_of
 
 API_KEY, ADMIN_KEY = "the-key-of-users", "the-key-of-admins"
@@ -25,7 +27,10 @@ EVERY_API = tuple(record.name for record in builtin_registry().providers("api"))
 def whole_app(client: FakeEngineClient | None = None, **server: Any) -> FastAPI:
     """Every API that this distribution has, with these settings of the server. Call it in an event loop."""
     data = {"model": {"path": "x/y"}, "apis": list(EVERY_API), "server": server}
-    return build_api(compose(data=data, env={}, registry=builtin_registry()), client or FakeEngineClient())[0]
+    resolved = compose(data=data, env={}, registry=builtin_registry())
+    # Under any name: it listens nowhere.
+    guard = Guard(resolved.engine.server, HttpFront(None, keyed=True))  # type: ignore[arg-type]
+    return build_api(resolved, client or FakeEngineClient(), guards=[guard])[0]
 
 
 def questions(app: FastAPI) -> Iterator[tuple[str, str, bytes]]:

@@ -128,8 +128,8 @@ class ApiSuite(ContractSuite):
         """Return the router as the server mounts it."""
         if self.takes_media and client.media is None:
             client.take_media(fake_processor())
-        sessions = session_store()
-        router: ApiRouter = self.build(ApiContext(client=client, max_body_bytes=max_body_bytes, sessions=sessions))
+        services = {"session_store": session_store()}
+        router: ApiRouter = self.build(ApiContext(client=client, max_body_bytes=max_body_bytes, services=services))
         return build_app([("under test", router)], max_body_bytes=max_body_bytes, keys=keys)
 
     def api_routes(self) -> list[APIRoute]:

@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pegboard.core.interfaces.contracts import CONTRACTS
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.registry.lazy import import_name
 from pegboard.core.registry.names import did_you_mean
+from pegboard.core.registry.registry import Registry
 
 if TYPE_CHECKING:
     from pegboard.core.registry.records import ProviderRecord
@@ -32,9 +32,10 @@ def run(contract: str, provider: str, *, report: Path | None = None, extra_args:
     objects to everything, for want of a device, say, has not been checked); HARDLY_TESTED where most were skipped.
     Raises PluginError where there is nothing to check: no such contract, suite or provider, or no pytest.
     """
-    found = CONTRACTS.get(contract)
+    contracts = Registry.discover().contracts
+    found = contracts.get(contract)
     if found is None:
-        hint = did_you_mean(contract, CONTRACTS) or f"contracts: {', '.join(CONTRACTS)}"
+        hint = did_you_mean(contract, contracts) or f"contracts: {', '.join(contracts)}"
         raise PluginError(f"there is no contract {contract!r}; {hint}")
     if not found.suite:
         raise PluginError(f"{contract} has no conformance suite yet")

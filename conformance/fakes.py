@@ -14,9 +14,9 @@ from pegboard.core.interfaces.plugin import Plugin, Provider
 from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixCache, PrefixCacheContext, PrefixMatch
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.interfaces.sessions import SessionStore, SessionStoreContext
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
+from pegboard.core.registry.lazy import import_name
 from pegboard.core.registry.registry import Registry
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.keys import PrefixKey
     from pegboard.core.interfaces.prefix_cache import CacheHandle
-    from pegboard.core.registry.records import ProviderRecord
+    from pegboard.core.registry.lazy import import_name
+from pegboard.core.registry.records import ProviderRecord
 
 
 def make_req(
@@ -62,11 +63,11 @@ def _store_record() -> ProviderRecord:
     return record
 
 
-def session_store(**options: Any) -> SessionStore:
+def session_store(**options: Any) -> Any:
     """Return the built-in session store, with these options."""
     record = _store_record()
-    made: SessionStore = record.load()(record.options_model()(**options), SessionStoreContext())
-    return made
+    context = import_name(f"{record.contract.interface.partition(':')[0]}:SessionStoreContext")()
+    return record.load()(record.options_model()(**options), context)
 
 
 class CountingAllocator(TokenAllocator):

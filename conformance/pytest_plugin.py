@@ -22,8 +22,12 @@ MARKERS = (
 
 
 def _rewrite_asserts() -> None:
-    """Suites are no test files, so pytest must be told to explain their assertions too."""
-    names = (f"{_PACKAGE}.{module.name}" for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    """Suites are not test files, so pytest must be told to explain their assertions too. Plugins have theirs in a
+    module called `suite`.
+    """
+    names = [f"{_PACKAGE}.{module.name}" for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    points = importlib.metadata.entry_points(group="pegboard")
+    names += [f"{point.module}.suite" for point in points]
     pytest.register_assert_rewrite(*(name for name in names if name not in sys.modules))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pegboard.core.interfaces.contracts import CONTRACTS, Contract
+from pegboard.core.interfaces.contract import Contract
 from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.registry.names import did_you_mean
 
@@ -78,15 +78,16 @@ def find_subject(
     """Return the subject that a conformance class describes. Raises SuiteError with a remedy where it describes
     none.
     """
-    found = CONTRACTS.get(contract)
+    registry = registry if registry is not None else installed_registry()
+    found = registry.contracts.get(contract)
     if found is None:
-        raise SuiteError(" ".join(("there is no contract", repr(contract) + ";", did_you_mean(contract, CONTRACTS))))
+        hint = did_you_mean(contract, registry.contracts)
+        raise SuiteError(" ".join(("there is no contract", repr(contract) + ";", hint)))
     if factory is None:
         if provides is not None or options_model is not None:
             raise SuiteError("`provides` and `options_model` go with `factory`; a provider's stand in its record")
         if not provider:
             raise SuiteError('say what to test: provider = "<name>", as the config would name it')
-    registry = registry if registry is not None else installed_registry()
     if factory is not None and not provider:
         record = _registered_base(registry, contract, factory)
     else:

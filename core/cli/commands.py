@@ -86,11 +86,14 @@ def explain(error: UnknownOption, words: Sequence[str]) -> None:
     parameters = [] if error.ctx is None else error.ctx.command.params
     if not any("--set" in parameter.opts for parameter in parameters):
         return
+    from pegboard.core.config.shape import Shape
     from pegboard.core.config.suggest import known_option
+    from pegboard.core.registry.registry import Registry
 
     # Of -tp the error names -t.
     flags = [word.partition("=")[0] for word in words if word.startswith(error.option_name)]
-    hint = next(filter(None, (known_option(flag, close=not error.possibilities) for flag in flags)), "")
+    shape = Shape.of(Registry.discover())
+    hint = next(filter(None, (known_option(flag, shape, close=not error.possibilities) for flag in flags)), "")
     if hint:
         error.possibilities = None
     elif not error.possibilities:

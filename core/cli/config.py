@@ -124,7 +124,7 @@ def _check(resolved: ResolvedConfig) -> list[str]:
     from pegboard.core.registry.hooks import Hooks
     from pegboard.core.server.files import check_files
 
-    Hooks.load(resolved.registry)
+    Hooks.load(resolved.registry, resolved.plugin_options)
     import_chosen(resolved)
     return check_files(resolved)
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from string import Template as Text
 
 from pegboard.core import __version__
-from pegboard.core.interfaces.contracts import CONTRACTS, Cardinality
+from pegboard.core.interfaces.contract import Cardinality
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.plugin import API_VERSION
 from pegboard.core.registry.names import did_you_mean
+from pegboard.core.registry.registry import Registry
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _SUFFIX = ".tmpl"
@@ -44,7 +45,7 @@ class Template:
 def template_contracts() -> list[str]:
     """Contracts that there is a template for."""
     folders = [entry.name for entry in _templates().iterdir() if entry.is_dir()]
-    return [name for name in CONTRACTS if name in folders]
+    return [name for name in Registry.discover().contracts if name in folders]
 
 
 def template(contract: str) -> Template:
@@ -70,7 +71,8 @@ def create(name: str, contract: str, directory: Path) -> tuple[Path, list[Path]]
         raise PluginError(f"bad name {name!r}: a lower-case letter, then lower-case letters, digits or '_'")
     known = template_contracts()
     if contract not in known:
-        instead = f"{start_instead(contract)};" if contract in CONTRACTS else did_you_mean(contract, known)
+        is_contract = contract in Registry.discover().contracts
+        instead = f"{start_instead(contract)};" if is_contract else did_you_mean(contract, known)
         parts = (f"there is no template for {contract!r};", instead, f"known: {', '.join(known)}")
         raise PluginError(" ".join(part for part in parts if part))
     distribution = name.replace("_", "-")
@@ -91,7 +93,7 @@ def create(name: str, contract: str, directory: Path) -> tuple[Path, list[Path]]
 
 
 def _values(name: str, distribution: str, made: Template) -> dict[str, str]:
-    contract = CONTRACTS[made.contract]
+    contract = Registry.discover().contract(made.contract)
     suite_module, _, suite_class = contract.suite.partition(":")
     class_name = "".join(part.capitalize() for part in name.split("_"))
     more = []

@@ -26,11 +26,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """List every installed provider by contract, then what is broken or in conflict."""
-    from pegboard.core.interfaces.contracts import CONTRACTS
     from pegboard.core.registry.registry import Registry
 
     registry = Registry.discover()
-    records = [record for contract in CONTRACTS for record in registry.providers(contract)] + list(registry.stray)
+    records = [record for contract in registry.contracts for record in registry.providers(contract)] + list(
+        registry.stray
+    )
     if as_json:
         write_json(
             {
@@ -109,7 +110,7 @@ def new(
 ) -> None:
     """Write a working package with a plugin: entry point, provider, options, conformance test, config."""
     from pegboard.core.cli.new import create
-    from pegboard.core.interfaces.contracts import CONTRACTS
+    from pegboard.core.registry.registry import Registry
 
     if list_:
         _list_templates(as_json)
@@ -123,16 +124,16 @@ def new(
         return
     for path in files:
         write(str(path))
-    check = f"pegboard plugins check {name} && " if CONTRACTS[contract].suite else ""
+    check = f"pegboard plugins check {name} && " if Registry.discover().contract(contract).suite else ""
     write(f"\nNext: pip install -e {root} && {check}pytest {root}")
 
 
 def _list_templates(as_json: bool) -> None:
     from pegboard.core.cli.new import start_instead, template, template_contracts
-    from pegboard.core.interfaces.contracts import CONTRACTS
+    from pegboard.core.registry.registry import Registry
 
     made = [template(contract) for contract in template_contracts()]
-    others = [contract for contract in CONTRACTS if contract not in template_contracts()]
+    others = [contract for contract in Registry.discover().contracts if contract not in template_contracts()]
     if as_json:
         write_json(
             {
@@ -172,10 +173,7 @@ def find_records(registry: Registry, name: str) -> list[ProviderRecord]:
 
 
 def _plain(record: ProviderRecord) -> dict[str, object]:
-    from pegboard.core.interfaces.contracts import CONTRACTS
-
     provider = record.provider
-    contract = CONTRACTS.get(provider.contract)
     return {
         "contract": provider.contract,
         "contract_version": provider.contract_version,
@@ -190,7 +188,7 @@ def _plain(record: ProviderRecord) -> dict[str, object]:
         "requires": [
             f"{one.contract}.{one.capability}" if one.capability else one.contract for one in provider.requires
         ],
-        "suite": contract.suite if contract else "",
+        "suite": record.contract.suite,
         "conformance": list(record.conformance),
         "problem": record.problem,
     }

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.contracts import CONTRACTS, Cardinality
+from pegboard.core.interfaces.contract import Cardinality
+from pegboard.core.interfaces.contracts import CONTRACTS
 from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.interfaces.plugin import BODY_CONTRACTS
 

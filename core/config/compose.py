@@ -12,6 +12,7 @@ one ConfigError.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -24,26 +25,21 @@ from pydantic import ValidationError
 
 from pegboard.core.config.arguments import read_arguments
 from pegboard.core.config.body_fields import declaring, shared_fields
-from pegboard.core.config.merge import Merged, value_at
+from pegboard.core.config.merge import Merged, default_layers, value_at
 from pegboard.core.config.option_models import engine_model, tolerant, with_options
 from pegboard.core.config.problems import problems_of
 from pegboard.core.config.redact import is_secret
 from pegboard.core.config.requires import part_params, solve
 from pegboard.core.config.resolve import Resolution, resolve
-from pegboard.core.config.section import Section, UseSection
+from pegboard.core.config.section import UseSection
 from pegboard.core.config.sections import EngineConfig
-from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, core_keys, section_at
-from pegboard.core.config.sources import (
-    DEFAULT_PRESET,
-    Layer,
-    from_mapping,
-    read_environment,
-    read_overrides,
-    read_preset,
-)
+from pegboard.core.config.shape import SWITCHES, Shape, switches_of
+from pegboard.core.config.sources import Layer, from_mapping, read_environment, read_overrides, read_preset
 from pegboard.core.config.suggest import unread_variables
+from pegboard.core.interfaces.contract import Cardinality
 from pegboard.core.interfaces.errors import ConfigError, PluginError, Problem
-from pegboard.core.interfaces.options import Options
+from pegboard.core.interfaces.options import NoOptions, Options, SectionFields
+from pegboard.core.interfaces.plugin import Plugin
 from pegboard.core.registry.blame import place_of
 from pegboard.core.registry.lock import PluginLock
 from pegboard.core.registry.records import MissingExtra, ProviderRecord
@@ -65,6 +61,7 @@ class ResolvedConfig:
     values: Mapping[str, object]
     origins: Mapping[str, str]
     registry: Registry
+    shape: Shape
     candidates: Mapping[str, tuple[ProviderRecord, ...]]
     named: frozenset[str]
     reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -77,11 +74,27 @@ class ResolvedConfig:
     def options(self, record: ProviderRecord) -> Options:
         """Return the options of a chosen provider: what the config says, or its defaults where `auto` chose it."""
         with record.told("checking its options"):
-            return record.options_model().model_validate(_option_values(self.values, record))
+            options = record.options_model().model_validate(_option_values(self.values, record, self.shape))
+        return self._with_sections(options, record.plugin)
+
+    @functools.cached_property
+    def plugin_options(self) -> Mapping[str, Options]:
+        """The options of the hook classes of every plugin that is on, by its name."""
+        found = {}
+        for name, plugin in ((one.plugin.name, one.plugin) for one in self.shape.active):
+            section = getattr(self.engine.plugins, name, None)
+            found[name] = self._with_sections(section if isinstance(section, Options) else NoOptions(), plugin)
+        return found
 
     def provides(self, record: ProviderRecord) -> frozenset[str]:
         """Return the capabilities that a provider has with its options."""
-        return _provides(self.values, record)
+        return _provides(self.values, record, self.shape)
+
+    def _with_sections(self, options: Options, plugin: Plugin) -> Options:
+        """Return the options, with the sections to which the plugin adds fields."""
+        paths = (path.split(".") if path else [] for path in plugin.fields)
+        options._sections = tuple(functools.reduce(getattr, keys, self.engine) for keys in paths)
+        return options
 
     def warn(self) -> None:
         """Log the warnings, once logging is set up."""
@@ -107,7 +120,7 @@ class ResolvedConfig:
         lock = PluginLock.from_dict(data["lock"])
         registry = (registry or Registry.discover(_disabled(data["values"]))).restricted(lock.names)
         lock.verify(registry.lock)
-        merged = Merged()
+        merged = Merged(shape=Shape.of(registry, switches_of(data["values"])))
         merged.data, merged.origins = data["values"], data["origins"]
         return _compose(merged, registry)
 
@@ -136,16 +149,22 @@ def compose(
     preset = next((layer.data["preset"] for layer in reversed(layers) if "preset" in layer.data), None)
     if isinstance(preset, str):
         layers.insert(0, read_preset(preset))
-    merged = Merged([read_preset(DEFAULT_PRESET), *layers])
-    disabled = _disabled(merged.data)
+    # What plugins there are says which sections there are, and so how all others are merged.
+    first = Merged(Layer(one.name, {SWITCHES: one.data[SWITCHES]}) for one in layers if SWITCHES in one.data).data
+    disabled = _disabled(first)
     found = Registry.discover(disabled) if registry is None else registry.without(disabled)
-    return replace(_compose(merged, found), warnings=unread_variables(environment))
+    shape = Shape.of(found, switches_of(first))
+    merged = Merged([*default_layers(shape), *layers], shape)
+    return replace(_compose(merged, found), warnings=unread_variables(environment, shape))
 
 
-def _disabled(values: Mapping[str, object]) -> list[str]:
-    section = values.get("plugins")
+def _disabled(values: Mapping[str, object]) -> dict[str, str]:
+    """Return the plugins that a config leaves out, each with the key that says so."""
+    section = values.get(SWITCHES)
     names = section.get("disable") if isinstance(section, Mapping) else None
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    listed = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    off = {name: f"{SWITCHES}.{name}" for name, value in switches_of(values).items() if value is False}
+    return {**off, **dict.fromkeys(listed, f"{SWITCHES}.disable")}
 
 
 def _compose(merged: Merged, registry: Registry) -> ResolvedConfig:
@@ -154,12 +173,12 @@ def _compose(merged: Merged, registry: Registry) -> ResolvedConfig:
     model = _model(resolution, problems, merged)
     engine = None
     try:
-        engine = model.model_validate(_input(merged.data))
+        engine = model.model_validate(_input(merged.data, merged.shape))
     except ValidationError as error:
         problems += _beside(problems_of(error, model, merged, registry), problems)
     except Exception as error:
         raise _in_options(error, resolution) from error
-    solution = solve(resolution.candidates, registry, lambda record: _provides(merged.data, record))
+    solution = solve(resolution.candidates, registry, lambda record: _provides(merged.data, record, merged.shape))
     part_params(solution)
     problems += solution.problems
     problems += shared_fields(declaring(solution.candidates))
@@ -170,6 +189,7 @@ def _compose(merged: Merged, registry: Registry) -> ResolvedConfig:
         merged.data,
         merged.origins,
         registry,
+        merged.shape,
         solution.candidates,
         frozenset(resolution.named),
         solution.reasons,
@@ -194,16 +214,17 @@ def _beside(found: Iterable[Problem], known: Sequence[Problem]) -> list[Problem]
 
 def _model(resolution: Resolution, problems: list[Problem], merged: Merged) -> type[EngineConfig]:
     """Return the config's model, with the options of every provider that the config names. Only those are imported."""
-    sections: dict[str, type[Section]] = {}
-    lists: dict[str, list[type[Section]]] = {}
-    for path, contract in USE_SECTIONS.items():
-        section = section_at(path) or UseSection
+    sections: dict[str, type[SectionFields]] = {}
+    lists: dict[str, list[type[SectionFields]]] = {}
+    shape = merged.shape
+    for path, contract in shape.uses.items():
+        section = shape.section_at(path) or UseSection
         if contract.name in resolution.named:
             record = resolution.candidates[contract.name][0]
             sections[path] = _with_options(section, path, record, problems, merged)
         elif contract.name not in resolution.candidates:
             sections[path] = tolerant(section)
-    for path, contract in LIST_SECTIONS.items():
+    for path, contract in shape.lists.items():
         if contract.name in resolution.candidates:
             lists[path] = [
                 _with_options(UseSection, f"{path}[{index}]", record, problems, merged)
@@ -211,12 +232,12 @@ def _model(resolution: Resolution, problems: list[Problem], merged: Merged) -> t
             ]
         elif isinstance(entries := merged.get(path), list):
             lists[path] = [tolerant(UseSection)] * len(entries)
-    return engine_model(sections, lists)
+    return engine_model(shape, sections, lists)
 
 
 def _with_options(
-    section: type[Section], path: str, record: ProviderRecord, problems: list[Problem], merged: Merged
-) -> type[Section]:
+    section: type[SectionFields], path: str, record: ProviderRecord, problems: list[Problem], merged: Merged
+) -> type[SectionFields]:
     try:
         with record.told("its options"):
             return with_options(section, path, record)
@@ -226,13 +247,18 @@ def _with_options(
         return tolerant(section)
 
 
-def _input(values: Mapping[str, object]) -> dict[str, object]:
+def _input(values: Mapping[str, object], shape: Shape) -> dict[str, object]:
     """Return the values with every list entry as a section, and every section there, so that errors name full paths."""
     out = dict(values)
     out.setdefault("model", {})
-    for path in LIST_SECTIONS:
+    for path in shape.lists:
         if isinstance(entries := value_at(out, path), list):
             _replace(out, path.split("."), [{"use": one} if isinstance(one, str) else one for one in entries])
+    for name, value in switches_of(out).items():
+        if value is True and shape.section_at(f"{SWITCHES}.{name}"):
+            _replace(out, [SWITCHES, name], {})
+        elif value == {} and not shape.section_at(f"{SWITCHES}.{name}"):
+            _replace(out, [SWITCHES, name], True)
     return out
 
 
@@ -246,7 +272,7 @@ def _replace(values: dict[str, object], keys: Sequence[str], new: object) -> Non
     values[last] = new
 
 
-def _provides(values: Mapping[str, object], record: ProviderRecord) -> frozenset[str]:
+def _provides(values: Mapping[str, object], record: ProviderRecord, shape: Shape) -> frozenset[str]:
     """Return what is declared, less what its options leave out; as declared where these are no good, which others
     report.
     """
@@ -254,16 +280,16 @@ def _provides(values: Mapping[str, object], record: ProviderRecord) -> frozenset
     if not declared or not record.provider.config:
         return declared
     try:
-        options = record.options_model().model_validate(_option_values(values, record))
+        options = record.options_model().model_validate(_option_values(values, record, shape))
     except Exception:
         return declared
     with record.told("provides of its options"):
         return declared & options.provides(declared)
 
 
-def _option_values(values: Mapping[str, object], record: ProviderRecord) -> dict[str, object]:
+def _option_values(values: Mapping[str, object], record: ProviderRecord, shape: Shape) -> dict[str, object]:
     path = record.contract.config_path
-    if path in LIST_SECTIONS:
+    if record.contract.cardinality is Cardinality.MANY:
         entries = value_at(values, path)
         named = entries if isinstance(entries, list) else []
         entry = next((one for one in named if isinstance(one, Mapping) and one.get("use") == record.name), {})
@@ -273,7 +299,7 @@ def _option_values(values: Mapping[str, object], record: ProviderRecord) -> dict
         section = section.get(key, {})
     if section.get("use") != record.name:
         return {}
-    return {key: value for key, value in section.items() if key not in core_keys(path)}
+    return {key: value for key, value in section.items() if key not in shape.core_keys(path)}
 
 
 __all__ = ["ConfigError", "PluginError", "ResolvedConfig", "compose"]

@@ -6,16 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pegboard.core.config.compose import ResolvedConfig
-from pegboard.core.config.merge import Merged
+from pegboard.core.config.merge import Merged, default_layers
 from pegboard.core.config.redact import redact
 from pegboard.core.config.section import UseSection
-from pegboard.core.config.sections import EngineConfig
-from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, section_at, use_path
-from pegboard.core.config.sources import DEFAULT_PRESET, read_preset
+from pegboard.core.config.shape import CORE, Shape, place_of_entry, use_path
 from pegboard.core.registry.records import ProviderRecord
 
 
@@ -33,7 +30,7 @@ def show(resolved: ResolvedConfig) -> list[ShownValue]:
     """Return every key with its value (but for secrets) and where that came from, in the order of the sections."""
     automatic = {
         use_path(contract): ", ".join(one.name for one in resolved.candidates[contract.name])
-        for contract in USE_SECTIONS.values()
+        for contract in resolved.shape.uses.values()
         if contract.name not in resolved.named
     }
     out = []
@@ -70,14 +67,16 @@ class Key:
     required: bool = False
 
 
-def core_keys_of(model: type[BaseModel] = EngineConfig, path: str = "") -> Iterator[Key]:
-    """Yield every key of the core's own, sections in their order, with the default preset's values where it has any."""
-    preset = Merged([read_preset(DEFAULT_PRESET)])
-    for name, info in model.model_fields.items():
+def core_keys_of(shape: Shape = CORE, path: str = "") -> Iterator[Key]:
+    """Yield every key of the sections, in their order, with the value that the default preset, or the plugin of a
+    section, gives it.
+    """
+    preset = Merged(default_layers(shape), shape)
+    section = shape.section_at(path)
+    for name, info in section.model_fields.items() if section else ():
         below = f"{path}.{name}" if path else name
-        child = section_at(below)
-        if child is not None:
-            yield from core_keys_of(child, below)
+        if shape.section_at(below) is not None:
+            yield from core_keys_of(shape, below)
             continue
         key = _key(below, info)
         value = preset.get(below)
@@ -86,8 +85,7 @@ def core_keys_of(model: type[BaseModel] = EngineConfig, path: str = "") -> Itera
 
 def option_keys(record: ProviderRecord) -> Sequence[Key]:
     """Return the options of one provider, by their place in the config."""
-    contract = record.contract
-    place = f"{contract.config_path}[]" if contract.config_path in LIST_SECTIONS else contract.config_path
+    place = place_of_entry(record.contract)
     return [_key(f"{place}.{name}", info) for name, info in record.options_model().model_fields.items()]
 
 

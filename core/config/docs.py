@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pegboard.core.config.describe import Key, core_keys_of, option_keys
-from pegboard.core.config.sections import EngineConfig
-from pegboard.core.config.shape import LIST_SECTIONS, section_at, use_path
+from pegboard.core.config.shape import Shape, use_path
 from pegboard.core.config.sources import DEFAULT_PRESET, preset_names, preset_text
-from pegboard.core.interfaces.contracts import CONTRACTS
+from pegboard.core.interfaces.contract import Cardinality
 from pegboard.core.registry.discovery import discover
 from pegboard.core.registry.records import ProviderRecord
 from pegboard.core.registry.registry import Registry
@@ -58,7 +57,7 @@ def render(registry: Registry) -> str:
     parts = [
         _HEAD,
         "## Keys\n",
-        *_core_tables(),
+        *_core_tables(Shape.of(registry)),
         "## Providers and their options\n",
         *_providers(registry),
         *_presets(),
@@ -66,13 +65,13 @@ def render(registry: Registry) -> str:
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
 
-def _core_tables() -> Iterator[str]:
+def _core_tables(shape: Shape) -> Iterator[str]:
     sections: dict[str, list[Key]] = {}
-    for key in core_keys_of():
+    for key in core_keys_of(shape):
         head = key.path.partition(".")[0]
-        sections.setdefault(head if section_at(head) else "", []).append(key)
+        sections.setdefault(head if shape.section_at(head) else "", []).append(key)
     for head, keys in sections.items():
-        info = EngineConfig.model_fields.get(head)
+        info = shape.model.model_fields.get(head)
         yield f"### `{head}`\n\n{info.description}\n" if info else "### Top level\n"
         yield _table(keys)
 
@@ -90,8 +89,8 @@ def _cell(text: str) -> str:
 
 
 def _providers(registry: Registry) -> Iterator[str]:
-    for contract in CONTRACTS.values():
-        several = "; a list" if contract.config_path in LIST_SECTIONS else ""
+    for contract in registry.contracts.values():
+        several = "; a list" if contract.cardinality is Cardinality.MANY else ""
         yield f"### `{use_path(contract)}`\n\nContract `{contract.name}`: {contract.summary}{several}.\n"
         for record in registry.providers(contract.name):
             yield _provider(record)

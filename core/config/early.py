@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pegboard.core.config.body_fields import declaring, taken_fields
 from pegboard.core.config.requires import solve
-from pegboard.core.interfaces.contracts import CONTRACTS, Cardinality
+from pegboard.core.interfaces.contract import Cardinality, Contract
+from pegboard.core.interfaces.contracts import API
 from pegboard.core.interfaces.errors import ConfigError, PluginError, Problem
 from pegboard.core.registry.records import MissingExtra
 
@@ -15,27 +16,30 @@ if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.registry.records import ProviderRecord
 
-API_SIDE = frozenset({"api", "media_processor", "session_store", "tool_parser", "reasoning_parser"})
-"""Contracts whose providers the API process of a server builds; it imports no others, which bring torch."""
-ENGINE_SIDE = frozenset(CONTRACTS) - API_SIDE
-_NAMED_ONLY = frozenset({"host_pool", "kv_transfer", "media_encoder", "media_processor", "pooler"})
-"""Contracts that not every engine needs a provider of: which one does is known by its model, its prefix cache or
-its gates."""
+
+def on_api_side(contract: Contract) -> bool:
+    """Return whether the API process of a server builds the providers; it imports no others."""
+    return contract.api_side
 
 
-def import_chosen(resolved: ResolvedConfig, contracts: Collection[str] = frozenset(CONTRACTS)) -> None:
+def on_engine_side(contract: Contract) -> bool:
+    return not contract.api_side
+
+
+def import_chosen(resolved: ResolvedConfig, of: Callable[[Contract], bool] = lambda contract: True) -> None:
     """Import the classes that are certain to be needed, and check that an engine can be built with them.
 
     These are the providers that the config names, and for `auto` the first candidate; the others are imported only
-    where those before them do not support the model or the device, and of some contracts only where the runner needs
-    one. Raises PluginError, or ConfigError where a library is missing; where several are broken, one error that lists
-    them.
+    where those before them do not support the model or the device, and of optional contracts only where something
+    needs one. `of` says of which contracts. Raises PluginError, or ConfigError where a library is missing; where
+    several are broken, one error that lists them.
     """
     errors: list[PluginError | ConfigError] = []
-    for contract, records in resolved.candidates.items():
-        if contract in contracts and (contract in resolved.named or contract not in _NAMED_ONLY):
+    for name, records in resolved.candidates.items():
+        contract = resolved.shape.contracts[name]
+        if of(contract) and (name in resolved.named or not contract.optional):
             errors += _import_first(resolved, contract, records)
-    if "api" in contracts and not errors:
+    if of(API) and not errors:
         errors += _taken_fields(resolved)
     if len(errors) == 1:
         raise errors[0]
@@ -54,12 +58,12 @@ def problems_of(error: PluginError | ConfigError) -> tuple[Problem, ...]:
 
 
 def _import_first(
-    resolved: ResolvedConfig, contract: str, records: tuple[ProviderRecord, ...]
+    resolved: ResolvedConfig, contract: Contract, records: tuple[ProviderRecord, ...]
 ) -> list[PluginError | ConfigError]:
     errors: list[PluginError | ConfigError] = []
-    many = CONTRACTS[contract].cardinality is Cardinality.MANY
+    many = contract.cardinality is Cardinality.MANY
     for record in records:
-        alone = {**resolved.candidates, contract: (record,)}
+        alone = {**resolved.candidates, contract.name: (record,)}
         if not many and solve(alone, resolved.registry, resolved.provides).problems:
             continue
         try:

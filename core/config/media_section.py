@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pegboard.core.config.section import NameList, PositiveInt, Section, UseSection
+from pegboard.core.config.section import Section, UseSection
+from pegboard.core.interfaces.options import NameList, PositiveInt
 
 
 class MediaSection(Section):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from pegboard.core.config.shape import USE_SECTIONS, core_keys, is_section
-from pegboard.core.config.sources import Layer
+from pegboard.core.config.shape import CORE, Shape
+from pegboard.core.config.sources import DEFAULT_PRESET, Layer, read_preset
 
 
 def value_at(values: Mapping[str, object], path: str, default: object = None) -> object:
@@ -18,10 +18,16 @@ def value_at(values: Mapping[str, object], path: str, default: object = None) ->
     return value
 
 
-class Merged:
-    """The merged tree and, per dotted path of a value, the origin to cite."""
+def default_layers(shape: Shape) -> list[Layer]:
+    """Return what all configs start from: what plugins say of their contracts, and the default preset."""
+    return [*(Layer(DEFAULT_PRESET, tree) for tree in shape.defaults()), read_preset(DEFAULT_PRESET)]
 
-    def __init__(self, layers: Iterable[Layer] = ()) -> None:
+
+class Merged:
+    """The merged tree and, per dotted path of a value, the origin to cite. `shape` says what is a section."""
+
+    def __init__(self, layers: Iterable[Layer] = (), shape: Shape = CORE) -> None:
+        self.shape = shape
         self.data: dict[str, object] = {}
         self.origins: dict[str, str] = {}
         for layer in layers:
@@ -43,12 +49,12 @@ class Merged:
 
     def _merge(self, target: dict[str, object], source: Mapping[str, object], layer: Layer, path: str) -> None:
         """Sections merge key by key, everything else is replaced. A new `use` drops the former provider's options."""
-        if path in USE_SECTIONS and "use" in source and source["use"] != target.get("use", source["use"]):
-            for key in [key for key in target if key not in core_keys(path)]:
+        if path in self.shape.uses and "use" in source and source["use"] != target.get("use", source["use"]):
+            for key in [key for key in target if key not in self.shape.core_keys(path)]:
                 self._drop(target, key, f"{path}.{key}")
         for key, value in source.items():
             child = f"{path}.{key}" if path else key
-            if value is None and is_section(child):
+            if value is None and self.shape.is_section(child):
                 value = {}
             if isinstance(value, Mapping):
                 section = target.get(key)

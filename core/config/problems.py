@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from pegboard.core.config.merge import Merged
 from pegboard.core.config.redact import HIDDEN, is_secret
-from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, section_at, use_path
+from pegboard.core.config.shape import SWITCHES, Shape, use_path
 from pegboard.core.config.suggest import known_key
-from pegboard.core.interfaces.contracts import Contract
+from pegboard.core.interfaces.contract import Contract
 from pegboard.core.interfaces.errors import PegboardError, Problem
+from pegboard.core.interfaces.plugin import Plugin
+from pegboard.core.registry.lazy import import_name
+from pegboard.core.registry.names import or_hint
 from pegboard.core.registry.records import ProviderRecord
 from pegboard.core.registry.registry import Registry
 
@@ -39,16 +42,18 @@ def dotted(location: tuple[int | str, ...]) -> str:
 def _message(error: ErrorDetails, path: str, model: type[BaseModel], merged: Merged, registry: Registry) -> str:
     kind = error["type"]
     if kind == "missing":
-        return _missing(path)
+        return _missing(path, merged.shape)
     if kind == "extra_forbidden":
         return _unknown_key(error["loc"], path, model, merged, registry)
     if kind in {"model_type", "model_attributes_type", "dict_type"}:
         given = HIDDEN if is_secret(path) else shown(error["input"])
-        return f"{given} must be a section: keys and values" + _use_hint(path, error["input"])
+        return f"{given} must be a section: keys and values" + _use_hint(path, error["input"], merged.shape)
     text = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if kind in {"value_error", "assertion_error"}:
         return text
     given = HIDDEN if is_secret(path) else shown(error["input"])
+    if kind == "bool_type" and path.startswith(f"{SWITCHES}."):
+        return f"{given} is wrong: it must be true or false, since this plugin has no options"
     if kind == "string_type" and isinstance(error["input"], int | float):
         return f"{given} is wrong: it must be a text; put it in quotes"
     return f"{given} is wrong: {text[:1].lower()}{text[1:]}"
@@ -59,17 +64,19 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-def _use_hint(path: str, value: object) -> str:
+def _use_hint(path: str, value: object, shape: Shape) -> str:
     """Return the section that a text in its place may mean: its required key, or else the provider's name."""
-    section = section_at(path)
+    if path.startswith(f"{SWITCHES}."):
+        return ", or true or false"
+    section = shape.section_at(path)
     required = [key for key, field in section.model_fields.items() if field.is_required()] if section else []
-    keys = required or (["use"] if path in USE_SECTIONS else [])
+    keys = required or (["use"] if path in shape.uses else [])
     return f", such as {{{keys[0]}: {value}}}" if keys and isinstance(value, str) else ""
 
 
-def _missing(path: str) -> str:
+def _missing(path: str, shape: Shape) -> str:
     parent, _, key = path.rpartition(".")
-    section = section_at(parent)
+    section = shape.section_at(parent)
     field = section.model_fields.get(key) if section else None
     text = (field.description or "") if field else ""
     return f"is required. {text}".rstrip() if text else "is required"
@@ -83,12 +90,51 @@ def _unknown_key(
     section = _model_at(model, parents)
     keys = sorted(section.model_fields) if section else []
     base = dotted(tuple(parents))
-    contract = USE_SECTIONS.get(base) or LIST_SECTIONS.get(base.partition("[")[0])
-    hint = known_key(str(key), merged.get(path), keys)
+    if base == SWITCHES:
+        return _unknown_plugin(str(key), registry)
+    shape = merged.shape
+    if owner := owner_of(path, shape, registry):
+        return owner
+    contract = shape.uses.get(base) or shape.lists.get(base.partition("[")[0])
+    hint = known_key(str(key), merged.get(path), keys, shape)
     parts = ["there is no such key", hint or f"keys here: {', '.join(keys)}"]
     if contract:
         parts.append(_option_of(str(key), contract, str(merged.get(f"{base}.use", "auto")), registry))
     return "; ".join(part for part in parts if part).replace("?; ", "? ")
+
+
+def _unknown_plugin(name: str, registry: Registry) -> str:
+    for broken in registry.broken:
+        if broken.name == name:
+            return f"plugin {broken}"
+    if name in registry.installed:
+        return f"plugins.disable leaves out {name!r}: take it from there to use it"
+    hint = or_hint(name, registry.installed)
+    return f"no plugin {name!r} is installed; {hint}installed: {', '.join(sorted(registry.installed)) or 'none'}"
+
+
+def owner_of(path: str, shape: Shape, registry: Registry) -> str:
+    """Return which plugin, that is off, has declared a key; "" where none has."""
+    idle = (one.plugin for one in registry.plugins if one not in shape.active)
+    off = [(plugin, f"set plugins.{plugin.name} to true") for plugin in idle]
+    for one in registry.disabled:
+        if plugin := one.record():
+            off.append((plugin, f"it is switched off (plugins.disable or plugins.{one.name})"))
+    for plugin, remedy in off:
+        if any(f"{path}.".startswith(f"{place}.") for place in _declared(plugin)):
+            return f"it needs the plugin {plugin.name!r}: {remedy}"
+    return ""
+
+
+def _declared(plugin: Plugin) -> Iterator[str]:
+    """Yield the places of the config that a plugin has; without those of fields that cannot be imported."""
+    yield from (contract.config_path for contract in plugin.contracts)
+    for section, name in plugin.fields.items():
+        try:
+            keys = import_name(name).model_fields
+        except Exception:
+            continue
+        yield from (f"{section}.{key}" if section else key for key in keys)
 
 
 def _option_of(key: str, contract: Contract, chosen: str, registry: Registry) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pegboard.core.config.shape import use_path
-from pegboard.core.interfaces.contracts import CONTRACTS, Cardinality
+from pegboard.core.interfaces.contract import Cardinality
 from pegboard.core.interfaces.errors import PluginError, Problem
 from pegboard.core.interfaces.plugin import Requirement
 from pegboard.core.registry.records import ProviderRecord
@@ -23,6 +23,7 @@ class Solution:
 
     candidates: dict[str, tuple[ProviderRecord, ...]]
     provides: Provides
+    registry: Registry
     reasons: dict[str, list[str]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
@@ -38,14 +39,14 @@ def solve(candidates: Candidates, registry: Registry, provides: Provides) -> Sol
     requirements cannot be met is dropped itself. A contract that is missing from `candidates` is left alone: the config
     is wrong about it and says so elsewhere.
     """
-    solution = Solution(dict(candidates), provides)
+    solution = Solution(dict(candidates), provides, registry)
     reported: set[tuple[ProviderRecord, Requirement]] = set()
     while True:
         step = next(_open(solution, reported), None)
         if step is None:
             return solution
         record, requirement = step
-        _settle(solution, record, requirement, registry, reported)
+        _settle(solution, record, requirement, reported)
 
 
 def part_params(solution: Solution) -> None:
@@ -87,7 +88,7 @@ def _open(
                     continue
                 having = _having(solution, requirement)
                 targets = solution.candidates[requirement.contract]
-                many = CONTRACTS[requirement.contract].cardinality is Cardinality.MANY
+                many = solution.registry.contract(requirement.contract).cardinality is Cardinality.MANY
                 if not having or (len(having) < len(targets) and not many and _certain(record, solution.candidates)):
                     yield record, requirement
 
@@ -96,7 +97,6 @@ def _settle(
     solution: Solution,
     record: ProviderRecord,
     requirement: Requirement,
-    registry: Registry,
     reported: set[tuple[ProviderRecord, Requirement]],
 ) -> None:
     having = _having(solution, requirement)
@@ -106,7 +106,7 @@ def _settle(
         solution.drop(requirement.contract, lacking, f"{record.name} needs {_wanted(requirement)}")
     elif _certain(record, solution.candidates):
         reported.add((record, requirement))
-        solution.problems.append(_problem(record, requirement, targets, registry, solution.provides))
+        solution.problems.append(_problem(solution, record, requirement, targets))
     else:
         solution.drop(record.contract.name, [record], f"it needs {_wanted(requirement)}, which nothing here provides")
 
@@ -142,18 +142,14 @@ def _wanted(requirement: Requirement) -> str:
 
 
 def _problem(
-    record: ProviderRecord,
-    requirement: Requirement,
-    targets: tuple[ProviderRecord, ...],
-    registry: Registry,
-    provides: Provides,
+    solution: Solution, record: ProviderRecord, requirement: Requirement, targets: tuple[ProviderRecord, ...]
 ) -> Problem:
     """Name the provider that needs it, those that lack it, and those that have it."""
-    place = use_path(CONTRACTS[requirement.contract])
+    place = use_path(solution.registry.contract(requirement.contract))
     why = f" because {requirement.why}" if requirement.why else ""
     lacking = " and ".join(_quoted(one) for one in targets)
     chosen = f"but {place} is {lacking}, without it" if targets else f"but {place} names none"
-    remedy = _remedy(requirement, targets, place, registry, provides)
+    remedy = _remedy(requirement, targets, place, solution.registry, solution.provides)
     return Problem(
         use_path(record.contract), f"{_quoted(record)} needs {_wanted(requirement)}{why}, {chosen}; {remedy}"
     )

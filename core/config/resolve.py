@@ -7,16 +7,13 @@ from dataclasses import dataclass, field
 
 from pegboard.core.config.merge import Merged
 from pegboard.core.config.section import AUTO
-from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, use_path
+from pegboard.core.config.shape import use_path
 from pegboard.core.config.sources import is_preset
-from pegboard.core.interfaces.contracts import Cardinality, Contract
+from pegboard.core.interfaces.contract import Cardinality, Contract
 from pegboard.core.interfaces.errors import Problem
 from pegboard.core.registry.names import did_you_mean
 from pegboard.core.registry.records import ProviderRecord
 from pegboard.core.registry.registry import Registry
-
-MAY_LACK = frozenset({"host_pool", "kv_transfer", "media_encoder", "media_processor"})
-"""Contracts that an engine can do without a provider of, as long as nothing asks for one."""
 
 
 @dataclass
@@ -34,11 +31,11 @@ class Resolution:
 def resolve(merged: Merged, registry: Registry) -> Resolution:
     """Look up every `use`; what is wrong with one becomes a problem and does not hide what is wrong with the next."""
     out = Resolution()
-    for path, contract in USE_SECTIONS.items():
+    for path, contract in merged.shape.uses.items():
         section = merged.get(path, {})
         if isinstance(section, Mapping):
             _resolve_one(section.get("use", AUTO), contract, merged, registry, out)
-    for path, contract in LIST_SECTIONS.items():
+    for path, contract in merged.shape.lists.items():
         _resolve_list(merged.get(path, []), contract, merged, registry, out)
     return out
 
@@ -52,7 +49,7 @@ def _resolve_one(name: object, contract: Contract, merged: Merged, registry: Reg
     path = use_path(contract)
     if name == AUTO:
         found = tuple(one for one in registry.providers(contract.name) if not one.problem and one.provider.rank >= 0)
-        if found or contract.name in MAY_LACK:
+        if found or contract.optional:
             out.candidates[contract.name] = found
         else:
             message = f"no {contract.name} can be chosen automatically; installed: {installed(contract, registry)}"
@@ -120,7 +117,7 @@ def _unknown(name: str, contract: Contract, registry: Registry) -> str:
     elif others := [f"{one.provider.contract} ({use_path(one.contract)})" for one in registry.find(name)]:
         parts.append(f"there is one of that name for {', '.join(others)}")
     if registry.disabled:
-        parts.append(f"plugins.disable leaves out: {', '.join(one for one, _ in registry.disabled)}")
+        parts.append(f"plugins.disable leaves out: {', '.join(one.name for one in registry.disabled)}")
     parts += [f"plugin {one}" for one in registry.broken]
     parts += registry.name_conflicts
     return "; ".join(part for part in parts if part).replace("?; ", "? ")

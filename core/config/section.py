@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, create_model
+
+from pegboard.core.interfaces.options import SectionFields
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+Fields = Mapping[str, Any]
+"""Fields of a model by name, as pydantic's create_model takes them."""
 
 AUTO = "auto"
 """`use: auto` picks the highest ranked provider whose requirements are met and that supports model and device."""
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NameList = Annotated[
-    tuple[Annotated[str, Field(min_length=1)], ...],
-    BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [] if value is None else [value]),
-]
 
-
-class Section(BaseModel):
-    """Base of all sections: frozen, strict about unknown keys, described by its docstrings."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, coerce_numbers_to_str=True, protected_namespaces=()
-    )
+class Section(SectionFields):
+    """Base of the core's sections: frozen, strict about unknown keys, described by its docstrings."""
 
 
 class UseSection(Section):
@@ -29,3 +27,18 @@ class UseSection(Section):
 
     use: str = AUTO
     """Name of the provider, or `auto`."""
+
+
+def derived(
+    name: str, base: type[ModelT], fields: Fields = MappingProxyType({}), mixins: Sequence[type[BaseModel]] = ()
+) -> type[ModelT]:
+    """pydantic's create_model for a model that is in no source file: `base` with further fields, and with `mixins`,
+    whose validators run as well.
+
+    Its docstrings are its bases'. Looking for its own goes through every frame and every loaded module, which takes
+    half a second in a process that has loaded many.
+    """
+    bases: Any = (*mixins, base)
+    no_docs = {"use_attribute_docstrings": False}
+    model: type[ModelT] = create_model(name, __base__=bases, __cls_kwargs__=no_docs, **fields)
+    return model

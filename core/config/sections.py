@@ -13,7 +13,8 @@ from pydantic import BeforeValidator, Field, Strict, model_validator
 
 from pegboard.core.config.media_section import MediaSection
 from pegboard.core.config.sampling_section import SamplingDefaults
-from pegboard.core.config.section import AUTO, NameList, PositiveInt, Section, UseSection
+from pegboard.core.config.section import AUTO, Section, UseSection
+from pegboard.core.interfaces.options import NameList, PositiveInt
 
 MAX_KEY_LENGTH = 512
 Key = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_KEY_LENGTH, pattern=r"^[!-~]+$")]
@@ -72,10 +73,6 @@ class TlsSection(Section):
     """File with the password of the private key, where that is encrypted."""
     client_ca_file: str | None = None
     """Certificates, in PEM format, one of which must have signed a client's own: others are not let in."""
-
-
-class SessionsSection(UseSection):
-    """Conversations whose tokens the server remembers, for requests that continue them (`session_params`)."""
 
 
 class BudgetSection(Section):
@@ -144,8 +141,6 @@ class ServerSection(Section):
     503; health probes have places of their own."""
     budget: BudgetSection = BudgetSection()
     """What requests may cost beyond what is ordinary."""
-    sessions: SessionsSection = SessionsSection()
-    """Conversations whose tokens the server remembers."""
     profile_dir: str | None = None
     """Directory below which traces of `/start_profile` are written; unset: none are made."""
 
@@ -303,7 +298,9 @@ class SpeculationSection(UseSection):
 
 
 class PluginsSection(Section):
-    """Installed plugins."""
+    """Installed plugins. `NAME: true` switches on the hooks of one, or a section with their options does; `NAME: false`
+    leaves it out.
+    """
 
     disable: tuple[str, ...] = ()
     """Plugins that are not even imported, by name."""
@@ -360,7 +357,8 @@ class EngineConfig(Section):
     server: ServerSection = ServerSection()
     """The HTTP server."""
     plugins: PluginsSection = PluginsSection()
-    """Installed plugins."""
+    """Installed plugins. `plugins.NAME: true` switches on the hooks of one that is not built in, as a section with
+    their options does; `plugins.NAME: false` leaves a plugin out."""
 
     @model_validator(mode="after")
     def _chunk_holds_a_page(self) -> EngineConfig:

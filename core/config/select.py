@@ -15,7 +15,7 @@ from typing import Generic
 from pegboard.core.config.compose import ResolvedConfig
 from pegboard.core.config.requires import solve
 from pegboard.core.config.shape import use_path
-from pegboard.core.interfaces.contracts import CONTRACTS, Cardinality, Contract, Ctx, T
+from pegboard.core.interfaces.contract import Contract, Ctx, T
 from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.interfaces.options import Options
 from pegboard.core.registry.records import MissingExtra, ProviderRecord
@@ -120,12 +120,11 @@ class Selection:
 
     def summary(self) -> dict[str, str | list[str]]:
         """Return the names chosen so far, by contract: a list where the contract takes several."""
+        lists = {one.name for one in self.resolved.shape.lists.values()}
         return {
-            contract: [one.name for one in chosen]
-            if CONTRACTS[contract].cardinality is Cardinality.MANY
-            else chosen[0].name
+            contract: [one.name for one in chosen] if contract in lists else chosen[0].name
             for contract, chosen in self.choices.items()
-            if chosen or CONTRACTS[contract].cardinality is Cardinality.MANY
+            if chosen or contract in lists
         }
 
     def _pick(self, contract: Contract[T, Ctx], context: Ctx, needs: Mapping[str, str]) -> Choice[T, Ctx]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from pegboard.core.config.other_servers import ANSWERS, plain_name
-from pegboard.core.config.section import Section
-from pegboard.core.config.sections import EngineConfig
-from pegboard.core.config.shape import subsection
+from pegboard.core.config.shape import CORE, Shape, sections_of
 from pegboard.core.config.sources import ENV_PREFIX
 from pegboard.core.registry.names import did_you_mean, nearest
 
@@ -18,7 +15,7 @@ _MOST = 3
 """Sections that have a key of one name; more of them say nothing."""
 
 
-def known_key(key: str, value: object, siblings: Sequence[str]) -> str:
+def known_key(key: str, value: object, siblings: Sequence[str], shape: Shape = CORE) -> str:
     """Return what to write instead of an unknown `key` of a config, "" where nothing is close. `siblings` are the keys
     of its section.
     """
@@ -27,27 +24,27 @@ def known_key(key: str, value: object, siblings: Sequence[str]) -> str:
         return ANSWERS[name].in_config()
     if name in siblings:
         return f"did you mean {name!r}?"
-    if found := _named(name, section=isinstance(value, Mapping)):
+    if found := _named(name, shape, section=isinstance(value, Mapping)):
         return _meant(found)
-    if nearest(name, siblings, cutoff=_CLOSE) or not (close := _like(name)):
+    if nearest(name, siblings, cutoff=_CLOSE) or not (close := _like(name, shape)):
         return did_you_mean(key, siblings)
     return _meant(close)
 
 
-def known_option(flag: str, *, close: bool = True) -> str:
+def known_option(flag: str, shape: Shape = CORE, *, close: bool = True) -> str:
     """Return what to write instead of an unknown `flag` of a command that takes a config; "" where there is nothing.
     Without `close` similar names do not count.
     """
     name = plain_name(flag)
     if name in ANSWERS:
         return ANSWERS[name].as_option()
-    found = _named(name, section=False) or (_like(name) if close else [])
+    found = _named(name, shape, section=False) or (_like(name, shape) if close else [])
     return " or ".join(f"use --set {path}=..." for path in found)
 
 
-def unread_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
+def unread_variables(environment: Mapping[str, str], shape: Shape = CORE) -> tuple[str, ...]:
     """Return a warning for each variable that reads as a key of the config and is none, for want of an underscore."""
-    joined = {path.replace(".", "_"): path for path, _ in _paths()}
+    joined = {path.replace(".", "_"): path for path, _ in _paths(shape)}
     found = []
     for name, value in sorted(environment.items()):
         if not name.startswith("PEGBOARD_") or name.startswith(ENV_PREFIX):
@@ -63,28 +60,22 @@ def _meant(paths: Sequence[str]) -> str:
     return f"did you mean {' or '.join(repr(path) for path in paths)}?"
 
 
-def _named(name: str, *, section: bool) -> list[str]:
+def _named(name: str, shape: Shape, *, section: bool) -> list[str]:
     """Return the paths that end in this name, or are it with underscores; of the right kind, where there are such."""
-    found = [(path, kind) for path, kind in _paths() if name in (path.rpartition(".")[2], path.replace(".", "_"))]
+    found = [(path, kind) for path, kind in _paths(shape) if name in (path.rpartition(".")[2], path.replace(".", "_"))]
     right = [path for path, kind in found if kind == section] or [path for path, _ in found]
     return right if len(right) <= _MOST else []
 
 
-def _like(name: str) -> list[str]:
-    names = {path.rpartition(".")[2] for path, kind in _paths() if not kind}
+def _like(name: str, shape: Shape) -> list[str]:
+    names = {path.rpartition(".")[2] for path, kind in _paths(shape) if not kind}
     close = nearest(name, sorted(names), limit=1, cutoff=_CLOSE)
-    return _named(close[0], section=False) if close else []
+    return _named(close[0], shape, section=False) if close else []
 
 
-@functools.cache
-def _paths() -> tuple[tuple[str, bool], ...]:
-    """Return the path of every key of the core's, and whether that is a section."""
-
-    def walk(model: type[Section], above: str) -> Iterator[tuple[str, bool]]:
+def _paths(shape: Shape) -> Iterator[tuple[str, bool]]:
+    """Yield the path of every key of the sections, and whether that is a section."""
+    for section, model in sections_of(shape):
         for key in model.model_fields:
-            child = subsection(model, key)
-            yield f"{above}{key}", child is not None
-            if child is not None:
-                yield from walk(child, f"{above}{key}.")
-
-    return tuple(walk(EngineConfig, ""))
+            path = f"{section}.{key}" if section else key
+            yield path, shape.section_at(path) is not None

@@ -24,6 +24,7 @@ from pegboard.core.engine.transfer import TransferBuilder
 from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.client import ModelInfo
+from pegboard.core.interfaces.contract import Contract, Ctx, T
 from pegboard.core.interfaces.contracts import (
     ATTENTION,
     GRAMMAR,
@@ -32,9 +33,6 @@ from pegboard.core.interfaces.contracts import (
     PREFIX_CACHE,
     SCHEDULE_POLICY,
     TOKEN_ALLOCATOR,
-    Contract,
-    Ctx,
-    T,
 )
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.grammar import GrammarContext
@@ -126,13 +124,13 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
 
     Raises ConfigError, PluginError, ModelError or OutOfMemory with a message for the operator.
     """
-    from pegboard.core.config.early import ENGINE_SIDE, import_chosen
+    from pegboard.core.config.early import import_chosen, on_engine_side
     from pegboard.core.config.select import Selection
     from pegboard.core.registry.hooks import Hooks
 
     config = resolved.engine
-    hooks = Hooks.load(resolved.registry)
-    import_chosen(resolved, ENGINE_SIDE)
+    hooks = Hooks.load(resolved.registry, resolved.plugin_options)
+    import_chosen(resolved, on_engine_side)
     hooks.call.configure(config=config)
     selection = Selection(resolved)
     started = time.monotonic()

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.client import OutputChunk as OutputChunk
     from pegboard.core.interfaces.client import OutputStream as OutputStream
     from pegboard.core.interfaces.clock import Clock as Clock
+    from pegboard.core.interfaces.contract import Cardinality as Cardinality
+    from pegboard.core.interfaces.contract import Contract as Contract
     from pegboard.core.interfaces.contracts import CONTRACTS as CONTRACTS
-    from pegboard.core.interfaces.contracts import Cardinality as Cardinality
-    from pegboard.core.interfaces.contracts import Contract as Contract
     from pegboard.core.interfaces.engine_view import EngineView as EngineView
     from pegboard.core.interfaces.errors import ConfigError as ConfigError
     from pegboard.core.interfaces.errors import InvalidRequest as InvalidRequest
@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.model_source import ModelSourceContext as ModelSourceContext
     from pegboard.core.interfaces.options import NoOptions as NoOptions
     from pegboard.core.interfaces.options import Options as Options
+    from pegboard.core.interfaces.options import SectionFields as SectionFields
     from pegboard.core.interfaces.output_parser import Content as Content
     from pegboard.core.interfaces.output_parser import EarlierCall as EarlierCall
     from pegboard.core.interfaces.output_parser import OutputParser as OutputParser
@@ -151,9 +152,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.sampling import SamplingRow as SamplingRow
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy as SchedulePolicy
     from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext as SchedulePolicyContext
-    from pegboard.core.interfaces.sessions import SessionParams as SessionParams
-    from pegboard.core.interfaces.sessions import SessionStore as SessionStore
-    from pegboard.core.interfaces.sessions import SessionStoreContext as SessionStoreContext
     from pegboard.core.interfaces.speculator import Accepted as Accepted
     from pegboard.core.interfaces.speculator import DraftRow as DraftRow
     from pegboard.core.interfaces.speculator import DraftTrees as DraftTrees
@@ -183,7 +181,8 @@ _EXPORTS = {
         "OutputChunk",
         "OutputStream",
     ),
-    "contracts": ("CONTRACTS", "Cardinality", "Contract"),
+    "contract": ("Cardinality", "Contract"),
+    "contracts": ("CONTRACTS",),
     "errors": (
         "ConfigError",
         "InvalidRequest",
@@ -241,7 +240,7 @@ _EXPORTS = {
     "model_family": ("ModelContext", "ModelFamily", "Network", "ProbeRun"),
     "model_runner": ("ModelRunner", "ModelRunnerContext"),
     "model_source": ("ModelSource", "ModelSourceContext"),
-    "options": ("NoOptions", "Options"),
+    "options": ("NoOptions", "Options", "SectionFields"),
     "output_parser": (
         "Content",
         "EarlierCall",
@@ -269,7 +268,6 @@ _EXPORTS = {
     "sampler": ("NO_TOKEN", "Sampler", "SamplerContext"),
     "sampling": ("LogprobRequest", "SamplingBatch", "SamplingParams", "SamplingRow"),
     "schedule_policy": ("SchedulePolicy", "SchedulePolicyContext"),
-    "sessions": ("SessionParams", "SessionStore", "SessionStoreContext"),
     "speculator": ("Accepted", "DraftRow", "DraftTrees", "Speculator", "SpeculatorContext"),
     "status": ("FinishReason", "FinishType", "IllegalTransition", "ReqStatus"),
     "token_allocator": ("TokenAllocator", "TokenAllocatorContext"),

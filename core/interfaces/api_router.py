@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic
 
 from pegboard.core.interfaces.options import OptionsT
-from pegboard.core.interfaces.sessions import NoSessions, SessionStore
 
 if TYPE_CHECKING:
     import fastapi
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ApiContext:
     """The engine client, the largest request body in bytes that the server lets through (to routes that declare LARGE),
-    the parsers of the model's answers (see `pegboard.toolkit.chat.tool_calls`), where there are any, and the
-    sessions of all APIs together, which requests with `session_params` continue (see `SessionStore`). `providers` are
+    and the parsers of the model's answers (see `pegboard.toolkit.chat.tool_calls`), where there are any. `services` are
+    what plugins have built for the APIs (the hook `api_services`), by name. `providers` are
     the names of what the server has chosen itself, by contract; those of the engine are in ``client.info.providers``.
     `body_fields` are the fields of bodies that chosen providers declare, by provider name: routes that generate read
     them with `pegboard.toolkit.http.request_fields.with_declared`.
@@ -32,7 +31,7 @@ class ApiContext:
     max_body_bytes: int
     tool_parser: OutputParser | None = None
     reasoning_parser: OutputParser | None = None
-    sessions: SessionStore = field(default_factory=NoSessions)
+    services: Mapping[str, object] = field(default_factory=dict)
     providers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     body_fields: Mapping[str, Sequence[BodyField]] = field(default_factory=dict)
 

@@ -1,13 +1,11 @@
-"""The table of contracts: names, versions, cardinalities, capabilities, and where each stands in the config."""
+"""The table of the core's contracts: names, versions, cardinalities, capabilities, and where each is in the config."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol
+from typing import TYPE_CHECKING
 
-from typing_extensions import TypeVar
+from pegboard.core.interfaces.contract import Cardinality, Contract
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
@@ -28,56 +26,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
     from pegboard.core.interfaces.sampler import Sampler, SamplerContext
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
-    from pegboard.core.interfaces.sessions import SessionStore, SessionStoreContext
     from pegboard.core.interfaces.speculator import Speculator, SpeculatorContext
     from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
-
-
-class Built(Protocol):
-    """What the core builds of a provider: all contracts are built and asked in this way."""
-
-    def __init__(self, options: Any, ctx: Any) -> None: ...
-
-    @classmethod
-    def supports(cls, options: Any, ctx: Any) -> str | None:
-        """Return None, or the reason why it cannot work with this context."""
-
-
-T = TypeVar("T", bound=Built, default=Any)
-"""The abstract class of a contract."""
-Ctx = TypeVar("Ctx", default=Any)
-"""What its providers are built from."""
-
-
-class Cardinality(enum.Enum):
-    """How many providers of a contract an engine has."""
-
-    ONE = "one"
-    """Exactly one, chosen by `use` or, with `use: auto`, by rank."""
-    MANY = "many"
-    """An ordered list in the config, each provider at most once; the order is the order of the calls."""
-    MATCHED = "matched"
-    """The first by rank whose `supports` has no objection, unless `use` names one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contract(Generic[T, Ctx]):
-    """One contract of the core. Its type says what a chosen provider of it is, and what that is built from.
-
-    `interface` and `suite` are lazy names of the abstract class and of its conformance suite ("" where the suite lands
-    with a later feature). `config_path` is the dotted place of the choice in the config. `capabilities` documents every
-    optional part that a provider may declare.
-    """
-
-    name: str
-    config_path: str
-    cardinality: Cardinality
-    interface: str
-    summary: str
-    suite: str = ""
-    version: str = "1.0"
-    capabilities: Mapping[str, str] = field(default_factory=dict)
-
 
 _I = "pegboard.core.interfaces"
 _S = "pegboard.conformance"
@@ -165,6 +115,7 @@ HOST_POOL: Contract[HostPool, HostPoolContext] = Contract(
     f"{_I}.host_pool:HostPool",
     "the host buffers below the device's, for a prefix cache with tiers",
     suite=f"{_S}.host_pool:HostPoolContract",
+    optional=True,
 )
 
 KV_STORAGE: Contract[KVStorage, KVStorageContext] = Contract(
@@ -188,6 +139,7 @@ KV_TRANSFER: Contract[KVTransfer, KVTransferContext] = Contract(
     "reads KV out of other servers' memory, for gates that bring it",
     suite=f"{_S}.kv_transfer:KVTransferContract",
     capabilities={"fenced": "a lease that ended gives no bytes any more"},
+    optional=True,
 )
 
 TOKEN_ALLOCATOR: Contract[TokenAllocator, TokenAllocatorContext] = Contract(
@@ -309,6 +261,7 @@ POOLER: Contract[Pooler, PoolerContext] = Contract(
     f"{_I}.pooler:Pooler",
     "makes one vector of a prompt's hidden states",
     suite=f"{_S}.pooler:PoolerContract",
+    optional=True,
 )
 
 REASONING_PARSER: Contract[OutputParser, OutputParserContext] = Contract(
@@ -318,6 +271,7 @@ REASONING_PARSER: Contract[OutputParser, OutputParserContext] = Contract(
     f"{_I}.output_parser:OutputParser",
     "tells a model's thinking from its answer, in streamed text",
     suite=f"{_S}.reasoning_parser:ReasoningParserContract",
+    api_side=True,
 )
 
 TOOL_PARSER: Contract[OutputParser, OutputParserContext] = Contract(
@@ -332,15 +286,7 @@ TOOL_PARSER: Contract[OutputParser, OutputParserContext] = Contract(
         "opens": "knows how forced calls begin, so that an answer may be calls or follow a format",
         "streams_arguments": "tells arguments while they come, not when the call is complete",
     },
-)
-
-SESSION_STORE: Contract[SessionStore, SessionStoreContext] = Contract(
-    "session_store",
-    "server.sessions",
-    Cardinality.ONE,
-    f"{_I}.sessions:SessionStore",
-    "remembers conversations, so that a request brings only what is new",
-    suite=f"{_S}.session_store:SessionStoreContract",
+    api_side=True,
 )
 
 MEDIA_PROCESSOR: Contract[MediaProcessor, MediaContext] = Contract(
@@ -351,6 +297,8 @@ MEDIA_PROCESSOR: Contract[MediaProcessor, MediaContext] = Contract(
     "prepares pictures and video for a model, and lays them out in its prompts",
     suite=f"{_S}.media_processor:MediaProcessorContract",
     capabilities={"encoded": "takes items that requests have encoded themselves: `shape_of` answers for them"},
+    optional=True,
+    api_side=True,
 )
 
 MEDIA_ENCODER: Contract[MediaEncoder, ModelContext] = Contract(
@@ -360,6 +308,7 @@ MEDIA_ENCODER: Contract[MediaEncoder, ModelContext] = Contract(
     f"{_I}.media:MediaEncoder",
     "turns pictures and video into states that stand for tokens",
     suite=f"{_S}.media_encoder:MediaEncoderContract",
+    optional=True,
 )
 
 API: Contract[ApiRouter, ApiContext] = Contract(
@@ -369,7 +318,8 @@ API: Contract[ApiRouter, ApiContext] = Contract(
     f"{_I}.api_router:ApiRouter",
     "HTTP routes onto the engine client",
     suite=f"{_S}.api_router:ApiRouterContract",
+    api_side=True,
 )
 
 CONTRACTS: Mapping[str, Contract] = {one.name: one for one in tuple(globals().values()) if isinstance(one, Contract)}
-"""Every contract above by name. The order is the order of `pegboard plugins list`."""
+"""Every contract of the core by name. `pegboard plugins list` has them in this order, and plugins' contracts after."""

@@ -6,7 +6,7 @@ Life-cycle hooks are called through pluggy. Step hooks are frozen into tuples wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import fastapi
 
     from pegboard.core.interfaces.batch import BatchExtras, ScheduleBatch
+    from pegboard.core.interfaces.choosing import Chooser
     from pegboard.core.interfaces.client import EngineClient, ModelInfo
     from pegboard.core.interfaces.engine_view import EngineView
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
@@ -29,6 +30,7 @@ LIFECYCLE_HOOKS = (
     "configure",
     "guard_http",
     "register_metrics",
+    "api_services",
     "register_routes",
     "model_names",
     "engine_started",
@@ -63,6 +65,12 @@ class HookSpecs:
     @hookspec
     def register_metrics(self, registry: Any) -> None:
         """Once in the scheduler process of an engine with a metrics plugin, by that plugin, with its registry."""
+
+    @hookspec
+    def api_services(self, chooser: Chooser) -> Mapping[str, object] | None:
+        """Once in the API process, before the routers of the config are built: objects for them by name, which they
+        find in `ApiContext.services`. `chooser` builds providers of contracts that the plugin declares.
+        """
 
     @hookspec
     def register_routes(self, app: fastapi.FastAPI, client: EngineClient) -> None:

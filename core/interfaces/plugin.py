@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pegboard.core.interfaces.contract import Contract
+
 API_VERSION = "1.0"
 """Version of the record format and of the hook specifications (semver). A plugin states the one it was written for."""
 
@@ -83,6 +85,22 @@ class Plugin:
 
     `hooks` are lazy names of classes whose instances are registered with pluggy when an engine is built.
     `extras` maps an importable module that a provider needs to the command that installs it, for error messages.
+    `requires` names plugins without which this one cannot work. It may import their `api` modules, and of other
+    plugins nothing.
+
+    `config` is the lazy name of an `Options`, whose keys are those of the section ``plugins.NAME``. Where a record has
+    `config` or `fields`, its hook classes are built as ``Class(options)``, and otherwise as ``Class()``. The config
+    says ``plugins.NAME: false`` to leave the plugin out, and ``true``, or options, to have its hooks, fields and
+    contracts. Without such a key a built-in plugin has them unless it says ``hooks_on=False``, and a plugin of another
+    distribution has none: being installed does nothing.
+
+    `fields` maps a section of the core to the lazy name of a `SectionFields` with further keys of it and their
+    validators, ``fields={"server": "pegboard.plugins.x.options:ServerFields"}``; "" is the top level. The keys are
+    checked, shown and documented as the section's own. Hook classes and providers of this plugin read them as
+    ``options.section(ServerFields).profile_dir``; and ``configure(config)`` finds ``config.server`` to be one.
+
+    `contracts` are further contracts, which then count as the core's do; `pegboard.core.interfaces.contracts` says
+    more. What the plugin's hooks choose of them, they choose with the `choose` of what they are given.
     """
 
     name: str
@@ -92,3 +110,8 @@ class Plugin:
     api: str = API_VERSION
     summary: str = ""
     extras: Mapping[str, str] = field(default_factory=dict)
+    requires: tuple[str, ...] = ()
+    config: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    contracts: tuple[Contract, ...] = ()
+    hooks_on: bool = True

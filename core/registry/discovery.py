@@ -2,21 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from typing import TypeVar
 
 from pegboard.core.interfaces.errors import ConfigError, PluginError, Problem
 from pegboard.core.interfaces.plugin import ENTRY_POINT_GROUP, Plugin
-from pegboard.core.registry.blame import describe
+from pegboard.core.registry.blame import describe, place_of, told
+from pegboard.core.registry.lazy import import_name
 from pegboard.core.registry.names import did_you_mean
 from pegboard.core.registry.records import Origin, check_plugin
+
+ModelT = TypeVar("ModelT")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedPlugin:
     plugin: Plugin
     origin: Origin
+
+    def __str__(self) -> str:
+        return f"plugin {self.plugin.name!r} ({self.origin})"
+
+    def active(self, asked: Collection[str]) -> bool:
+        """Return whether its hooks, fields and contracts count, where the config asks for the plugins `asked`."""
+        return self.plugin.name in asked or (self.origin.builtin and self.plugin.hooks_on)
+
+    def wrong(self, text: str, place: str = "") -> PluginError:
+        """Return an error that names the plugin, and says how to go on without it."""
+        name = self.plugin.name
+        return PluginError(
+            f"{text}; add {name!r} to plugins.disable to go on without it",
+            plugin=name,
+            distribution=self.origin.distribution,
+            version=self.origin.version,
+            path="plugins.disable",
+            place=place,
+        )
+
+    def part(self, name: str, what: str) -> PluginPart:
+        """Return a part of it that a lazy name leads to, for `blame.told`; `what` says which, such as "fields"."""
+        return PluginPart(self, name, what)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginPart:
+    """A module or class of a plugin that is not a provider's, for errors: whose it is, and how to go on without it."""
+
+    loaded: LoadedPlugin
+    name: str
+    what: str
+
+    def error(self, doing: str, error: BaseException) -> PluginError:
+        module = self.name.partition(":")[0]
+        return self.wrong(f"{doing}: {describe(error, module)}", place_of(error, module))
+
+    def model(self, base: type[ModelT]) -> type[ModelT]:
+        """Import the pydantic model that it is. Raises PluginError where that fails, and where it is none of `base`."""
+        with told(self, "cannot be imported"):
+            model = import_name(self.name)
+        if not (isinstance(model, type) and issubclass(model, base)):
+            raise self.wrong(f"is not a subclass of {base.__module__}:{base.__qualname__}")
+        return model
+
+    def wrong(self, text: str, place: str = "") -> PluginError:
+        return self.loaded.wrong(f"{self.what} {self.name} of {self.loaded} {text}", place)
+
+
+@dataclass(frozen=True, slots=True)
+class DisabledPlugin:
+    """A plugin that the config leaves out. Its record is not imported, but for a message, and if it is built-in."""
+
+    name: str
+    origin: Origin
+    load: Callable[[], object]
+
+    def record(self) -> Plugin | None:
+        """Return the record of a built-in plugin; None where it cannot be read, and of any other plugin."""
+        try:
+            found = self.load() if self.origin.builtin else None
+        except Exception:
+            return None
+        return found if isinstance(found, Plugin) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +106,15 @@ class Found:
 
     loaded: tuple[LoadedPlugin, ...]
     broken: tuple[BrokenPlugin, ...]
-    disabled: tuple[tuple[str, Origin], ...]
+    disabled: tuple[DisabledPlugin, ...]
     conflicts: tuple[str, ...]
 
 
 def discover(disable: Collection[str] = (), *, points: Iterable[EntryPoint] | None = None) -> Found:
     """Read the entry points of all installed distributions; built-ins first, then by name.
 
-    Raises ConfigError for a name in `disable` that no distribution brings. Tests pass `points` instead.
+    Raises ConfigError for a name in `disable` that no distribution brings; a mapping says which key of the config has
+    each name. Tests pass `points` instead.
     """
     found = [(point, _origin(point)) for point in (entry_points(group=ENTRY_POINT_GROUP) if points is None else points)]
     found.sort(key=lambda pair: (not pair[1].builtin, pair[0].name, pair[1].distribution))
@@ -64,7 +133,7 @@ def discover(disable: Collection[str] = (), *, points: Iterable[EntryPoint] | No
         except BaseException as error:
             # Also one that calls sys.exit: it ends itself and nothing else.
             broken.append(_broken(point, origin, error))
-    disabled = tuple((point.name, origin) for point, origin in found if point.name in disable)
+    disabled = tuple(DisabledPlugin(point.name, origin, point.load) for point, origin in found if point.name in disable)
     return Found(tuple(loaded), tuple(broken), disabled, conflicts)
 
 
@@ -81,7 +150,8 @@ def check_disabled(disable: Collection[str], known: Collection[str]) -> None:
             continue
         hint = did_you_mean(name, known)
         message = f"no plugin {name!r} is installed; " + (f"{hint} " if hint else "")
-        problems.append(Problem("plugins.disable", f"{message}installed: {', '.join(sorted(known)) or 'none'}"))
+        path = disable[name] if isinstance(disable, Mapping) else "plugins.disable"
+        problems.append(Problem(path, f"{message}installed: {', '.join(sorted(known)) or 'none'}"))
     if problems:
         raise ConfigError(problems)
 

@@ -1,6 +1,6 @@
 """Hooks of all enabled plugins: loaded, validated and ordered by pluggy, and frozen for the steps.
 
-hooks = Hooks.load(resolved.registry)
+hooks = Hooks.load(resolved.registry, resolved.plugin_options)
 hooks.call.configure(config=resolved.engine)
 batch_scheduled = hooks.freeze("batch_scheduled")   # per step: for hook in batch_scheduled: hook(batch)
 """
@@ -8,15 +8,16 @@ batch_scheduled = hooks.freeze("batch_scheduled")   # per step: for hook in batc
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import pluggy
 
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.hooks import HookSpecs
+from pegboard.core.interfaces.options import NoOptions, Options
 from pegboard.core.interfaces.plugin import Plugin
-from pegboard.core.registry.blame import describe, place_of, told
+from pegboard.core.registry.blame import told
 from pegboard.core.registry.discovery import LoadedPlugin
 from pegboard.core.registry.lazy import import_name
 from pegboard.core.registry.names import did_you_mean
@@ -26,26 +27,47 @@ HOOK_NAMES = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))
 
 
 class Hooks:
-    """One process's hooks. Implementations are called in lock order: built-in plugins first, then by name."""
+    """One process's hooks. Implementations are called in lock order: built-in plugins first, then by name.
+
+    `manager` is pluggy's. It has the record of every enabled plugin, by its name, and the hook objects of those that
+    are on, as ``NAME:module:Class``; the names of disabled plugins are blocked.
+    """
 
     def __init__(self) -> None:
-        self._manager = pluggy.PluginManager("pegboard")
-        self._manager.add_hookspecs(HookSpecs)
+        self.manager = pluggy.PluginManager("pegboard")
+        self.manager.add_hookspecs(HookSpecs)
         self.built: list[tuple[LoadedPlugin, object]] = []
         """The hooks of plugins, each with its plugin."""
 
     @classmethod
-    def load(cls, registry: Registry) -> Hooks:
-        """Build the hook classes of every plugin. Raises PluginError naming the plugin where one cannot be."""
+    def load(cls, registry: Registry, options: Mapping[str, Options] = MappingProxyType({})) -> Hooks:
+        """Build the hook classes of every plugin that is on, with its options where the config has any.
+
+        `options` has those by plugin; a name in it also switches on a plugin whose hooks are off by themselves. Raises
+        PluginError naming the plugin where one cannot be built.
+        """
         hooks = cls()
+        for one in registry.disabled:
+            hooks.manager.set_blocked(one.name)
         # pluggy calls the last registered one first
         for loaded in reversed(registry.plugins):
+            hooks.manager.register(loaded, loaded.plugin.name)
+            if not loaded.active(options):
+                continue
             for name in reversed(loaded.plugin.hooks):
-                with told(_Owner(loaded, name), "cannot be built"):
-                    built = import_name(name)()
-                    hooks.add(built, name=f"{loaded.plugin.name}:{name}", plugin=loaded.plugin)
-                hooks.built.append((loaded, built))
+                hooks._build(loaded, name, registry.lacking(loaded.plugin), options)
         return hooks
+
+    def _build(self, loaded: LoadedPlugin, name: str, lacking: str, options: Mapping[str, Options]) -> None:
+        part = loaded.part(name, "hooks")
+        if lacking:
+            raise part.wrong(f"cannot be built: {lacking}")
+        plugin = loaded.plugin
+        with told(part, "cannot be built"):
+            cls = import_name(name)
+            built = cls(options.get(plugin.name) or options_model(loaded)()) if takes_options(plugin) else cls()
+            self.add(built, name=f"{plugin.name}:{name}", plugin=plugin)
+        self.built.append((loaded, built))
 
     def add(self, implementation: object, *, name: str = "", plugin: Plugin | None = None) -> None:
         """Register an object whose methods carry `hookimpl`; it is called before those added earlier.
@@ -54,11 +76,11 @@ class Hooks:
         """
         owner = f"plugin {plugin.name!r}" if plugin else (name or type(implementation).__name__)
         try:
-            self._manager.register(implementation, name or None)
-            self._manager.check_pending()
+            self.manager.register(implementation, name or None)
+            self.manager.check_pending()
         except pluggy.PluginValidationError as error:
-            if self._manager.is_registered(implementation):
-                self._manager.unregister(implementation)
+            if self.manager.is_registered(implementation):
+                self.manager.unregister(implementation)
             unknown = [one for one in _marked(implementation) if one not in HOOK_NAMES]
             hint = f"; {did_you_mean(unknown[0], HOOK_NAMES)}" if unknown else ""
             raise PluginError(f"{owner}: {' '.join(str(error).split())}{hint}") from error
@@ -66,7 +88,7 @@ class Hooks:
     @property
     def call(self) -> pluggy.HookRelay:
         """pluggy's relay: ``hooks.call.configure(config=...)`` calls every implementation with keyword arguments."""
-        return self._manager.hook
+        return self.manager.hook
 
     def freeze(self, name: str) -> tuple[Callable[..., object], ...]:
         """Return the implementations of one hook in the order of their calls, each taking the hook's arguments by
@@ -75,7 +97,7 @@ class Hooks:
         For step hooks, where a call through pluggy costs too much. Raises PluginError for a wrapper, which cannot be
         called like this.
         """
-        caller = getattr(self._manager.hook, name)
+        caller = getattr(self.manager.hook, name)
         arguments = caller.spec.argnames
         frozen = []
         for one in reversed(caller.get_hookimpls()):
@@ -85,25 +107,15 @@ class Hooks:
         return tuple(frozen)
 
 
-@dataclass(frozen=True, slots=True)
-class _Owner:
-    """The hooks of one plugin, for errors."""
+def takes_options(plugin: Plugin) -> bool:
+    """Return whether hook classes of the plugin are built from options."""
+    return bool(plugin.config or plugin.fields)
 
-    loaded: LoadedPlugin
-    name: str
 
-    def error(self, doing: str, error: BaseException) -> PluginError:
-        plugin, origin = self.loaded.plugin.name, self.loaded.origin
-        module = self.name.partition(":")[0]
-        return PluginError(
-            f"hooks {self.name} of plugin {plugin!r} ({origin}) {doing}: {describe(error, module)}; "
-            f"add {plugin!r} to plugins.disable to go on without it",
-            plugin=plugin,
-            distribution=origin.distribution,
-            version=origin.version,
-            path="plugins.disable",
-            place=place_of(error, module),
-        )
+def options_model(loaded: LoadedPlugin) -> type[Options]:
+    """Return the model of the options of a plugin's hook classes. Raises PluginError where it cannot be imported."""
+    name = loaded.plugin.config
+    return loaded.part(name, "options").model(Options) if name else NoOptions
 
 
 def _positional(

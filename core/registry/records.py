@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pegboard.core.interfaces.contracts import CONTRACTS, Cardinality, Contract
+from pegboard.core.interfaces.contract import Cardinality, Contract
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.plugin import API_VERSION, BODY_CONTRACTS, INDEX, BodyField, Plugin, Provider
 from pegboard.core.registry.blame import describe, place_of, told
@@ -55,12 +55,13 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProviderRecord:
-    """A provider together with its plugin. `problem` says why it cannot be chosen ("" where it can).
+    """A provider together with its contract and its plugin. `problem` says why it cannot be chosen ("" where it can).
 
     A registry makes one per provider, so two are the same only if they are one object.
     """
 
     provider: Provider
+    contract: Contract
     plugin: Plugin
     origin: Origin
     problem: str = ""
@@ -68,10 +69,6 @@ class ProviderRecord:
     @property
     def name(self) -> str:
         return self.provider.name
-
-    @property
-    def contract(self) -> Contract:
-        return CONTRACTS[self.provider.contract]
 
     @property
     def provides(self) -> frozenset[str]:
@@ -173,27 +170,34 @@ def check_plugin(value: object, entry_point: str) -> Plugin:
     for name in (value.name, *(provider.name for provider in value.providers)):
         if not _NAME.fullmatch(name):
             raise PluginError(f"bad name {name!r}: {_NAME_RULE}")
-    for hook in value.hooks:
-        if not is_lazy_name(hook):
-            raise PluginError(f"bad lazy name {hook!r} in hooks: it must read 'package.module:Name'")
+    if value.name == "disable":
+        raise PluginError("bad name 'disable': plugins.disable is a key of the config")
+    lazy = [("config", value.config)] if value.config else []
+    lazy += [("hooks", hook) for hook in value.hooks] + [("fields", name) for name in value.fields.values()]
+    for contract in value.contracts:
+        lazy += [("contracts", contract.interface)]
+        lazy += [("contracts", name) for name in (contract.suite, contract.section) if name]
+    for where, name in lazy:
+        if not is_lazy_name(name):
+            raise PluginError(f"bad lazy name {name!r} in {where}: it must read 'package.module:Name'")
     return value
 
 
-def provider_problem(plugin: Plugin, provider: Provider, origin: Origin) -> str:
-    """Return why this provider cannot be chosen with this core, "" where it can. The first reason of several."""
-    return next(_problems(plugin, provider, origin), "")
+def provider_problem(plugin: Plugin, provider: Provider, origin: Origin, contracts: Mapping[str, Contract]) -> str:
+    """Return why this provider cannot be chosen with these contracts, "" where it can. The first reason of several."""
+    return next(_problems(plugin, provider, origin, contracts), "")
 
 
-def _problems(plugin: Plugin, provider: Provider, origin: Origin) -> Iterator[str]:
+def _problems(plugin: Plugin, provider: Provider, origin: Origin, contracts: Mapping[str, Contract]) -> Iterator[str]:
     if _major(plugin.api) != _major(API_VERSION):
         yield (
             f"it is written for plugin API {plugin.api}, this Pegboard has {API_VERSION}; "
             f"install a matching {origin.distribution}"
         )
-    contract = CONTRACTS.get(provider.contract)
+    contract = contracts.get(provider.contract)
     if contract is None:
         yield " ".join(
-            filter(None, (f"there is no contract {provider.contract!r};", did_you_mean(provider.contract, CONTRACTS)))
+            filter(None, (f"there is no contract {provider.contract!r};", did_you_mean(provider.contract, contracts)))
         )
         return
     if _major(provider.contract_version) != _major(contract.version):
@@ -208,9 +212,9 @@ def _problems(plugin: Plugin, provider: Provider, origin: Origin) -> Iterator[st
     for capability in sorted(provider.provides):
         yield from _capability_problem(contract, capability, plugin, "provides")
     for requirement in provider.requires:
-        needed = CONTRACTS.get(requirement.contract)
+        needed = contracts.get(requirement.contract)
         if needed is None:
-            hint = did_you_mean(requirement.contract, CONTRACTS)
+            hint = did_you_mean(requirement.contract, contracts)
             yield f"it requires the unknown contract {requirement.contract!r}; {hint}".removesuffix("; ")
         elif requirement.capability is not None:
             yield from _capability_problem(needed, requirement.capability, None, "requires")

@@ -8,18 +8,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from operator import attrgetter
 
+from pegboard.core.interfaces.contract import Cardinality, Contract
 from pegboard.core.interfaces.contracts import CONTRACTS
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.plugin import Plugin
-from pegboard.core.registry.discovery import BrokenPlugin, Found, LoadedPlugin, check_disabled, discover
+from pegboard.core.registry.discovery import (
+    BrokenPlugin,
+    DisabledPlugin,
+    Found,
+    LoadedPlugin,
+    check_disabled,
+    discover,
+)
 from pegboard.core.registry.lock import PluginLock
 from pegboard.core.registry.names import or_hint
 from pegboard.core.registry.records import OWN_DISTRIBUTION, Origin, ProviderRecord, check_plugin, provider_problem
 
+UNKNOWN = Contract("", "", Cardinality.ONE, "", "")
+"""The contract of a stray provider."""
+
 
 class Registry:
-    """Plugins in lock order, providers by contract and name.
+    """Plugins in lock order, contracts by name, providers by contract and name.
 
     `conflicts` (two plugins or two providers of one name) and `broken` plugins stop only configs that choose what they
     are about. `use: auto` keeps to the built-in one of two providers, and takes neither of two others.
@@ -30,18 +43,21 @@ class Registry:
         plugins: Sequence[LoadedPlugin],
         *,
         broken: Sequence[BrokenPlugin] = (),
-        disabled: Sequence[tuple[str, Origin]] = (),
+        disabled: Sequence[DisabledPlugin] = (),
         conflicts: Sequence[str] = (),
     ) -> None:
         self.plugins = tuple(plugins)
         self.broken = tuple(broken)
         self.disabled = tuple(disabled)
-        self._providers: dict[str, dict[str, ProviderRecord]] = {name: {} for name in CONTRACTS}
+        self.contracts: dict[str, Contract] = dict(CONTRACTS)
+        """The core's contracts and after them those that plugins declare, by name."""
+        contract_conflicts = self._declare()
+        self._providers: dict[str, dict[str, ProviderRecord]] = {name: {} for name in self.contracts}
         self._stray: list[ProviderRecord] = []
         self._clashes: dict[tuple[str, str], str] = {}
         self.name_conflicts = tuple(conflicts)
         """Plugins that were left out, because another one has their name."""
-        self.conflicts = (*conflicts, *self._index())
+        self.conflicts = (*conflicts, *contract_conflicts, *self._index())
         self.lock = PluginLock.of(self.plugins)
 
     @classmethod
@@ -74,9 +90,12 @@ class Registry:
         """Return all but the plugins of these names. Raises ConfigError for a name that is not there."""
         if not names:
             return self
-        left_out = [(one.plugin.name, one.origin) for one in self.plugins if one.plugin.name in names]
-        known = {*(one.plugin.name for one in self.plugins), *(one.name for one in self.broken)}
-        check_disabled(names, known | {name for name, _ in self.disabled})
+        left_out = [
+            DisabledPlugin(one.plugin.name, one.origin, partial(attrgetter("plugin"), one))
+            for one in self.plugins
+            if one.plugin.name in names
+        ]
+        check_disabled(names, self.installed)
         return Registry(
             [one for one in self.plugins if one.plugin.name not in names],
             broken=[one for one in self.broken if one.name not in names],
@@ -85,16 +104,21 @@ class Registry:
 
     def providers(self, contract: str) -> tuple[ProviderRecord, ...]:
         """Return every provider of a contract, usable or not: highest rank first, then by name."""
-        if contract not in self._providers:
-            raise PluginError(
-                f"there is no contract {contract!r}; {or_hint(contract, CONTRACTS)}known: {', '.join(CONTRACTS)}"
-            )
+        self.contract(contract)
         return tuple(sorted(self._providers[contract].values(), key=lambda one: (-one.provider.rank, one.name)))
 
+    def contract(self, name: str) -> Contract:
+        """Return a contract. Raises PluginError where there is none of this name."""
+        if name not in self.contracts:
+            known = self.contracts
+            raise PluginError(f"there is no contract {name!r}; {or_hint(name, known)}known: {', '.join(known)}")
+        return self.contracts[name]
+
     @property
-    def contracts(self) -> tuple[str, ...]:
-        """The names of all contracts of this core."""
-        return tuple(self._providers)
+    def installed(self) -> frozenset[str]:
+        """The names of all plugins, broken and disabled ones included."""
+        names = [one.plugin.name for one in self.plugins]
+        return frozenset([*names, *(one.name for one in self.broken), *(one.name for one in self.disabled)])
 
     def get(self, contract: str, name: str) -> ProviderRecord | None:
         return self._providers.get(contract, {}).get(name)
@@ -105,7 +129,7 @@ class Registry:
 
     @property
     def stray(self) -> tuple[ProviderRecord, ...]:
-        """Providers of contracts that this core does not have."""
+        """Providers of contracts that neither this core nor a plugin has."""
         return tuple(self._stray)
 
     def plugin(self, name: str) -> LoadedPlugin | None:
@@ -115,12 +139,44 @@ class Registry:
         """Return why a provider cannot be chosen by this name, which two have; "" where there is one at most."""
         return self._clashes.get((contract, name), "")
 
+    def lacking(self, plugin: Plugin) -> str:
+        """Return why a plugin cannot work without another one that is not there; "" where it has all."""
+        missing = [name for name in plugin.requires if self.plugin(name) is None]
+        if not missing:
+            return ""
+        name = missing[0]
+        broken = next((str(one) for one in self.broken if one.name == name), "")
+        off = f"which is switched off (plugins.disable or plugins.{name})"
+        why = broken or (off if name in self.installed else "which is not installed")
+        return f"it requires the plugin {name!r}, {why}"
+
+    def _declare(self) -> list[str]:
+        """Take in the contracts of plugins. Of two of one name or place in the config, the first one counts."""
+        conflicts = []
+        for loaded in self.plugins:
+            for contract in loaded.plugin.contracts:
+                taken = [
+                    one.name
+                    for one in self.contracts.values()
+                    if contract.name == one.name or contract.config_path == one.config_path
+                ]
+                if taken:
+                    conflicts.append(
+                        f"the contract {contract.name!r} at {contract.config_path} of {loaded} has the name or the "
+                        f"place of the contract {taken[0]!r}; add {loaded.plugin.name!r} to plugins.disable"
+                    )
+                else:
+                    self.contracts[contract.name] = contract
+        return conflicts
+
     def _index(self) -> list[str]:
         conflicts = []
         for loaded in self.plugins:
             for provider in loaded.plugin.providers:
-                problem = provider_problem(loaded.plugin, provider, loaded.origin)
-                record = ProviderRecord(provider, loaded.plugin, loaded.origin, problem)
+                problem = provider_problem(loaded.plugin, provider, loaded.origin, self.contracts)
+                problem = problem or self.lacking(loaded.plugin)
+                contract = self.contracts.get(provider.contract, UNKNOWN)
+                record = ProviderRecord(provider, contract, loaded.plugin, loaded.origin, problem)
                 known = self._providers.get(provider.contract)
                 if known is None:
                     self._stray.append(record)

@@ -18,17 +18,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pegboard.core.config.body_fields import body_fields
-from pegboard.core.config.early import API_SIDE, import_chosen
+from pegboard.core.config.early import import_chosen, on_api_side
 from pegboard.core.config.select import Selection
 from pegboard.core.engine.media_frontend import build_media
 from pegboard.core.engine.source import prepare_model
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.client import EngineClient, ModelInfo
-from pegboard.core.interfaces.contracts import API, REASONING_PARSER, SESSION_STORE, TOOL_PARSER
+from pegboard.core.interfaces.contract import Contract, Ctx, T
+from pegboard.core.interfaces.contracts import API, REASONING_PARSER, TOOL_PARSER
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.http_front import HttpFront, HttpGuard
 from pegboard.core.interfaces.output_parser import OutputParserContext
-from pegboard.core.interfaces.sessions import SessionStoreContext
 from pegboard.core.pipeline.frontend.budget import BudgetLimits
 from pegboard.core.pipeline.frontend.media.store import new_directory
 from pegboard.core.registry.hooks import Hooks
@@ -137,9 +137,9 @@ class _Server:
         self._media_folder = new_directory()
         self._media: MediaFrontend | None = None
         self._supervisor = Supervisor(resolved, builder=builder, media=str(self._media_folder))
-        self._hooks = Hooks.load(resolved.registry)
+        self._hooks = Hooks.load(resolved.registry, resolved.plugin_options)
         # Those of the engine's side are imported by the scheduler process, before it loads the model.
-        import_chosen(resolved, API_SIDE)
+        import_chosen(resolved, on_api_side)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -197,7 +197,7 @@ class _Server:
         return client
 
     def _application(self, client: AsyncEngineClient, guards: Sequence[HttpGuard]) -> tuple[FastAPI, NamedRouters]:
-        app, routers = build_api(self._resolved, client, self._keys, guards)
+        app, routers = build_api(self._resolved, client, self._hooks, self._keys, guards)
         if client.tokenizer.has_chat_template:
             rendering.warm_up()
         self._hooks.call.register_routes(app=app, client=client)
@@ -247,7 +247,11 @@ class _Server:
 
 
 def build_api(
-    resolved: ResolvedConfig, client: EngineClient, keys: Keys | None = None, guards: Sequence[HttpGuard] = ()
+    resolved: ResolvedConfig,
+    client: EngineClient,
+    hooks: Hooks,
+    keys: Keys | None = None,
+    guards: Sequence[HttpGuard] = (),
 ) -> tuple[FastAPI, NamedRouters]:
     """Return the application with the config's APIs, in its order, behind these guards. `keys` are the config's, where
     they are read already.
@@ -260,7 +264,7 @@ def build_api(
         longest = max(longest, resolved.engine.media.max_body_bytes)
     declared = body_fields(resolved.registry, client.info.providers, resolved.candidates["api"])
     ctx = ApiContext(client=client, max_body_bytes=longest, body_fields=declared)
-    ctx = with_parsers(with_sessions(ctx, selection), selection)
+    ctx = with_parsers(with_services(ctx, selection, hooks), selection)
     choices = selection.choose_all(API, ctx)
     routers = [(choice.name, choice.build(ctx)) for choice in choices]
     told = {choice.name: choice.record.told("routes()") for choice in choices}
@@ -277,12 +281,26 @@ def build_api(
     return app, routers
 
 
-def with_sessions(ctx: ApiContext, selection: Selection) -> ApiContext:
-    """Return the context with the config's session store."""
-    about = SessionStoreContext()
-    store = selection.choose(SESSION_STORE, about)
-    providers = {**ctx.providers, "session_store": [store.name]}
-    return replace(ctx, sessions=store.build(about), providers=providers)
+class _Chooser:
+    """What hooks choose providers with. `chosen` are the names of those, by contract."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+        self.chosen: dict[str, list[str]] = {}
+
+    def choose(self, contract: Contract[T, Ctx], context: Ctx) -> T:
+        choice = self._selection.choose(contract, context)
+        self.chosen[contract.name] = [choice.name]
+        return choice.build(context)
+
+
+def with_services(ctx: ApiContext, selection: Selection, hooks: Hooks) -> ApiContext:
+    """Return the context with what plugins have built for the APIs."""
+    chooser = _Chooser(selection)
+    services: dict[str, object] = {}
+    for found in hooks.call.api_services(chooser=chooser):
+        services.update(found)
+    return replace(ctx, services=services, providers={**ctx.providers, **chooser.chosen})
 
 
 def with_parsers(ctx: ApiContext, selection: Selection) -> ApiContext:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pegboard import toolkit
-from pegboard.core.interfaces.contracts import CONTRACTS, Contract
+from pegboard.core.interfaces.contract import Contract
 from pegboard.core.registry.registry import Registry
 
 MEANING = {
@@ -22,7 +22,7 @@ MEANING = {
 }
 MODULES = {
     "requests": ("Requests and batches", ("req", "batch", "forward", "sampling", "messages", "status")),
-    "plugins": ("Records, options, hooks and errors", ("plugin", "options", "hooks", "errors", "keys", "layers")),
+    "plugins": ("Records, options, hooks and errors", ("plugin", "contract", "options", "hooks", "choosing", "errors", "keys", "layers")),
     "engine": ("The engine and its client", ("client", "engine_view", "tokenizer", "clock")),
 }
 """Pages for the modules of `pegboard.core.interfaces` that are not contracts: title and modules."""
@@ -100,7 +100,7 @@ def write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     registry = Registry.discover()
     homes: dict[str, str] = {}
-    for contract in CONTRACTS.values():
+    for contract in registry.contracts.values():
         home = homes.setdefault(contract.interface.partition(":")[0], contract.name)
         (folder / f"{contract.name}.md").write_text(contract_page(contract, registry, home), "utf-8")
     for name, (title, modules) in MODULES.items():

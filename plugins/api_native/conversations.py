@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.plugins.api_native.bodies import Done, answers, takes
+from pegboard.plugins.sessions_in_memory.api import sessions_of
 from pegboard.toolkit.http.answers import json_response
 from pegboard.toolkit.http.bodies import RequestModel, parse_body
 from pegboard.toolkit.http.levels import principal_of
@@ -35,7 +36,7 @@ class Conversations:
     """The routes. What turns are is said with `SessionStore`."""
 
     def __init__(self, ctx: ApiContext) -> None:
-        self._sessions = ctx.sessions
+        self._sessions = sessions_of(ctx)
 
     def add_to(self, router: APIRouter) -> None:
         docs = {**takes(OpenSessionBody, {"capacity_of_str_len": 1000}), **answers({"type": "string"}, 409, 429)}

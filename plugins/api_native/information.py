@@ -16,6 +16,7 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.tokenizer import Tokenizer
 from pegboard.plugins.api_native.bodies import Described, answers
 from pegboard.plugins.api_native.responses import WEIGHT_VERSION
+from pegboard.plugins.sessions_in_memory.api import sessions_of
 from pegboard.toolkit.http.answers import json_response
 from pegboard.toolkit.http.events import until_disconnect
 from pegboard.toolkit.http.generation import Answers
@@ -91,7 +92,7 @@ class Information:
     """The routes. `health_timeout` is in seconds."""
 
     def __init__(self, ctx: ApiContext, health_timeout: float) -> None:
-        self._sessions = ctx.sessions
+        self._sessions = sessions_of(ctx)
         self._providers = ctx.providers
         self._client = ctx.client
         self._health_timeout = health_timeout

@@ -12,8 +12,8 @@ from pegboard.core.interfaces.client import GenerateRequest, MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.interfaces.sessions import SessionParams
 from pegboard.plugins.api_native.bodies import PromptBody, each
+from pegboard.plugins.sessions_in_memory.api import SessionParams
 from pegboard.toolkit.grammars.grammar import grammar_of
 from pegboard.toolkit.http.bodies import validate_part
 from pegboard.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer

@@ -21,6 +21,7 @@ from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.parsing import Parsing
 from pegboard.plugins.api_native.requests import GenerateBody, engine_requests, generate_body
 from pegboard.plugins.api_native.responses import GeneratedAnswer, Responder
+from pegboard.plugins.sessions_in_memory.api import turn
 from pegboard.toolkit.http.answer_stream import AnswerStream, AnswerWriter
 from pegboard.toolkit.http.answers import built_response
 from pegboard.toolkit.http.bodies import parse_body
@@ -65,7 +66,7 @@ class NativeRouter(ApiRouter[NativeOptions]):
         requests, batch = engine_requests(body, self.client.media)
         responder = Responder(self.client.tokenizer, text_in_logprobs=body.return_text_in_logprobs)
         try:
-            submit = Answers.submit(self.client, requests, sessions=self.ctx.sessions, session=body.session_params)
+            submit = Answers.submit(self.client, requests, turn(self.ctx, body.session_params))
             found = await until_disconnect(request, submit)
             if body.stream:
                 writer = _Events(requests, found, responder, started, batch)

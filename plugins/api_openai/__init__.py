@@ -5,6 +5,7 @@ from pegboard.core.interfaces.plugin import Plugin, Provider
 plugin = Plugin(
     name="api_openai",
     version="0.1.0",
+    requires=("sessions_in_memory",),
     summary="OpenAI-compatible routes",
     providers=(
         Provider(

@@ -9,9 +9,9 @@ import msgspec
 
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.sessions import SessionParams
 from pegboard.plugins.api_openai.constraints import AskedGrammar, ConstraintFields
 from pegboard.plugins.api_openai.formats import asked_format
+from pegboard.plugins.sessions_in_memory.api import SessionParams
 from pegboard.toolkit.grammars.grammar import grammar_of
 from pegboard.toolkit.http.bodies import RequestModel
 from pegboard.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pegboard.core.interfaces.client import MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar, GrammarKind
+from pegboard.plugins.sessions_in_memory.api import turn
 from pegboard.toolkit.http.events import until_disconnect
 from pegboard.toolkit.http.generation import Answer, Answers, check_model
 from pegboard.toolkit.http.levels import LARGE
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.api_router import ApiContext
     from pegboard.core.interfaces.client import Embedding, EmbedRequest, GenerateRequest
-    from pegboard.core.interfaces.sessions import SessionParams
+    from pegboard.plugins.sessions_in_memory.api import SessionParams
 
 Names = Mapping[str, str]
 """What fields of the engine are called in a body, where that differs."""
@@ -79,7 +80,7 @@ class Surface:
         """Submit requests that belong together, or one turn of a session; what is refused is said in the body's words
         (`names`).
         """
-        submit = Answers.submit(self.client, requests, sessions=self.ctx.sessions, session=session)
+        submit = Answers.submit(self.client, requests, turn(self.ctx, session))
         try:
             return await until_disconnect(request, submit)
         except InvalidRequest as error:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pegboard.core.interfaces.options import Options
+from pegboard.core.interfaces.options import Options, SectionFields
+
+
+class SessionsSection(SectionFields):
+    """Conversations whose tokens the server remembers, for requests that continue them (`session_params`)."""
 
 
 class SessionStoreOptions(Options):

@@ -18,7 +18,7 @@ import msgspec
 
 from pegboard.core.interfaces.client import MediaPrompt, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.sessions import SessionParams, SessionStore, SessionStoreContext
+from pegboard.plugins.sessions_in_memory.api import SessionParams, SessionStore, SessionStoreContext
 from pegboard.plugins.sessions_in_memory.options import SessionStoreOptions
 
 if TYPE_CHECKING:

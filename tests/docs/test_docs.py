@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from pegboard.core.cli.new import template_contracts
 from pegboard.core.config.compose import compose
-from pegboard.core.interfaces.contracts import CONTRACTS
+from pegboard.core.config.docs import builtin_registry
 from pegboard.core.registry.hooks import HOOK_NAMES
 from pegboard.core.registry.registry import Registry
 
@@ -21,6 +21,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "reference"),
 ]
+CONTRACTS = builtin_registry().contracts
 README = PAGES[0].read_text("utf-8")
 PLUGINS = (ROOT / "docs" / "plugins.md").read_text("utf-8")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text("utf-8")

@@ -103,6 +103,7 @@ def test_each_process_calls_its_own(site: Path, tmp_path: Path) -> None:
     config = {
         "model": {"path": str(model), "dtype": "float32", "served_name": ["m", "tiny"]},
         "memory": {"max_total_tokens": 1024},
+        "plugins": {"notes": True},
     }
     env = {**os.environ, "PYTHONPATH": str(site), "NOTES": str(notes), "OMP_NUM_THREADS": "1"}
     with serving(config, env=env) as server:

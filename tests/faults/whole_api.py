@@ -15,6 +15,7 @@ from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.config.compose import compose
 from pegboard.core.config.docs import builtin_registry
 from pegboard.core.interfaces.http_front import HttpFront
+from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.http.routes import flat
 from pegboard.core.server.serve import build_api
 from pegboard.plugins.http_guard.guard import Guard
@@ -28,9 +29,10 @@ def whole_app(client: FakeEngineClient | None = None, **server: Any) -> FastAPI:
     """Every API that this distribution has, with these settings of the server. Call it in an event loop."""
     data = {"model": {"path": "x/y"}, "apis": list(EVERY_API), "server": server}
     resolved = compose(data=data, env={}, registry=builtin_registry())
+    hooks = Hooks.load(resolved.registry, resolved.plugin_options)
     # Under any name: it listens nowhere.
     guard = Guard(resolved.engine.server, HttpFront(None, keyed=True))  # type: ignore[arg-type]
-    return build_api(resolved, client or FakeEngineClient(), guards=[guard])[0]
+    return build_api(resolved, client or FakeEngineClient(), hooks, guards=[guard])[0]
 
 
 def questions(app: FastAPI) -> Iterator[tuple[str, str, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,6 +77,15 @@ def provider_names() -> frozenset[str]:
     )
 
 
+_SUITE = re.compile(r"pegboard\.plugins\.\w+\.suite\.")
+
+
+@cache
+def apis_required_by(name: str) -> tuple[str, ...]:
+    loaded = Registry.discover().plugin(name)
+    return tuple(f"pegboard.plugins.{one}.api" for one in loaded.plugin.requires) if loaded else ()
+
+
 class TestFirstRule:
     """The core knows no plugin."""
 
@@ -111,13 +121,27 @@ class TestSecondRule:
 
     @pytest.mark.parametrize("path", PLUGINS, ids=relative)
     def test_imports(self, path: Path) -> None:
-        own = f"pegboard.plugins.{path.relative_to(ROOT / 'plugins').parts[0]}"
-        allowed = (own, *ALLOWED)
+        name = path.relative_to(ROOT / "plugins").parts[0]
+        allowed = (f"pegboard.plugins.{name}", *ALLOWED, *apis_required_by(name))
+        if path.stem == "suite":
+            allowed = (*allowed, "pegboard.conformance")
         ours = [name for name in imports(path) if name == "pegboard" or name.startswith("pegboard.")]
         found = [name for name in ours if not any(f"{name}.".startswith(f"{one}.") for one in allowed)]
         assert not found, (
-            f"a plugin imports {' and '.join(allowed[1:])} and itself only; conformance classes are under tests/plugins"
+            f"a plugin imports {' and '.join(allowed[1:])} and itself only (and the module `api` of a plugin that its "
+            "record requires); conformance classes are under tests/plugins, and the suite of its contract in `suite`"
         )
+
+    def test_no_plugin_imports_its_suite(self) -> None:
+        """A suite needs pytest, which a server has not."""
+        found = [relative(path) for path in PLUGINS if any(_SUITE.match(name) for name in imports(path))]
+        assert not found
+
+    def test_what_a_record_requires_is_there_and_imported(self) -> None:
+        for name in plugin_names():
+            used = {one for path in (ROOT / "plugins" / name).rglob("*.py") for one in imports(path)}
+            for api in apis_required_by(name):
+                assert any(one.startswith(f"{api}.") for one in used), f"{name} requires {api} and does not import it"
 
     def test_the_toolkit_and_the_interfaces_see_no_more_than_each_other(self) -> None:
         bad = []
@@ -160,7 +184,15 @@ class TestThirdRule:
     def test_records_hold_nothing_but_the_record(self) -> None:
         """A record module is imported whenever plugins are listed: it imports the record format and no more."""
         for name in plugin_names():
-            found = set(imports(ROOT / "plugins" / name / "__init__.py"))
-            assert {one.rpartition(".")[0] for one in found} <= {"pegboard.core.interfaces.plugin"}, (
-                f"plugins/{name}/__init__.py: a record imports from pegboard.core.interfaces.plugin and nothing else"
+            found = {one.rpartition(".")[0] for one in imports(ROOT / "plugins" / name / "__init__.py")}
+            # Types of its own contracts, which are imported for the type checker alone.
+            found -= {"__future__", "typing", f"pegboard.plugins.{name}.api"}
+            assert found <= {"pegboard.core.interfaces.plugin", "pegboard.core.interfaces.contract"}, (
+                f"plugins/{name}/__init__.py: a record imports the modules plugin and contract of "
+                "pegboard.core.interfaces and nothing else"
             )
+            assert f"pegboard.plugins.{name}.api" not in self.at_run_time(ROOT / "plugins" / name / "__init__.py")
+
+    @staticmethod
+    def at_run_time(path: Path) -> set[str]:
+        return {f"{node.module}" for node in parse(path).body if isinstance(node, ast.ImportFrom)}

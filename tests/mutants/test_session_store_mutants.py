@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.conformance.session_store import SessionStoreContract
-from pegboard.core.interfaces.sessions import SessionParams
+from pegboard.plugins.sessions_in_memory.api import SessionParams
 from pegboard.plugins.sessions_in_memory.store import InMemorySessions
+from pegboard.plugins.sessions_in_memory.suite import SessionStoreContract
 
 
 class Changed(InMemorySessions):

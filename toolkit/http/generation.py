@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +22,11 @@ from pegboard.core.interfaces.client import (
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import MediaKind
 from pegboard.core.interfaces.sampling import SAMPLING_DEFAULTS, SamplingParams
-from pegboard.core.interfaces.sessions import SessionParams, SessionStore
 from pegboard.toolkit.http.bodies import RequestModel
 from pegboard.toolkit.http.processors import processors_of
+
+Submit = Callable[[Sequence[GenerateRequest]], Awaitable[list[OutputStream]]]
+"""What submits requests in place of `EngineClient.submit_all`."""
 
 _LARGEST_SEED = 2**63 - 1
 
@@ -217,21 +219,17 @@ class Answers:
         cls,
         client: EngineClient,
         requests: Sequence[GenerateRequest],
-        *,
-        sessions: SessionStore | None = None,
-        session: SessionParams | None = None,
+        submit: Submit | None = None,
     ) -> Answers:
-        """Submit all at once; or one as the turn of a session that `session` names. Where one is refused the others are
-        aborted and its InvalidRequest is raised. Once they are accepted, their prompts let go of the media: those may
-        take many megabytes, and an answer takes long.
+        """Submit all at once, with `submit` where it is given, and else with the client's `submit_all`. Where one is
+        refused the others are aborted and its InvalidRequest is raised. Once they are accepted, their prompts let go of
+        the media: those may take many megabytes, and an answer takes long.
 
         Whether a grammar is any good turns out after its request has been accepted. So that a stream can be refused
         before it has begun, one with a grammar is waited for until its first output.
         """
-        if session is not None and session.id:
-            _refuse_media(requests)
-        streams = client.submit_all(requests) if sessions is None else sessions.submit(client, session, requests)
-        answers = cls(await streams, whole=not any(one.stream for one in requests))
+        streams = await (submit or client.submit_all)(requests)
+        answers = cls(streams, whole=not any(one.stream for one in requests))
         for one in requests:
             if isinstance(one.prompt, MediaPrompt):
                 one.prompt.media = ()
@@ -354,15 +352,6 @@ class Answers:
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
-
-
-def _refuse_media(requests: Sequence[GenerateRequest]) -> None:
-    """Raise InvalidRequest for a turn of a session whose prompt is more than text or ids."""
-    for one in requests:
-        if isinstance(one.prompt, MediaPrompt):
-            what = "no pictures and videos" if one.prompt.media else "no text that spells a token of them"
-            message = f"session_params: sessions remember tokens, {what}; send the whole conversation without a session"
-            raise InvalidRequest(message, param="session_params", code="unsupported")
 
 
 async def _pump(

@@ -9,9 +9,10 @@ import pytest
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.config.body_fields import body_fields
 from pegboard.core.config.compose import ResolvedConfig, compose
-from pegboard.core.config.early import import_chosen
+from pegboard.core.config.early import import_chosen, on_api_side
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.plugin import BodyField, Plugin, Provider
+from pegboard.core.registry.hooks import Hooks
 from pegboard.core.registry.registry import Registry
 from pegboard.core.server.serve import build_api
 
@@ -55,16 +56,18 @@ def test_a_gate_and_a_policy_may_not_either() -> None:
 def test_a_field_of_an_api_is_refused_before_anything_is_loaded() -> None:
     resolved = composed(gate("far", BodyField("temperature", float), BodyField("echo", bool)), gates=["far"])
     with pytest.raises(ConfigError) as caught:
-        import_chosen(resolved, {"api"})
+        import_chosen(resolved, on_api_side)
     first, second = caught.value.problems
     assert first.message == (
         "far (acme-gates 2.1) declares the field 'temperature' of request bodies, which belongs to the API openai and "
         "the API anthropic; leave one of them out"
     )
     assert "'echo' of request bodies, which belongs to the API openai; " in second.message
-    import_chosen(composed(gate("far", BodyField("echo", bool)), gates=["far"], apis=["native", "anthropic"]), {"api"})
+    import_chosen(
+        composed(gate("far", BodyField("echo", bool)), gates=["far"], apis=["native", "anthropic"]), on_api_side
+    )
     # What an API only knows in order to refuse it may be declared.
-    import_chosen(composed(gate("far", BodyField("bootstrap_room", int)), gates=["far"]), {"api"})
+    import_chosen(composed(gate("far", BodyField("bootstrap_room", int)), gates=["far"]), on_api_side)
 
 
 def test_those_of_chosen_providers_are_found() -> None:
@@ -81,6 +84,7 @@ def test_what_auto_has_chosen_is_told_to_the_apis() -> None:
     client = FakeEngineClient()
     client.info.providers["admission_gate"] = ["far"]
     with pytest.raises(ConfigError, match="'echo' of request bodies, which belongs to the API openai"):
-        build_api(resolved, client)
-    _, routers = build_api(composed(gate("far", ROOM)), client)
+        build_api(resolved, client, Hooks.load(resolved.registry))
+    resolved = composed(gate("far", ROOM))
+    _, routers = build_api(resolved, client, Hooks.load(resolved.registry))
     assert [router.ctx.body_fields for _, router in routers] == [{"far": (ROOM,)}] * len(routers)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from pegboard.core.cli.main import app
 from pegboard.core.config.compose import ResolvedConfig, compose
-from pegboard.core.config.early import ENGINE_SIDE, import_chosen
+from pegboard.core.config.early import import_chosen, on_engine_side
 from pegboard.core.config.select import Selection
 from pegboard.core.engine import engine as engine_module
 from pegboard.core.engine.engine import Engine
@@ -172,14 +172,16 @@ def test_config_check_builds_the_hooks(site: Any) -> None:
     site.install(
         "acme-gates", "2.1", acme=f"{record}\nclass Hooks:\n    def __init__(self):\n        raise SystemExit(1)\n"
     )
+    model = ["--set", "model.path=x"]
     with pytest.raises(PluginError, match=r"plugin 'acme' \(acme-gates 2.1\) cannot be built: SystemExit: 1 \(.*py:"):
-        CliRunner().invoke(app, ["config", "check", "--set", "model.path=x"], catch_exceptions=False)
+        CliRunner().invoke(app, ["config", "check", *model, "--set", "plugins.acme=true"], catch_exceptions=False)
+    assert CliRunner().invoke(app, ["config", "check", *model]).exit_code == 0, "its hooks are not asked for"
 
 
 def test_an_automatic_candidate_that_is_not_reached_stops_nothing(site: Any) -> None:
     provider = site.provider("sampler", "mine", "nowhere:Sampler")
     site.install("other", tools=site.plugin("tools", provider))
-    import_chosen(compose(data={"model": {"path": "x"}}, env={}), {"sampler"})
+    import_chosen(compose(data={"model": {"path": "x"}}, env={}), lambda contract: contract.name == "sampler")
 
 
 def test_a_pooler_is_looked_at_where_it_is_named(site: Any) -> None:
@@ -188,9 +190,9 @@ def test_a_pooler_is_looked_at_where_it_is_named(site: Any) -> None:
     site.install("other", tools=site.plugin("tools", provider))
     resolved = compose(data={"model": {"path": "x"}}, env={})
     assert resolved.candidates["pooler"][0].name == "mine"
-    import_chosen(resolved, ENGINE_SIDE)
+    import_chosen(resolved, on_engine_side)
     with pytest.raises(PluginError, match="nowhere:Pooler failed"):
-        import_chosen(compose(data={"model": {"path": "x"}, "pooler": {"use": "mine"}}, env={}), ENGINE_SIDE)
+        import_chosen(compose(data={"model": {"path": "x"}, "pooler": {"use": "mine"}}, env={}), on_engine_side)
 
 
 def test_generate_does_without_parsers(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,9 +10,9 @@ from pydantic import Field, ValidationError
 
 from pegboard.core.config.describe import type_text
 from pegboard.core.config.docs import builtin_registry, render
-from pegboard.core.config.section import Section, UseSection
+from pegboard.core.config.section import UseSection
 from pegboard.core.config.sections import EngineConfig
-from pegboard.core.config.shape import LIST_SECTIONS, USE_SECTIONS, section_at
+from pegboard.core.config.shape import CORE, Shape, sections_of
 from pegboard.core.interfaces.contracts import CONTRACTS
 
 ROOT = Path(__file__).parents[3]
@@ -37,38 +36,32 @@ RELIED_ON = (
 )
 
 
-def sections(model: type[Section] = EngineConfig, path: str = "") -> Iterator[tuple[str, type[Section]]]:
-    yield path, model
-    for key in model.model_fields:
-        below = f"{path}.{key}" if path else key
-        if (child := section_at(below)) is not None:
-            yield from sections(child, below)
+BUILT_IN = Shape.of(builtin_registry())
+"""With what built-in plugins add."""
 
 
 def test_every_key_is_described() -> None:
-    bare = [
-        f"{path}.{key}" for path, one in sections() for key, info in one.model_fields.items() if not info.description
-    ]
-    assert bare == []
+    keys = ((f"{path}.{key}", info) for path, one in sections_of(BUILT_IN) for key, info in one.model_fields.items())
+    assert [path for path, info in keys if not info.description] == []
 
 
 @pytest.mark.parametrize("path", RELIED_ON)
 def test_keys_that_scripts_rely_on(path: str) -> None:
     parent, _, key = path.rpartition(".")
-    section = section_at(parent)
+    section = CORE.section_at(parent)
     assert section is not None
     assert key in section.model_fields
 
 
 def test_every_contract_has_its_place() -> None:
-    assert {one.name for one in (*USE_SECTIONS.values(), *LIST_SECTIONS.values())} == set(CONTRACTS)
-    for path in USE_SECTIONS:
-        section = section_at(path)
+    assert {one.name for one in (*CORE.uses.values(), *CORE.lists.values())} == set(CONTRACTS)
+    for path in CORE.uses:
+        section = CORE.section_at(path)
         assert section is not None, f"core/config/sections.py needs a section at {path}"
         assert issubclass(section, UseSection), path
-    for path in LIST_SECTIONS:
+    for path in CORE.lists:
         parent, _, key = path.rpartition(".")
-        around = section_at(parent)
+        around = CORE.section_at(parent)
         wanted = (
             f"core/config/sections.py needs `{key}: tuple[UseSection, ...] = ()` in the section {parent or 'of all'}"
         )
@@ -136,10 +129,10 @@ def test_docs_config_md_is_current() -> None:
 
 def test_the_docs_list_every_key_and_provider() -> None:
     text = (ROOT / "docs" / "config.md").read_text("utf-8")
-    for path, one in sections():
+    for path, one in sections_of(BUILT_IN):
         for key in one.model_fields:
             below = f"{path}.{key}" if path else key
-            assert section_at(below) or f"| `{below}` |" in text, below
+            assert BUILT_IN.section_at(below) or f"| `{below}` |" in text, below
     registry = builtin_registry()
     for contract in registry.contracts:
         for record in registry.providers(contract):

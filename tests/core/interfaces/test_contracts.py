@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import inspect
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 import pegboard.core.interfaces as interfaces
 import pegboard.core.interfaces.contracts as contracts
 from pegboard.conformance.suite import ContractSuite
-from pegboard.core.config.early import API_SIDE
-from pegboard.core.interfaces.contracts import CONTRACTS, Contract
+from pegboard.core.config.docs import builtin_registry
+from pegboard.core.interfaces.contract import Contract
+from pegboard.core.interfaces.contracts import CONTRACTS
 from pegboard.core.interfaces.hooks import LIFECYCLE_HOOKS, STEP_HOOKS, HookSpecs
 from pegboard.core.registry.hooks import HOOK_NAMES
 from pegboard.core.registry.lazy import import_name
@@ -24,7 +26,9 @@ from pegboard.core.registry.registry import Registry
 
 ROOT = Path(__file__).parents[3]
 TESTS = ROOT / "tests"
-TESTED = [contract for contract in CONTRACTS.values() if contract.suite]
+EVERY = builtin_registry().contracts
+"""The core's contracts, and those of built-in plugins."""
+TESTED = [contract for contract in EVERY.values() if contract.suite]
 BUILT_INS = [
     record for contract in TESTED for record in Registry.discover().providers(contract.name) if record.origin.builtin
 ]
@@ -46,7 +50,7 @@ def public_members(cls: type) -> Iterator[tuple[str, Any]]:
 class TestPlaces:
     """A new contract is complete, or one of these says what it lacks."""
 
-    @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=named)
+    @pytest.mark.parametrize("contract", EVERY.values(), ids=named)
     def test_it_has_a_provider(self, contract: Contract) -> None:
         found = Registry.discover().providers(contract.name)
         assert any(one.origin.builtin for one in found), f"no built-in plugin provides {contract.name}"
@@ -59,12 +63,13 @@ class TestPlaces:
             for node in ast.walk(ast.parse((ROOT / "core" / file).read_text("utf-8")))
             if isinstance(node, ast.ImportFrom) and node.module == "pegboard.core.interfaces.contracts"
             for alias in node.names
+            if isinstance(getattr(contracts, alias.name), Contract)
         }
-        assert built == API_SIDE, f"core/config/early.py, API_SIDE: what {files} build"
+        assert built == {one.name for one in CONTRACTS.values() if one.api_side}, f"`api_side` is what {files} build"
 
 
 class TestDocs:
-    @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=named)
+    @pytest.mark.parametrize("contract", EVERY.values(), ids=named)
     def test_every_contract_says_what_it_demands(self, contract: Contract) -> None:
         interface = import_name(contract.interface)
         module = inspect.getmodule(interface)
@@ -75,7 +80,7 @@ class TestDocs:
         bare = [name for name, function in public_members(interface) if not function.__doc__]
         assert not bare, f"{interface.__name__} has public members without a docstring: {bare}"
 
-    @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=named)
+    @pytest.mark.parametrize("contract", EVERY.values(), ids=named)
     def test_every_contract_has_a_documented_context(self, contract: Contract) -> None:
         interface = import_name(contract.interface)
         annotation = list(inspect.signature(interface.__init__).parameters.values())[2].annotation
@@ -85,26 +90,27 @@ class TestDocs:
         assert inspect.getdoc(context)
         assert not inspect.getdoc(context).startswith(f"{annotation}(")  # type: ignore[union-attr]
 
-    @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=named)
+    @pytest.mark.parametrize("contract", EVERY.values(), ids=named)
     def test_every_contract_asks_the_same_way(self, contract: Contract) -> None:
         interface = import_name(contract.interface)
         assert list(inspect.signature(interface.__init__).parameters) == ["self", "options", "ctx"]
         assert isinstance(inspect.getattr_static(interface, "supports"), classmethod)
 
-    @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=named)
+    @pytest.mark.parametrize("contract", EVERY.values(), ids=named)
     def test_every_capability_is_explained(self, contract: Contract) -> None:
         assert all(contract.capabilities.values())
 
 
 class TestTable:
-    @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=named)
+    @pytest.mark.parametrize("contract", EVERY.values(), ids=named)
     def test_its_type_says_what_is_built_of_what(self, contract: Contract) -> None:
         """The type checker reads the annotation, and the registry the lazy name: both mean one class."""
         interface = import_name(contract.interface)
         context = list(inspect.signature(interface.__init__).parameters.values())[2].annotation
-        annotation = contracts.__annotations__[contract.name.upper()]
+        module = contracts if contract.name in CONTRACTS else import_module(contract.interface.rpartition(".")[0])
+        annotation = module.__annotations__[contract.name.upper()]
         assert annotation == f"Contract[{interface.__name__}, {context}]"
-        assert getattr(contracts, contract.name.upper()) is contract
+        assert getattr(module, contract.name.upper()) is contract
 
 
 class TestSuites:
@@ -128,8 +134,8 @@ class TestSuites:
     def test_it_has_mutants(self, contract: Contract) -> None:
         """A mutants file, whose every mutant names a test of the suite."""
         suite = import_name(contract.suite)
-        name = contract.suite.partition(":")[0].rpartition(".")[2]
-        path = TESTS / "mutants" / f"test_{name}_mutants.py"
+        module = contract.suite.partition(":")[0].rpartition(".")[2]
+        path = TESTS / "mutants" / f"test_{contract.name if module == 'suite' else module}_mutants.py"
         assert path.exists(), f"{path.relative_to(ROOT)} is missing"
         text = path.read_text()
         assert "assert_caught" in text

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.batch import BatchExtras, ScheduleBatch
@@ -28,6 +29,7 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.registry.registry import Registry
 from pegboard.core.server.model_names import ModelNames
+from pegboard.core.server.serve import build_api
 from tests.core.pipeline.frontend.test_intake import INFO
 
 
@@ -133,6 +135,11 @@ class AllOfThem:
         EVENTS.append(Event("register_metrics", {"registry": registry}))
 
     @hookimpl
+    def api_services(self, chooser: Any) -> dict[str, object]:
+        EVENTS.append(Event("api_services", {"chooser": chooser}))
+        return {"events": EVENTS}
+
+    @hookimpl
     def register_routes(self, app: Any) -> None:
         EVENTS.append(Event("register_routes", {"app": app}))
 
@@ -164,6 +171,7 @@ def start(checkpoint: Path, *hooks: type, **data: Any) -> Engine:
         "model": {"path": str(checkpoint), "dtype": "float32"},
         "attention": {"use": "torch"},
         "memory": {"max_total_tokens": 1024},
+        "plugins": {plugin.name: True for plugin in plugins},
         **data,
     }
     return Engine(compose(data=config, env={}, registry=registry))
@@ -237,6 +245,15 @@ class TestLifeCycle:
         for answer in (guards[1], None, guards[0]):
             hooks.add(Guarding(answer))
         assert hooks.call.guard_http(front=None) == guards
+
+    def test_api_services_are_there_for_routers(self) -> None:
+        """What a plugin builds for the APIs, they find by its name."""
+        more = Plugin("all", "1", hooks=(f"{__name__}:AllOfThem",))
+        registry = Registry.discover().with_plugins(more, distribution="pegboard")
+        resolved = compose(data={"model": {"path": "x"}, "apis": ["native"]}, env={}, registry=registry)
+        _, [(_, router)] = build_api(resolved, FakeEngineClient(), Hooks.load(registry, resolved.plugin_options))
+        assert router.ctx.services["events"] is EVENTS
+        assert router.ctx.providers["session_store"] == ["in_memory"]
 
     def test_model_names_are_added_once_each(self, caplog: pytest.LogCaptureFixture) -> None:
         """What a hook answers now counts, and one that cannot answer adds none."""

@@ -62,7 +62,7 @@ class TestDiscovery:
         site.install("acme-cache", "2.1", acme="raise SystemExit('imported')")
         registry = Registry.discover(disable=["acme"])
         assert "acme_cache_acme" not in sys.modules
-        assert [(name, str(origin)) for name, origin in registry.disabled] == [("acme", "acme-cache 2.1")]
+        assert [(one.name, str(one.origin)) for one in registry.disabled] == [("acme", "acme-cache 2.1")]
         assert "acme" not in registry.lock.names
 
     def test_disabling_an_unknown_plugin_is_an_error_with_a_suggestion(self) -> None:

@@ -63,9 +63,9 @@ class Server:
         **context: Any,
     ) -> Server:
         client = client or CheckedClient()
-        sessions = session_store(max_sessions=3, max_session_tokens=200)
+        services = {"session_store": session_store(max_sessions=3, max_session_tokens=200)}
         ctx = ApiContext(
-            client=client, max_body_bytes=2 * 10**6, **{"sessions": sessions, "providers": CHOSEN, **context}
+            client=client, max_body_bytes=2 * 10**6, **{"services": services, "providers": CHOSEN, **context}
         )
         router = NativeRouter(options or NativeOptions(), ctx)  # type: ignore[call-arg]
         return cls(client, build_app([("native", router)], max_body_bytes=2 * 10**6, keys=keys))

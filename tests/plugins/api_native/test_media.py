@@ -32,7 +32,7 @@ def ask(**body: Any) -> tuple[Exchange, FakeEngineClient]:
         sessions = session_store()
         if "session_params" in body:
             body["session_params"] = {"id": sessions.open()}
-        ctx = ApiContext(client=client, max_body_bytes=10**6, sessions=sessions)
+        ctx = ApiContext(client=client, max_body_bytes=10**6, services={"session_store": sessions})
         app = build_app([("native", NativeRouter(NativeOptions(health_timeout=1), ctx))], max_body_bytes=10**6)
         return await call(app, "POST", "/generate", body), client
 

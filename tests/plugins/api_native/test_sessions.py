@@ -10,8 +10,8 @@ from pathlib import Path
 from pegboard.conformance.asgi import PATIENCE, Exchange
 from pegboard.conformance.fake_client import SCRIPT
 from pegboard.core.interfaces.client import MediaPrompt
-from pegboard.core.interfaces.sessions import NoSessions, SessionParams
 from pegboard.core.server.http.keys import Keys
+from pegboard.plugins.sessions_in_memory.api import NoSessions, SessionParams
 from tests.plugins.api_native.asking import Server, played
 
 ANSWER = "".join(SCRIPT)
@@ -172,4 +172,4 @@ def test_a_server_without_sessions_says_so() -> None:
         )
         await server.generate(text="a", session_params={})
 
-    played(scene, sessions=NoSessions())
+    played(scene, services={"session_store": NoSessions()})

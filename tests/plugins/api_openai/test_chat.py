@@ -389,7 +389,7 @@ def test_turns_of_a_session() -> None:
     async def scene() -> None:
         client = FakeEngineClient(script=("Yes.",))
         sessions = session_store()
-        app = asking.make_app(client, sessions=sessions)
+        app = asking.make_app(client, services={"session_store": sessions})
         session = sessions.open()
         first = await call(app, "POST", CHAT, {"messages": MESSAGES, "session_params": {"id": session}})
         assert first.status == 200

@@ -263,11 +263,11 @@ class TestChats:
         sessions = session_store()
         session = {"session_params": {"id": sessions.open()}}
         body = {"messages": [user(image(address(1)))], **session}
-        param, code, said = refused(asking.CHAT, body, sessions=sessions)
+        param, code, said = refused(asking.CHAT, body, services={"session_store": sessions})
         assert (param, code) == ("session_params", "unsupported")
         assert "no pictures and videos" in said
         body = {"messages": [user(text("<|image|>"))], **session}
-        assert "no text that spells" in refused(asking.CHAT, body, sessions=sessions)[2]
+        assert "no text that spells" in refused(asking.CHAT, body, services={"session_store": sessions})[2]
 
     def test_tokens_of_media_are_told_apart_from_answers(self) -> None:
         """Those that an answer is for, and those of the same text where a user spells a token."""

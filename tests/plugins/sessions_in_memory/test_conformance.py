@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.conformance.session_store import SessionStoreContract
+from pegboard.plugins.sessions_in_memory.suite import SessionStoreContract
 
 
 class TestInMemory(SessionStoreContract):

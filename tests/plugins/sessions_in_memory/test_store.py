@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.sessions import NoSessions, SessionParams, SessionStoreContext
+from pegboard.plugins.sessions_in_memory.api import NoSessions, SessionParams, SessionStoreContext
 from pegboard.plugins.sessions_in_memory.options import SessionStoreOptions
 from pegboard.plugins.sessions_in_memory.store import InMemorySessions
 from pegboard.toolkit.http.generation import Answers

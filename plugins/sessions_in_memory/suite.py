@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.conformance.suite import ContractSuite
 from pegboard.core.interfaces.client import GenerateRequest, MediaInput, MediaPrompt, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.sessions import SessionParams, SessionStore, SessionStoreContext
+from pegboard.plugins.sessions_in_memory.api import SessionParams, SessionStore, SessionStoreContext
 
 ANSWER = "abc"
 
@@ -25,21 +24,19 @@ class Talk:
         self.client = FakeEngineClient(("ab", "c"))
         self.store.open("s")
 
-    async def begin(self, prompt: str | MediaPrompt, rid: str = "", **params: Any) -> OutputStream:
+    async def begin(self, prompt: str | MediaPrompt, rid: str = "", **params: object) -> OutputStream:
         """Submit a turn and read nothing of its answer."""
-        fields = {"id": "s", **params}
-        [stream] = await self.store.submit(
-            self.client, SessionParams(**fields), [GenerateRequest(prompt=prompt, rid=rid)]
-        )
+        session = SessionParams.model_validate({"id": "s", **params})
+        [stream] = await self.store.submit(self.client, session, [GenerateRequest(prompt=prompt, rid=rid)])
         return stream
 
-    async def ask(self, prompt: str, rid: str = "", **params: Any) -> str:
+    async def ask(self, prompt: str, rid: str = "", **params: object) -> str:
         """Play a whole turn. Return the prompt that the engine has seen, as text."""
         async for _ in await self.begin(prompt, rid, **params):
             pass
         return self.seen
 
-    async def refused(self, prompt: str | MediaPrompt = "x", rid: str = "", **params: Any) -> InvalidRequest:
+    async def refused(self, prompt: str | MediaPrompt = "x", rid: str = "", **params: object) -> InvalidRequest:
         """Submit a turn that must be refused before the engine hears of it. Return the error."""
         asked = len(self.client.requests)
         with pytest.raises(InvalidRequest) as caught:
@@ -116,10 +113,10 @@ class SessionStoreContract(ContractSuite):
         ],
         ids=["offset", "negative offset", "no offset", "drop_previous_output", "replace"],
     )
-    def test_history_can_be_cut(self, params: dict[str, Any], prompt: str) -> None:
+    def test_history_can_be_cut(self, params: dict[str, object], prompt: str) -> None:
         async def scene(talk: Talk) -> None:
             await talk.ask("abcd")
-            assert await talk.ask("x", **params) == prompt
+            assert await talk.ask("x", "", **params) == prompt
 
         self.play(scene)
 
@@ -147,13 +144,13 @@ class SessionStoreContract(ContractSuite):
         async def scene(talk: Talk) -> None:
             await talk.ask("kept ")
 
-            async def refuse(requests: object) -> Any:
+            async def refuse(requests: object) -> None:
                 raise InvalidRequest("too busy", status=503)
 
-            submit_all, talk.client.submit_all = talk.client.submit_all, refuse  # type: ignore[method-assign]
-            with pytest.raises(InvalidRequest):
-                await talk.begin("lost ", "lost")
-            talk.client.submit_all = submit_all  # type: ignore[method-assign]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(talk.client, "submit_all", refuse)
+                with pytest.raises(InvalidRequest):
+                    await talk.begin("lost ", "lost")
             assert await talk.ask("x", "lost") == "kept abcx"
 
         self.play(scene)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic
 
 from pydantic import BaseModel, ConfigDict
 
+from pegboard.core.interfaces.client import MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.options import NoOptions, OptionsT
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.api_router import ApiContext
     from pegboard.core.interfaces.client import EngineClient, GenerateRequest, OutputStream
     from pegboard.core.interfaces.clock import Clock
 
@@ -50,12 +52,11 @@ class SessionStoreContext:
 class SessionStore(abc.ABC, Generic[OptionsT]):
     """The sessions of a server. Lives in the API process, whose event loop alone uses it.
 
-    For an API plugin a turn of a session is a request like any other; `submit` takes the place of
-    `EngineClient.submit_all`, with or without a session::
+    For an API plugin a turn of a session is a request like any other. Its record says
+    ``requires=("sessions_in_memory",)``, and `turn` takes the place of `EngineClient.submit_all`, with or without a
+    session::
 
-        answers = await Answers.submit(
-            self.client, requests, sessions=self.ctx.sessions, session=body.session_params
-        )
+        answers = await Answers.submit(self.client, requests, turn(self.ctx, body.session_params))
     """
 
     def __init__(self, options: OptionsT, ctx: SessionStoreContext) -> None:
@@ -134,3 +135,31 @@ class NoSessions(SessionStore[NoOptions]):
 
     def _error(self, param: str) -> InvalidRequest:
         return InvalidRequest("this server keeps no sessions", param=param, code="no_sessions")
+
+
+def sessions_of(ctx: ApiContext) -> SessionStore:
+    """Return the sessions of the server that an API is built for; NoSessions where it keeps none."""
+    found = ctx.services.get("session_store")
+    return found if isinstance(found, SessionStore) else NoSessions()
+
+
+def turn(
+    ctx: ApiContext, session: SessionParams | None
+) -> Callable[[Sequence[GenerateRequest]], Awaitable[list[OutputStream]]]:
+    """Return what submits requests; where `session` names one, the one request as a turn of it."""
+
+    async def submit(requests: Sequence[GenerateRequest]) -> list[OutputStream]:
+        if session is not None and session.id:
+            _refuse_media(requests)
+        return await sessions_of(ctx).submit(ctx.client, session, requests)
+
+    return submit
+
+
+def _refuse_media(requests: Sequence[GenerateRequest]) -> None:
+    """Raise InvalidRequest for a turn of a session whose prompt is more than text or ids."""
+    for one in requests:
+        if isinstance(one.prompt, MediaPrompt):
+            what = "no pictures and videos" if one.prompt.media else "no text that spells a token of them"
+            message = f"session_params: sessions remember tokens, {what}; send the whole conversation without a session"
+            raise InvalidRequest(message, param="session_params", code="unsupported")

@@ -6,5 +6,6 @@ plugin = Plugin(
     name="http_guard",
     version="0.1.0",
     summary="bounds connections, heads and bodies in number, size and time; keeps foreign web pages out",
+    fields={"server": "pegboard.plugins.http_guard.options:GuardFields"},
     hooks=("pegboard.plugins.http_guard.guard:HttpGuardHooks",),
 )

@@ -20,6 +20,7 @@ from pegboard.plugins.http_guard.connections import (
 )
 from pegboard.plugins.http_guard.hosts import Hosts
 from pegboard.plugins.http_guard.memory import bound_kept_memory
+from pegboard.plugins.http_guard.options import GuardFields
 from pegboard.plugins.http_guard.origins import Origins
 from pegboard.plugins.http_guard.protocol import BoundedHttpProtocol
 from pegboard.plugins.http_guard.turns import InTurns
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Scope
 
     from pegboard.core.interfaces.errors import InvalidRequest
+    from pegboard.core.interfaces.options import Options
 
 logger = logging.getLogger(__name__)
 
@@ -40,26 +42,30 @@ OTHER_FILES = 256
 class HttpGuardHooks:
     """Guards the server of the API process, as its config says."""
 
+    def __init__(self, options: Options) -> None:
+        self._bounds = options.section(GuardFields)
+        self._host, self._origins = "", frozenset[str]()
+
     @hookimpl
     def configure(self, config: Any) -> None:
-        self._server = config.server
+        self._host, self._origins = config.server.host, frozenset(config.server.cors.allow_origins)
 
     @hookimpl
     def guard_http(self, front: HttpFront) -> HttpGuard:
         bound_kept_memory()
-        _allow_connections(self._server.max_connections)
-        return Guard(self._server, front)
+        _allow_connections(self._bounds.max_connections)
+        hosts = None if front.keyed else Hosts.of(self._host, self._bounds.allowed_hosts, front.listener)
+        return Guard(self._bounds, Origins(self._origins, hosts, keyed=front.keyed))
 
 
 class Guard(HttpGuard):
     """All bounds of one server."""
 
-    def __init__(self, server: Any, front: HttpFront) -> None:
-        self.places = Places(server.max_connections)
-        self._request_timeout = server.request_timeout
-        self._bodies = server.max_body_values, server.max_bodies_bytes
-        hosts = None if front.keyed else Hosts.of(server.host, server.allowed_hosts, front.listener)
-        self._origins = Origins(server.cors.allow_origins, hosts, keyed=front.keyed)
+    def __init__(self, bounds: GuardFields, origins: Origins) -> None:
+        self.places = Places(bounds.max_connections)
+        self._request_timeout = bounds.request_timeout
+        self._bodies = bounds.max_body_values, bounds.max_bodies_bytes
+        self._origins = origins
 
     def refuse(self, scope: Scope) -> InvalidRequest | None:
         state = scope["state"]

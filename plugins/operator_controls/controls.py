@@ -5,15 +5,17 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard, get_args
+from typing import TYPE_CHECKING, TypeGuard, get_args
 
 from pegboard.core.interfaces.engine_view import PauseMode
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.hooks import hookimpl
+from pegboard.plugins.operator_controls.options import LogFields
 from pegboard.plugins.operator_controls.request_log import log_finished
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.engine_view import EngineView
+    from pegboard.core.interfaces.options import Options
     from pegboard.core.interfaces.req import Req
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -27,13 +29,9 @@ class OperatorControls:
     finished requests, which one of them switches.
     """
 
-    def __init__(self) -> None:
-        self._log_requests = False
+    def __init__(self, options: Options) -> None:
+        self._log_requests = options.section(LogFields).log_requests
         self._engine: EngineView | None = None
-
-    @hookimpl
-    def configure(self, config: Any) -> None:
-        self._log_requests = config.log_requests
 
     @hookimpl
     def engine_started(self, engine: EngineView) -> None:

@@ -8,15 +8,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.hooks import hookimpl
+from pegboard.plugins.profiler.options import ProfilerFields
 
 if TYPE_CHECKING:
     from torch.profiler import profile
 
     from pegboard.core.interfaces.engine_view import EngineView
+    from pegboard.core.interfaces.options import Options
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +48,9 @@ class Profiler:
     `server.profile_dir` in the config everything is refused.
     """
 
-    def __init__(self) -> None:
-        self._root: Path | None = None
+    def __init__(self, options: Options) -> None:
+        directory = options.section(ProfilerFields).profile_dir
+        self._root = Path(directory).absolute() if directory else None
         self._set_on_step: Callable[[Callable[[], None] | None], None] = lambda call: None
         self._profile: profile | None = None
         self._left = 0
@@ -56,11 +59,6 @@ class Profiler:
     @property
     def active(self) -> bool:
         return self._profile is not None
-
-    @hookimpl
-    def configure(self, config: Any) -> None:
-        directory = config.server.profile_dir
-        self._root = Path(directory).absolute() if directory else None
 
     @hookimpl
     def engine_started(self, engine: EngineView) -> None:

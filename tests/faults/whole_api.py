@@ -18,7 +18,6 @@ from pegboard.core.interfaces.http_front import HttpFront
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.http.routes import flat
 from pegboard.core.server.serve import build_api
-from pegboard.plugins.http_guard.guard import Guard
 from pegboard.toolkit.http.openapi import example_of
 
 API_KEY, ADMIN_KEY = "the-key-of-users", "the-key-of-admins"
@@ -30,9 +29,10 @@ def whole_app(client: FakeEngineClient | None = None, **server: Any) -> FastAPI:
     data = {"model": {"path": "x/y"}, "apis": list(EVERY_API), "server": server}
     resolved = compose(data=data, env={}, registry=builtin_registry())
     hooks = Hooks.load(resolved.registry, resolved.plugin_options)
+    hooks.call.configure(config=resolved.engine)
     # Under any name: it listens nowhere.
-    guard = Guard(resolved.engine.server, HttpFront(None, keyed=True))  # type: ignore[arg-type]
-    return build_api(resolved, client or FakeEngineClient(), hooks, guards=[guard])[0]
+    guards = hooks.call.guard_http(front=HttpFront(None, keyed=True))  # type: ignore[arg-type]
+    return build_api(resolved, client or FakeEngineClient(), hooks, guards=guards)[0]
 
 
 def questions(app: FastAPI) -> Iterator[tuple[str, str, bytes]]:

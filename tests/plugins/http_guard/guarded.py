@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Collection
 from typing import Any
 
-from pegboard.core.config.sections import ServerSection
 from pegboard.core.interfaces.http_front import HttpFront
 from pegboard.plugins.http_guard.guard import Guard
+from pegboard.plugins.http_guard.hosts import Hosts
+from pegboard.plugins.http_guard.options import GuardFields
+from pegboard.plugins.http_guard.origins import Origins
 
 
-def guarding(listener: socket.socket, *, keyed: bool = False, **server: Any) -> tuple[Guard, HttpFront]:
-    """Return a guard with these settings of the server, and what it guards."""
-    front = HttpFront(listener, keyed)
-    return Guard(ServerSection(**server), front), front
+def guarding(
+    listener: socket.socket, *, keyed: bool = False, origins: Collection[str] = (), **bounds: Any
+) -> tuple[Guard, HttpFront]:
+    """Return a guard with these bounds, and what it guards."""
+    fields = GuardFields(**bounds)
+    hosts = None if keyed else Hosts.of("127.0.0.1", fields.allowed_hosts, listener)
+    return Guard(fields, Origins(origins, hosts, keyed=keyed)), HttpFront(listener, keyed)

@@ -18,7 +18,7 @@ from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.http.app import build_app
 from pegboard.plugins.http_guard import guard as guard_module
 from pegboard.plugins.http_guard.connections import SPARE
-from pegboard.plugins.http_guard.guard import OTHER_FILES, Guard, HttpGuardHooks
+from pegboard.plugins.http_guard.guard import OTHER_FILES, Guard
 from pegboard.toolkit.http.levels import PUBLIC, USER
 from tests.plugins.http_guard.guarded import guarding
 
@@ -71,7 +71,7 @@ def ask(app: fastapi.FastAPI, method: str, path: str, *, state: dict[str, Any] |
 def test_pages_of_elsewhere_may_not_act(method: str, site: str | None, origin: str | None, status: int) -> None:
     """A browser sends a plain POST of any page, and would only keep its answer from the page."""
     headers = {name: value for name, value in (("sec_fetch_site", site), ("origin", origin)) if value is not None}
-    app = application(cors={"allow_origins": (ORIGIN,)})
+    app = application(origins=(ORIGIN,))
     done = ask(app, method, "/echo/a" if method == "POST" else "/elsewhere", **headers)  # type: ignore[arg-type]
     assert done.status == status
     if status == 403:
@@ -102,10 +102,10 @@ def test_the_config_says_what_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(guard_module, "bound_kept_memory", lambda: None)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (100, 1000))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: set_to.append(limits))
-    hooks = Hooks()
-    hooks.add(HttpGuardHooks())
     server = {"max_connections": 500, "request_timeout": 7}
-    hooks.call.configure(config=compose(data={"model": {"path": "x"}, "server": server}, env={}).engine)
+    resolved = compose(data={"model": {"path": "x"}, "apis": [], "server": server}, env={})
+    hooks = Hooks.load(resolved.registry, resolved.plugin_options)
+    hooks.call.configure(config=resolved.engine)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         [guard] = hooks.call.guard_http(front=HttpFront(listener, keyed=False))
     assert isinstance(guard, Guard)

@@ -9,6 +9,7 @@ import pytest
 from pegboard.core.config.sections import ServerSection
 from pegboard.core.server.serve import listen
 from pegboard.plugins.http_guard.hosts import Hosts
+from pegboard.plugins.http_guard.options import GuardFields
 from pegboard.plugins.http_guard.origins import is_own_origin
 
 MACHINE = socket.gethostname()
@@ -76,7 +77,7 @@ def test_origins(origin: str, host: str | None, own: bool) -> None:
 )
 def test_allowed_hosts_are_names_without_a_port(name: str, good: bool) -> None:
     if good:
-        assert ServerSection(allowed_hosts=name).allowed_hosts == (name,)  # type: ignore[arg-type]
+        assert GuardFields(allowed_hosts=name).allowed_hosts == (name,)  # type: ignore[arg-type]
     else:
         with pytest.raises(ValueError, match="allowed_hosts"):
-            ServerSection(allowed_hosts=(name,))
+            GuardFields(allowed_hosts=(name,))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from pegboard.core.config.compose import compose
 from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, ControlReply, ControlRequest
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.pipeline.stages import StepHooks
 from pegboard.core.registry.hooks import Hooks
@@ -31,14 +32,13 @@ PROMPTS = {"a": [3, 1, 4], "b": list(range(10, 40)), "c": list(range(40, 75))}
 
 def operated(**settings: Any) -> Harness:
     harness = Harness(chunk=16, **settings)
-    started(harness, OperatorControls())
+    started(harness, OperatorControls(NoOptions()))
     return harness
 
 
 def started(harness: Harness, controls: OperatorControls) -> None:
     hooks = Hooks()
     hooks.add(controls)
-    hooks.call.configure(config=SimpleNamespace(log_requests=False))
     hooks.call.engine_started(info=None, engine=SchedulerView(harness.scheduler, hooks))
 
 
@@ -159,7 +159,7 @@ def root_level() -> Iterator[None]:
 
 @pytest.mark.usefixtures("root_level")
 def test_what_is_logged_changes_at_run_time(caplog: pytest.LogCaptureFixture) -> None:
-    operation = OperatorControls()
+    operation = OperatorControls(NoOptions())
     harness = Harness(hooks=StepHooks(requests_finished=(operation.requests_finished,)))
     started(harness, operation)
 
@@ -180,9 +180,12 @@ def test_what_is_logged_changes_at_run_time(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_the_config_switches_the_log_of_requests() -> None:
-    hooks = Hooks()
-    hooks.add(controls := OperatorControls())
-    hooks.call.configure(config=SimpleNamespace(log_requests=True))
+    resolved = compose(data={"model": {"path": "x"}, "log_requests": True}, env={})
+    [controls] = [
+        made
+        for _, made in Hooks.load(resolved.registry, resolved.plugin_options).built
+        if isinstance(made, OperatorControls)
+    ]
     assert controls.configure_logging({})["log_requests"] is True
 
 
@@ -196,7 +199,7 @@ def test_the_config_switches_the_log_of_requests() -> None:
     ],
 )
 def test_bad_settings_change_nothing(args: dict[str, Any], param: str) -> None:
-    operation = OperatorControls()
+    operation = OperatorControls(NoOptions())
     before = logging.getLogger().level
     with pytest.raises(InvalidRequest) as caught:
         operation.configure_logging(args)
@@ -205,7 +208,7 @@ def test_bad_settings_change_nothing(args: dict[str, Any], param: str) -> None:
 
 
 def test_the_collector_leaves_alone_what_was_there() -> None:
-    operation = OperatorControls()
+    operation = OperatorControls(NoOptions())
     try:
         gc.unfreeze()
         said = operation.freeze_gc({})["objects"]

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from pegboard.core.config.compose import compose
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.registry.hooks import Hooks
 from pegboard.plugins.profiler.profiler import MAX_STEPS, Profiler
@@ -46,11 +46,11 @@ def steps() -> Steps:
 
 
 def started(directory: Path | None, steps: Steps) -> Profiler:
-    hooks = Hooks()
-    hooks.add(profiler := Profiler())
-    server = SimpleNamespace(profile_dir=None if directory is None else str(directory))
-    hooks.call.configure(config=SimpleNamespace(server=server))
-    hooks.call.engine_started(info=None, engine=steps)
+    server = {} if directory is None else {"profile_dir": str(directory)}
+    resolved = compose(data={"model": {"path": "x"}, "server": server}, env={})
+    built = Hooks.load(resolved.registry, resolved.plugin_options).built
+    [profiler] = [made for _, made in built if isinstance(made, Profiler)]
+    profiler.engine_started(steps)  # type: ignore[arg-type]
     return profiler
 
 
@@ -184,9 +184,8 @@ def test_close_writes_what_there_is(profiler: Profiler) -> None:
 
 def test_a_process_may_end_during_a_trace(tmp_path: Path) -> None:
     code = (
-        "from types import SimpleNamespace as N; from pegboard.plugins.profiler.profiler import Profiler\n"
-        f"profiler = Profiler(); profiler.configure(N(server=N(profile_dir={str(tmp_path)!r})))\n"
-        f"profiler.start({QUICK!r})\n"
+        "from pathlib import Path; from tests.plugins.profiler.test_profiler import Steps, started\n"
+        f"started(Path({str(tmp_path)!r}), Steps()).start({QUICK!r})\n"
         "import torch; torch.ones(3) + 1"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -203,7 +203,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_(one_accident|two_are)",
         r"test_one_that_(takes|was_killed)",
     ),
-    "core/engine/test_profiler.py": (r"test_a_process_may_end",),
+    "plugins/profiler/test_profiler.py": (r"test_a_process_may_end",),
     "core/cli/test_main.py": (
         r"test_check_(runs_the_suite_and_matrix|as_json)",
         r"test_nothing_heavy\w+\[arguments[1-46]",
@@ -397,7 +397,7 @@ FULL: dict[str, tuple[str, ...]] = {
     "benchmarks/test_accuracy.py": (r"test_tiny_models",),
     "benchmarks/test_overlap.py": (r"test_the_overlap_loop",),
     "conformance/test_unusual_providers.py": (r"test_a_union_of_grammars",),
-    "core/engine/test_operation.py": (
+    "plugins/operator_controls/test_controls.py": (
         r"test_the_collector_leaves",
         r"test_requests_go_on\w+\[[2468]",
     ),
@@ -413,7 +413,7 @@ FULL: dict[str, tuple[str, ...]] = {
     ),
     "core/pipeline/test_scheduler.py": (r"test_storm",),
     "core/pipeline/text/test_regex_matcher.py": (r"test_ends_where_re_says",),
-    "core/server/http/test_protocol.py": (r"test_(slow_answers|a_body_that_nobody|the_next_request)",),
+    "plugins/http_guard/test_protocol.py": (r"test_(slow_answers|a_body_that_nobody|the_next_request)",),
     "core/server/test_client_media.py": (r"TestEnds",),
     "core/server/test_stop_signals.py": (r"test_(a_log_that|a_program_goes|they_are_heard)",),
     "toolkit/transfer/test_staging_mutants.py": (ALL,),
@@ -500,7 +500,7 @@ FULL: dict[str, tuple[str, ...]] = {
     "e2e/test_kv_dtype.py": (r"test_(files_of_one|keys_without|prefill_and)",),
     "e2e/test_tiers_restart.py": (r"test_models_share",),
     "core/server/test_supervisor.py": (r"test_silence_counts",),
-    "core/server/http/test_connections.py": (r"test_answers_that_(are_read|nobody\w+\[6)",),
+    "plugins/http_guard/test_connections.py": (r"test_answers_that_(are_read|nobody\w+\[6)",),
     "fakes/test_speculators.py": (r"TestTrees::",),
     "drills/test_drafts.py": (r"TestTrees::",),
     "examples/test_shapes.py": (r"test_few_pictures",),

@@ -21,8 +21,6 @@ Key = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_KEY_LENGTH, pa
 """What a header can carry. A number in a file is refused: YAML would have changed it (007 is 7)."""
 ONE_OR_SEVERAL = BeforeValidator(lambda value: [value] if isinstance(value, str | int | float) else value)
 KeyList = Annotated[tuple[Key, ...], ONE_OR_SEVERAL]
-HostName = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._-]+|\[?([0-9A-Fa-f.]*:){2,}[0-9A-Fa-f.]*\]?)$")]
-"""A name or an address, without a port."""
 
 
 class ModelSection(UseSection):
@@ -99,9 +97,6 @@ class ServerSection(Section):
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 30000
     """Port to listen on; 0 picks a free one."""
-    allowed_hosts: Annotated[tuple[HostName, ...], ONE_OR_SEVERAL] = ()
-    """Further names under which clients without a key may address the server (their Host header, without a port), such
-    as the public name of a proxy in front of it; `*` is any. A server with keys does not look at them."""
     api_key: Annotated[KeyList, Field(repr=False)] = ()
     """One key or several, one of which requests must bring as `Authorization: Bearer KEY` or `x-api-key: KEY`. Options
     of the command line are public on a machine: prefer `api_key_file`, or `PEGBOARD__SERVER__API_KEY`."""
@@ -124,25 +119,11 @@ class ServerSection(Section):
     """Log a line per HTTP request: its method, path, status and time, never its query, headers or body."""
     shutdown_timeout: Annotated[float, Field(ge=0)] = 30.0
     """Seconds that running requests get to finish when the server is asked to stop."""
-    request_timeout: Annotated[float, Field(gt=0)] = 120.0
-    """Seconds that a client may take to send a request, headers and body together; a slower one gets 408. One that
-    reads nothing of its answer for as long is cut off."""
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
     """Largest request body that is read, in bytes; a larger one is answered with 413. Routes that take no prompts read
     1 MiB at most."""
-    max_body_values: PositiveInt = 1024 * 1024
-    """Most values in a request body: an item of a list counts one, a string four, a list, an object or a name in an
-    object eight. More are answered with 413, before they are parsed."""
-    max_bodies_bytes: PositiveInt = 64 * 1024 * 1024
-    """Bytes that bodies larger than 64 KiB may hold together while they arrive and are made into requests. Without
-    room, more of a body is not read; after 10 s it is answered with 503."""
-    max_connections: PositiveInt = 4096
-    """Most connections at once, and thereby HTTP requests. One more takes the place of an idle one, or is answered with
-    503; health probes have places of their own."""
     budget: BudgetSection = BudgetSection()
     """What requests may cost beyond what is ordinary."""
-    profile_dir: str | None = None
-    """Directory below which traces of `/start_profile` are written; unset: none are made."""
 
     @model_validator(mode="after")
     def _tls_needs_a_certificate(self) -> ServerSection:
@@ -315,8 +296,6 @@ class EngineConfig(Section):
     """How much is logged."""
     log_format: Literal["text", "json"] = "text"
     """`json`: one object per line, with the figures of a line as fields of their own."""
-    log_requests: bool = False
-    """Log a line per finished request: its times, lengths and reason, never its text."""
     model: ModelSection
     """The model, and the family of networks that runs it."""
     runner: UseSection = UseSection()

@@ -17,8 +17,6 @@ from pegboard.core.engine.dtype import resolve_dtype
 from pegboard.core.engine.gates import build_gates
 from pegboard.core.engine.media import MediaParts, media_parts
 from pegboard.core.engine.model_info import model_info
-from pegboard.core.engine.operation import Operation, RequestLog
-from pegboard.core.engine.profiler import Profiler
 from pegboard.core.engine.sizing import chunk_size, make_rows
 from pegboard.core.engine.source import prepare_model
 from pegboard.core.engine.tiers import Tiers, build_tiers, watches
@@ -220,7 +218,6 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
     worker = _worker(chosen, loaded, rows, hooks, pooler, media, tiers)
     executor = executor_of(settings.loop, worker, stage_parts(chosen, worker), chosen.model.device)
-    request_log = RequestLog(on=config.log_requests)
     results = _results(chosen, pooler, grammars)
     stages = Stages(
         memory,
@@ -233,15 +230,13 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
         media=None if media is None else media.stage,
         report=report,
         culprits=chosen.culprits,
-        hooks=_step_hooks(hooks, request_log),
+        hooks=_step_hooks(hooks),
         drafter=make_drafter(chosen, memory, results.grammars, executor, worker),
         tiers=tiers,
         runner_figures=loaded.runner.figures,
         unsampled=Unsampled(chosen.processors, chosen.culprits, executor),
     )
     scheduler = Scheduler(settings, stages, _limits(chosen, loaded, chunk))
-    profiler = Profiler(config.server.profile_dir, scheduler.set_on_step)
-    scheduler.controls.update({**profiler.controls(), **Operation(scheduler, request_log).controls()})
     return _built(chosen, loaded, hooks, scheduler, worker, grammars, media, transfer)
 
 
@@ -340,12 +335,12 @@ def _shared(chosen: Chosen, rows: ReqToTokenPool) -> CommonPrefix | None:
     return CommonPrefix(rows, chosen.resolved.engine.memory.page_size, chosen.attention.prefix_pays_from)
 
 
-def _step_hooks(hooks: Hooks, request_log: RequestLog) -> StepHooks:
+def _step_hooks(hooks: Hooks) -> StepHooks:
     return StepHooks(
         batch_scheduled=hooks.freeze("batch_scheduled"),
         pack_batch=hooks.freeze("pack_batch"),
         batch_committed=hooks.freeze("batch_committed"),
-        requests_finished=(*hooks.freeze("requests_finished"), request_log),
+        requests_finished=hooks.freeze("requests_finished"),
         idle=(hooks.call.idle,),
     )
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.engine_view import EngineView
 from pegboard.core.interfaces.errors import PluginError
+from pegboard.core.interfaces.messages import AbortRequest
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.engine_view import Control
+    from pegboard.core.interfaces.engine_view import Control, PauseMode
     from pegboard.core.pipeline.scheduler import Scheduler
     from pegboard.core.registry.hooks import Hooks
 
 
 class SchedulerView(EngineView):
-    """Lets plugins read figures and add control actions; everything else of the scheduler stays its own."""
+    """Lets plugins read figures, add control actions and pause; everything else of the scheduler stays its own."""
 
     def __init__(self, scheduler: Scheduler, hooks: Hooks) -> None:
         self._scheduler = scheduler
@@ -31,3 +33,28 @@ class SchedulerView(EngineView):
     def call_hook(self, name: str, **arguments: object) -> list[object]:
         found: list[object] = getattr(self._hooks.call, name)(**arguments)
         return found
+
+    def pause(self, mode: PauseMode) -> None:
+        self._scheduler.paused = True
+        if mode == "abort":
+            self._scheduler.receive([AbortRequest(all_requests=True)])
+        elif mode == "retract":
+            self._retract_all()
+
+    def resume(self) -> bool:
+        paused, self._scheduler.paused = self._scheduler.paused, False
+        return paused
+
+    def set_on_step(self, call: Callable[[], None] | None) -> None:
+        self._scheduler.set_on_step(call)
+
+    def _retract_all(self) -> None:
+        scheduler, planner = self._scheduler, self._scheduler.planner
+        flight, scheduler.loop.flight = scheduler.loop.flight, None
+        if flight is not None:
+            scheduler.settle(flight)
+        planner.abandon()
+        chunked = [] if planner.chunked is None else [planner.chunked]
+        # Each goes to the head of the queue, so the first to run is the last to go.
+        for req in [*chunked, *reversed([*planner.running.reqs, *planner.holding])]:
+            planner.retract(req)

@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.hooks import hookspec as hookspec
     from pegboard.core.interfaces.host_pool import HostPool as HostPool
     from pegboard.core.interfaces.host_pool import HostPoolContext as HostPoolContext
+    from pegboard.core.interfaces.http_front import HttpFront as HttpFront
+    from pegboard.core.interfaces.http_front import HttpGuard as HttpGuard
     from pegboard.core.interfaces.json_value import JsonObject as JsonObject
     from pegboard.core.interfaces.json_value import JsonValue as JsonValue
     from pegboard.core.interfaces.keys import PrefixKey as PrefixKey

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 Control = Callable[[dict[str, object]], dict[str, object]]
 """A control action: plain arguments in, plain values out. Runs between two steps, so it must be short. Raises
 InvalidRequest for arguments that are wrong."""
 
+PauseMode = Literal["abort", "retract", "in_place"]
+"""What becomes of the requests that are there when the scheduler is paused."""
+
 
 class EngineView(Protocol):
-    """The scheduler as plugins see it in `engine_started`."""
+    """The scheduler as plugins see it in `engine_started`. Like a control action, its methods are called between two
+    steps."""
 
     def stats(self) -> dict[str, Any]:
         """Counters, queues, memory and timings, as plain values; the same as `EngineClient.server_info` shows."""
 
     def add_control(self, action: str, run: Control) -> None:
-        """Let `EngineClient.control(action, ...)` call `run`. A plugin's actions start with its name and a dot.
+        """Let `EngineClient.control(action, ...)` call `run`. A third party's actions start with its name and a dot;
+        plain names are those that the API plugins know.
 
         Raises PluginError where the action is taken.
         """
 
     def call_hook(self, name: str, **arguments: object) -> list[object]:
         """Call a life-cycle hook of all plugins, so that a plugin may define the occasion (`register_metrics`)."""
+
+    def pause(self, mode: PauseMode) -> None:
+        """Start no more steps until `resume`. New requests are accepted and wait; control actions and aborts work.
+
+        `abort` ends all requests, `in_place` leaves them as they are, `retract` puts the running ones back into the
+        queue with their output kept, so that their memory is free. If paused already, only the mode is applied.
+        """
+
+    def resume(self) -> bool:
+        """Start steps again. Return whether the scheduler was paused."""
+
+    def set_on_step(self, call: Callable[[], None] | None) -> None:
+        """Call this after every step from now on; None: nothing. There is one such call; an exception of it ends the
+        scheduler."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.client import EngineClient, ModelInfo
     from pegboard.core.interfaces.engine_view import EngineView
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
+    from pegboard.core.interfaces.http_front import HttpFront, HttpGuard
     from pegboard.core.interfaces.req import Req
 
 hookspec = pluggy.HookspecMarker("pegboard")
@@ -53,6 +54,7 @@ BOTH, API, SCHEDULER, DEVICE = "both", "API", "scheduler", "where batches run"
 POINTS = (
     Point("configure", BOTH, "first of all, before anything is built"),
     Point("engine_started", SCHEDULER, "when the model is loaded, before the first request"),
+    Point("guard_http", API, "when the socket listens, before the model is loaded"),
     Point("register_metrics", SCHEDULER, "within engine_started, if the engine keeps metrics"),
     Point("api_services", API, "before the routers of the config are built"),
     Point("register_routes", API, "after the routers of the config were added"),
@@ -93,6 +95,12 @@ class HookSpecs:
         @hookimpl
         def engine_started(self, info, engine):
             engine.add_control("acme.steps", lambda args: {"steps": self.steps})
+        """
+
+    @hookspec
+    def guard_http(self, front: HttpFront) -> HttpGuard | None:
+        """Once in the API process of a server, when its socket listens and before the model is loaded: what protects
+        its connections and its routes. Without a guard the server has keys, TLS and `server.max_body_bytes`.
         """
 
     @hookspec

@@ -86,7 +86,7 @@ class Scheduler:
         self.seats = Seats(self.planner, stages, self.requests, self.begin_computed)
         self.loop = self.requests.loop = make_loop(settings.loop, self)
         self.paused = False
-        """While it is, no step is started (see `pegboard.core.engine.operation`)."""
+        """While it is, no step is started (see `EngineView.pause`)."""
         self.on_step: Callable[[], None] | None = None
         """Called after every step while it is set (a profiler sets it)."""
         self._packing = Packing(stages, hooks.pack_batch)

@@ -29,10 +29,10 @@ from pegboard.core.pipeline.frontend.outputs import finish_embedding
 from pegboard.core.pipeline.frontend.prompts import Asked, Packed, Prompts
 from pegboard.core.pipeline.frontend.stops import compiled_stops
 from pegboard.core.server.asker import ASKER
-from pegboard.core.server.body_room import engine_has
 from pegboard.core.server.outbox import Outbox
 from pegboard.core.server.pending import Pending
 from pegboard.core.server.streams import RequestStream
+from pegboard.toolkit.http.body_room import engine_has
 from pegboard.toolkit.text.encoding import Text, check_length, encode_all
 
 if TYPE_CHECKING:

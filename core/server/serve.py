@@ -11,11 +11,9 @@ import gc
 import ipaddress
 import json
 import logging
-import resource
 import socket
-import ssl
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,16 +27,15 @@ from pegboard.core.interfaces.client import EngineClient, ModelInfo
 from pegboard.core.interfaces.contract import Contract, Ctx, T
 from pegboard.core.interfaces.contracts import API, REASONING_PARSER, TOOL_PARSER
 from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.interfaces.http_front import HttpFront, HttpGuard
 from pegboard.core.interfaces.output_parser import OutputParserContext
 from pegboard.core.pipeline.frontend.budget import BudgetLimits
 from pegboard.core.pipeline.frontend.media.store import new_directory
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.core.server.http.app import build_app, sample_request
-from pegboard.core.server.http.hosts import Hosts
 from pegboard.core.server.http.keys import Keys
-from pegboard.core.server.http.loading import BACKLOG, WaitingRoom
-from pegboard.core.server.http.memory import bound_kept_memory
+from pegboard.core.server.http.loading import Entrance
 from pegboard.core.server.http.server import LAST_ANSWERS, HttpServer
 from pegboard.core.server.http.tls import tls_context
 from pegboard.core.server.logs import configure_logging
@@ -60,8 +57,8 @@ logger = logging.getLogger(__name__)
 PATIENCE = 10.0
 """Seconds beyond all time-outs after which a process that was told to stop, and does not, ends hard."""
 
-OTHER_FILES = 256
-"""Open files that are no connections."""
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
 
 NamedRouters = list[tuple[str, ApiRouter]]
 
@@ -79,8 +76,6 @@ def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
     for conflict in resolved.registry.conflicts:
         logger.warning("%s", conflict)
     resolved.warn()
-    bound_kept_memory()
-    _allow_connections(engine.server.max_connections)
     keys = Keys.of(engine.server)
     tls = tls_context(engine.server.tls)
     listener = listen(engine.server)
@@ -89,20 +84,9 @@ def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
     longest = engine.server.shutdown_timeout + LAST_ANSWERS + STOP_TIMEOUT + PATIENCE
     try:
         with StopSignals(longest) as signals, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_Server(resolved, listener, builder, keys, tls).run(signals))
+            runner.run(_Server(resolved, HttpFront(listener, bool(keys), tls), builder, keys).run(signals))
     finally:
         listener.close()
-
-
-def _allow_connections(most: int) -> None:
-    """Every connection is an open file, and the usual soft limit, 1024, is there for programs older than this one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = most + OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        allowed = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        if allowed < needed:
-            logger.warning("server.max_connections is %d, but only %d files may be open (ulimit -Hn)", most, hard)
 
 
 def exposure(server: ServerSection, keys: Keys, listener: socket.socket) -> str | None:
@@ -146,13 +130,10 @@ def listen(server: ServerSection) -> socket.socket:
 class _Server:
     """One run of the server."""
 
-    def __init__(
-        self, resolved: ResolvedConfig, listener: socket.socket, builder: str, keys: Keys, tls: ssl.SSLContext | None
-    ) -> None:
+    def __init__(self, resolved: ResolvedConfig, front: HttpFront, builder: str, keys: Keys) -> None:
         self._resolved = resolved
         self._keys = keys
-        self._tls = tls
-        self._listener = listener
+        self._front = front
         self._media_folder = new_directory()
         self._media: MediaFrontend | None = None
         self._supervisor = Supervisor(resolved, builder=builder, media=str(self._media_folder))
@@ -165,13 +146,20 @@ class _Server:
     async def run(self, signals: StopSignals) -> None:
         signals.tell(asyncio.get_running_loop(), lambda: self._signalled(signals.last))
         self._hooks.call.configure(config=self._resolved.engine)
+        guards: list[HttpGuard] = self._hooks.call.guard_http(front=self._front)
+        entrance = Entrance()
+        http = HttpServer(entrance, self._front, guards)
+        serving = asyncio.ensure_future(http.serve())
         try:
-            most = self._resolved.engine.server.max_connections
-            async with WaitingRoom(self._listener, self._tls, most):
-                client = await self._start_engine()
+            await http.listening(serving)
+            client = await self._start_engine()
             if client is not None:
-                await self._serve(client)
+                entrance.app, routers = self._application(client, guards)
+                self._announce(routers)
+                await self._serve(client, http, serving)
         finally:
+            http.leave()
+            await asyncio.wait({serving})
             await self._supervisor.stop()
             if self._media is not None:
                 self._media.close()
@@ -208,32 +196,23 @@ class _Server:
         client.attach(wire, info)
         return client
 
-    async def _serve(self, client: AsyncEngineClient) -> None:
-        settings = self._resolved.engine.server
-        hosts = Hosts.of(settings, self._listener)
-        app, routers = build_api(self._resolved, client, self._hooks, self._keys, hosts)
+    def _application(self, client: AsyncEngineClient, guards: Sequence[HttpGuard]) -> tuple[FastAPI, NamedRouters]:
+        app, routers = build_api(self._resolved, client, self._hooks, self._keys, guards)
         if client.tokenizer.has_chat_template:
             rendering.warm_up()
         self._hooks.call.register_routes(app=app, client=client)
-        server = HttpServer(
-            app,
-            self._listener,
-            max_connections=settings.max_connections,
-            request_timeout=settings.request_timeout,
-            tls=self._tls,
-        )
         gc.collect()
         gc.freeze()
-        serving = asyncio.ensure_future(server.serve())
+        return app, routers
+
+    async def _serve(self, client: AsyncEngineClient, http: HttpServer, serving: asyncio.Future[None]) -> None:
         watching = asyncio.ensure_future(self._supervisor.watch(client))
         try:
-            await server.listening(serving)
-            self._announce(routers)
             await _first(asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED), self._stop)
             if not watching.done() and not serving.done():
                 await self._drain(client)
         finally:
-            server.leave()
+            http.leave()
             watching.cancel()
             outcome = await asyncio.gather(serving, watching, return_exceptions=True)
         for error in outcome:
@@ -253,10 +232,10 @@ class _Server:
 
     @property
     def _scheme(self) -> str:
-        return "http" if self._tls is None else "https"
+        return "http" if self._front.tls is None else "https"
 
     def _announce(self, routers: NamedRouters) -> None:
-        host, port = self._listener.getsockname()[:2]
+        host, port = self._front.listener.getsockname()[:2]
         base = f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
         _say(f"Ready on {base}")
         sample = sample_request(routers)
@@ -272,10 +251,10 @@ def build_api(
     client: EngineClient,
     hooks: Hooks,
     keys: Keys | None = None,
-    hosts: Hosts | None = None,
+    guards: Sequence[HttpGuard] = (),
 ) -> tuple[FastAPI, NamedRouters]:
-    """Return the application with the config's APIs, in its order. `keys` are the config's, where they are read
-    already; `hosts` the names under which a server offers it, if one does.
+    """Return the application with the config's APIs, in its order, behind these guards. `keys` are the config's, where
+    they are read already.
     """
     keys = Keys.of(resolved.engine.server) if keys is None else keys
     server = resolved.engine.server
@@ -294,10 +273,8 @@ def build_api(
         told=told.get,
         max_body_bytes=longest,
         max_text_bytes=server.max_body_bytes,
-        max_body_values=server.max_body_values,
-        max_bodies_bytes=server.max_bodies_bytes,
         keys=keys,
-        hosts=hosts,
+        guards=guards,
         cors=server.cors,
         access_log=server.access_log,
     )

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from docs._build.config import builtin_registry
 from pegboard.core.cli.new import template_contracts
 from pegboard.core.config.compose import compose
-from pegboard.core.config.docs import builtin_registry
 from pegboard.core.registry.hooks import HOOK_NAMES
 from pegboard.core.registry.registry import Registry
 

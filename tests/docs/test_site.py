@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pegboard.core.config.docs import builtin_registry
+from docs._build.config import builtin_registry
 
 ROOT = Path(__file__).parents[2]
 DOOR = (

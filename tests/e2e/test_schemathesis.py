@@ -21,6 +21,7 @@ from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.conformance.servers import serving
 from pegboard.core.config.sections import ServerSection
+from pegboard.core.interfaces.http_front import HttpFront
 from pegboard.core.server.http.server import HttpServer
 from pegboard.core.server.serve import listen
 from pegboard.toolkit.http.openapi import json_answer
@@ -43,7 +44,7 @@ def listening(make: Callable[[], FastAPI]) -> Iterator[str]:
     started = threading.Event()
 
     async def serve() -> None:
-        server = HttpServer(make(), listener, max_connections=100, request_timeout=PATIENCE)
+        server = HttpServer(make(), HttpFront(listener, keyed=True))
         running.append((asyncio.get_running_loop(), server))
         started.set()
         await server.serve()

@@ -1,6 +1,6 @@
 """What request bodies may cost everybody else: time, memory and room.
 
-The budget and the weight by themselves: tests/core/server/http/test_body_budget.py and
+The budget and the weight by themselves: tests/plugins/http_guard/test_body_budget.py and
 tests/toolkit/parsing/test_json_weight.py.
 """
 

@@ -1,7 +1,7 @@
 """What reaches the server before any route: crowds of connections, web pages of elsewhere, names that clients choose.
 
 Around a scheduler without a model, in processes of their own. What a clock decides stands in
-tests/core/server/http/test_connections.py.
+tests/plugins/http_guard/test_connections.py.
 """
 
 from __future__ import annotations
@@ -16,19 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import psutil
 import pytest
 
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.core.config.compose import ResolvedConfig, compose
-from pegboard.core.engine.time_stats import log_finished
-from pegboard.core.interfaces.req import Req
-from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.server.http.connections import IDLE_GRACE, SPARE_PLACES
-from pegboard.core.server.http.loading import PATIENCE as PATIENCE_OF_THE_ROOM
 from pegboard.core.server.supervisor import Supervisor
+from pegboard.plugins.http_guard.connections import IDLE_GRACE, SPARE_PLACES
 from tests.core.pipeline.grammar.test_pool import Pools, script
 from tests.core.server.api_server import PATIENCE, Server, running, wait_for
 
@@ -179,7 +173,7 @@ def test_connections_are_bounded_while_the_model_loads(model: Path, tmp_path: Pa
             assert httpx.get(f"http://127.0.0.1:{port}/ready", timeout=PATIENCE).status_code == 503
             began = time.monotonic()
             wait_for(lambda: connections_of(server, port) <= PLACES + SPARE_PLACES)
-            assert time.monotonic() - began < PATIENCE_OF_THE_ROOM / 2, "they have only come to their own ends"
+            assert time.monotonic() - began < 2.5, "they have only come to their own ends"
 
 
 # ---- web pages -------------------------------------------------------------------------------------------------------
@@ -268,17 +262,6 @@ def test_a_rid_is_one_clients_own(guarded: Server) -> None:
         for lines in streams:
             rest = [line for line in lines if line]
             assert json.loads(rest[-2].removeprefix("data: "))["meta_info"]["finish_reason"]["type"] == "abort"
-
-
-def test_a_rid_makes_no_line_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    rid = "a\n12:00:00 scheduler ERROR stolen\x1b[2J\u2028" + "x" * 5000
-    req = Req(rid, np.arange(3), SamplingParams(max_new_tokens=5))
-    req.output.finish_reason = FinishReason(FinishType.LENGTH)
-    with caplog.at_level("INFO"):
-        log_finished([req])
-    line = caplog.records[0].getMessage()
-    assert line.isprintable()
-    assert len(line) < 1000
 
 
 def test_helpers_inherit_no_keys(guarded: Server) -> None:

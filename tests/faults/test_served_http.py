@@ -1,7 +1,7 @@
 """What was reported of other servers' HTTP surface, by the number of the report, against a server with a tiny model.
 
 Elsewhere: routes and keys in test_routes_and_keys.py, pickle in test_nothing_is_unpickled.py, slow and large requests
-in tests/core/server/http/test_protocol.py, signals, kills and crowds in test_served_faults.py.
+in tests/plugins/http_guard/test_protocol.py, signals, kills and crowds in test_served_faults.py.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from docs._build.config import builtin_registry
 from pegboard.conformance.asgi import Application, Exchange
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.config.compose import compose
+from pegboard.core.interfaces.http_front import HttpFront
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.http.routes import flat
 from pegboard.core.server.serve import build_api
@@ -28,7 +29,10 @@ def whole_app(client: FakeEngineClient | None = None, **server: Any) -> FastAPI:
     data = {"model": {"path": "x/y"}, "apis": list(EVERY_API), "server": server}
     resolved = compose(data=data, env={}, registry=builtin_registry())
     hooks = Hooks.load(resolved.registry, resolved.plugin_options)
-    return build_api(resolved, client or FakeEngineClient(), hooks)[0]
+    hooks.call.configure(config=resolved.engine)
+    # Under any name: it listens nowhere.
+    guards = hooks.call.guard_http(front=HttpFront(None, keyed=True))  # type: ignore[arg-type]
+    return build_api(resolved, client or FakeEngineClient(), hooks, guards=guards)[0]
 
 
 def questions(app: FastAPI) -> Iterator[tuple[str, str, bytes]]:

@@ -40,6 +40,8 @@ PARSE_TURN = "pegboard.parse_turn"
 """The ASGI extension of a server that has large bodies parsed in turn: makes a context manager for one turn, with a
 function that is to be told how many bytes of memory the parsed values take.
 """
+MOST_BODY = "pegboard.most_body"
+"""The ASGI extension that says how many bytes the body of a request may have."""
 MOST_TEXT = "pegboard.most_text"
 """The ASGI extension of a server that bounds large bodies apart from media: most bytes beside those
 in base64.
@@ -93,6 +95,11 @@ class RequestModel(BaseModel):
         if isinstance(data, dict):
             return {name: value for name, value in data.items() if value is not None}
         return data
+
+
+def too_large(most: int) -> InvalidRequest:
+    """Return the refusal of a body with more bytes than there may be."""
+    return InvalidRequest(f"the body exceeds {most} bytes", status=413, code="body_too_large")
 
 
 async def parse_body(request: Request, model: type[M]) -> M:

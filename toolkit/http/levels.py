@@ -8,6 +8,8 @@ from fastapi import Depends, Request
 
 ASKED_BY = "asked_by"
 """In a scope's state: what `principal_of` gives."""
+NEEDED_LEVEL = "needed_level"
+"""In a scope's state: the Level that the route of the request needs; `admin` where there is no such route."""
 
 
 def principal_of(request: Request) -> str:

@@ -16,12 +16,12 @@ from starlette.middleware.cors import CORSMiddleware
 from pegboard.core import __version__
 from pegboard.core.config.sections import CorsSection, ServerSection
 from pegboard.core.interfaces.errors import ConfigError, InvalidRequest, Problem
+from pegboard.core.interfaces.http_front import HttpGuard
 from pegboard.core.server.http.billing import Billing
 from pegboard.core.server.http.documents import Documents, document
 from pegboard.core.server.http.heads import Heads
-from pegboard.core.server.http.hosts import Hosts
 from pegboard.core.server.http.keys import Keys
-from pegboard.core.server.http.limits import BodyBounds, BodyLimit
+from pegboard.core.server.http.limits import BodyLimit
 from pegboard.core.server.http.middleware import REQUEST_ID, Front, internal_error, not_found, write_error
 from pegboard.core.server.http.routes import Routes, allowed
 from pegboard.toolkit.http.errors import CLIENT_CLOSED_REQUEST, ClientDisconnected
@@ -42,10 +42,8 @@ def build_app(
     *,
     max_body_bytes: int = _SERVER.max_body_bytes,
     max_text_bytes: int | None = None,
-    max_body_values: int = _SERVER.max_body_values,
-    max_bodies_bytes: int = _SERVER.max_bodies_bytes,
     keys: Keys | None = None,
-    hosts: Hosts | None = None,
+    guards: Sequence[HttpGuard] = (),
     cors: CorsSection | None = None,
     access_log: bool = False,
     told: Callable[[str], AbstractContextManager[None] | None] | None = None,
@@ -53,8 +51,8 @@ def build_app(
     """Return the application of named routers, in this order. Raise ConfigError where two claim the same path and
     method.
 
-    `hosts` are the names under which it may be asked where there are no keys; without them, under any. `told` gives
-    what to put around a router's `routes()`, by its name, so that errors name its plugin.
+    `guards` are asked in this order. `told` gives what to put around a router's `routes()`, by its name, so that errors
+    name its plugin.
     """
     app = FastAPI(title="Pegboard", version=__version__, openapi_url=None, redirect_slashes=False)
     named = []
@@ -69,8 +67,11 @@ def build_app(
     table = Routes()
     app.add_middleware(Heads)
     app.add_middleware(Billing)
-    app.add_middleware(BodyLimit, table, BodyBounds(max_body_bytes, max_body_values, max_bodies_bytes, max_text_bytes))
-    app.add_middleware(Front, table, keys, hosts=hosts, origins=cors.allow_origins, log=access_log)
+    for guard in reversed(guards):
+        app.add_middleware(guard.wrap)
+    app.add_middleware(BodyLimit, table, max_body_bytes, max_text_bytes)
+    refusals = [guard.refuse for guard in guards if type(guard).refuse is not HttpGuard.refuse]
+    app.add_middleware(Front, table, keys, refusals=refusals, log=access_log)
     if cors.allow_origins:
         _allow_origins(app, cors)
     app.state.own_middleware = list(app.user_middleware)

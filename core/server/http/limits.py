@@ -1,19 +1,11 @@
-"""How large request bodies may be: each by its route, in bytes and in what a parser makes of them; and all together."""
+"""How large the body of a request may be, by its route."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.server.body_room import GIVE_BODY_ROOM
-from pegboard.core.server.http.body_budget import BodyBudget, BodyShare, ParseTurns
-from pegboard.core.server.http.encodings import Unpacked, encoding_of, too_large
-from pegboard.core.server.http.memory import MemoryReturn
 from pegboard.core.server.http.middleware import write_error
-from pegboard.toolkit.http.bodies import MOST_TEXT, PARSE_TURN, SMALL_BODY
-from pegboard.toolkit.parsing.json_weight import JsonWeight
+from pegboard.toolkit.http.bodies import MOST_BODY, MOST_TEXT, too_large
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,143 +15,41 @@ if TYPE_CHECKING:
 PLAIN_BODY = 1024 * 1024
 """Most bytes of a body at a route that does not declare LARGE."""
 
-WIDE = 4
-"""Bytes that a byte of a text takes in memory where one of its characters lies beyond Unicode's first plane."""
-
-
-@dataclass(frozen=True, slots=True)
-class BodyBounds:
-    """The bounds of a server: most bytes of a body at a route that declares LARGE, most values of any, most bytes of
-    all that are under way, and most bytes of one beside its media (None: all of them).
-    """
-
-    each: int
-    values: int
-    together: int
-    text: int | None = None
-
 
 class BodyLimit:
-    """ASGI middleware: refuses larger request bodies with 413, by what they announce and by what arrives (of packed
-    ones what was packed counts), and those with more values than a parser should make. Lets no more arrive than there
-    is room for in the budget of all.
-
-    Small bodies need no room: whatever large ones are under way, they get through. A large one holds room for its
-    values until the engine has taken the request over, and until its end for those of which the engine knows nothing.
+    """ASGI middleware: refuses larger request bodies with 413, by what they announce and by what arrives. `most` is for
+    routes that declare LARGE, `text` the most bytes of one beside its media (None: all of them).
     """
 
-    def __init__(self, app: ASGIApp, routes: Routes, bounds: BodyBounds) -> None:
+    def __init__(self, app: ASGIApp, routes: Routes, most: int, text: int | None) -> None:
         self._app = app
         self._routes = routes
-        self._bounds = bounds
-        self._small = min(SMALL_BODY, bounds.each)
-        self._budget = BodyBudget(bounds.together)
-        self._turns = ParseTurns()
-        self._memory = MemoryReturn()
+        self._most = most
+        self._text = text
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        most = self._most if self._routes.find(scope).large else min(PLAIN_BODY, self._most)
+        extensions = scope.setdefault("extensions", {})
+        extensions[MOST_BODY], extensions[MOST_TEXT] = most, self._text
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), None)
-        try:
-            encoding = encoding_of(scope["headers"])
-        except InvalidRequest as error:
-            await write_error(scope, error)(scope, receive, send)
-            return
-        unpacked = None
-        if encoding is not None:
-            # What is announced is not what will be parsed.
-            unpacked = Unpacked(receive, encoding, self._most(scope))
-            receive, announced = unpacked.receive, None
-        if announced is not None and announced.isdigit() and int(announced) <= self._small:
-            await self._app(scope, receive, send)
-            return
-        most = self._most(scope)
         if announced is not None and (not announced.isdigit() or int(announced) > most):
             await write_error(scope, too_large(most))(scope, receive, send)
             return
-        arriving = _Arriving(receive, most, self._bounds.values, self._budget, self._memory, unpacked)
-        extensions = scope.setdefault("extensions", {})
-        extensions[PARSE_TURN] = partial(self._turns.turn, arriving.parsed)
-        extensions[MOST_TEXT] = self._bounds.text
-        token = GIVE_BODY_ROOM.set(arriving.explained)
-        try:
-            await self._app(scope, arriving.receive, send)
-        finally:
-            GIVE_BODY_ROOM.reset(token)
-            arriving.end()
-
-    def _most(self, scope: Scope) -> int:
-        """Return the most bytes of a request's body."""
-        return self._bounds.each if self._routes.find(scope).large else min(PLAIN_BODY, self._bounds.each)
+        await self._app(scope, _counted(receive, most) if announced is None else receive, send)
 
 
-class _Arriving:
-    """A body on its way in."""
+def _counted(receive: Receive, most: int) -> Receive:
+    left = most
 
-    def __init__(
-        self,
-        receive: Receive,
-        most: int,
-        values: int,
-        budget: BodyBudget,
-        memory: MemoryReturn,
-        unpacked: Unpacked | None = None,
-    ) -> None:
-        self._receive = receive
-        self._most = most
-        self._values = values
-        self._budget = budget
-        self._memory = memory
-        self._unpacked = unpacked
-        self._size = 0
-        self._weight = JsonWeight()
-        self.share = BodyShare()
-
-    def parsed(self, size: int) -> None:
-        """Its bytes are gone, and its values take this much memory."""
-        self._budget.shrink(self.share, size)
-        self._memory.soon()
-
-    def explained(self, size: int) -> None:
-        """Leave so many bytes of the values out: the engine has an account of its own of them."""
-        rest = self.share.held - size
-        self._budget.shrink(self.share, rest if rest > SMALL_BODY else 0)
-
-    def end(self) -> None:
-        """Its request has ended."""
-        self._budget.give(self.share)
-        if self._size > SMALL_BODY:
-            self._memory.soon()
-
-    async def receive(self) -> Message:
-        """Return the next message. Raises InvalidRequest where a bound is passed."""
-        async with self.share.in_time():
-            message = await self._receive()
-        body = message.get("body", b"")
-        if body:
-            await self._add(body)
-        if self._unpacked is not None and self._size > SMALL_BODY and self._unpacked.window == 0:
-            self._budget.shrink(self.share, self._needed())
-        if self.share.held and not message.get("more_body", False):
-            self._budget.arrived(self.share)
+    async def counted() -> Message:
+        nonlocal left
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if left < 0:
+            raise too_large(most)
         return message
 
-    async def _add(self, body: bytes) -> None:
-        self._size += len(body)
-        if self._size > self._most:
-            raise too_large(self._most)
-        self._weight.add(body)
-        if self._weight.total > self._values:
-            message = f"the body has more values than the {self._values} that are taken (server.max_body_values)"
-            raise InvalidRequest(message, status=413, code="too_many_values")
-        if self._size > SMALL_BODY:
-            more = self._needed() - self.share.held
-            if more > 0:
-                await self._budget.take(self.share, more)
-
-    def _needed(self) -> int:
-        """Return bytes of memory for what is there, and for unpacking the rest."""
-        window = 0 if self._unpacked is None else self._unpacked.window
-        return self._size * (WIDE if self._weight.wide else 1) + window
+    return counted

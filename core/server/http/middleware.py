@@ -1,4 +1,4 @@
-"""The first to see a request: names it, finds its route, checks its key, and writes its line in the log."""
+"""The first to see a request: names it, finds its route, asks guards and keys, and writes its line in the log."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.server.asker import ASKER
-from pegboard.core.server.http.hosts import Hosts, is_own_origin
 from pegboard.core.server.http.keys import Keys
 from pegboard.core.server.http.routes import UNKNOWN, Entry, Routes
-from pegboard.core.server.http.turns import Turns
 from pegboard.toolkit.http.errors import CLIENT_CLOSED_REQUEST, answer_error
-from pegboard.toolkit.http.levels import ASKED_BY
+from pegboard.toolkit.http.levels import ASKED_BY, NEEDED_LEVEL
 from pegboard.toolkit.http.routing import ErrorFormats
 
 if TYPE_CHECKING:
@@ -29,10 +27,7 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID = b"x-request-id"
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-SPARE = "pegboard.spare"
-"""In a scope's state: the request came in a spare place, which is for health probes."""
-_WANTED = frozenset({b"authorization", b"x-api-key", REQUEST_ID, b"host", b"origin", b"sec-fetch-site"})
-_HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
+_WANTED = frozenset({b"authorization", b"x-api-key", REQUEST_ID})
 _LONGEST_PATH = 200
 
 
@@ -40,10 +35,9 @@ class Front:
     """ASGI middleware around the limits and the routes.
 
     Every answer carries an `x-request-id`: the client's, if it is a plain word, or a new one, which routes find as
-    ``request.state.request_id``. What has no key where one is needed is refused, in the error format of the API that
-    the path belongs to, before anything of its body is read; so is what a web page of elsewhere may have sent, and,
-    where all places are taken, what is not public. An exception without an answer becomes a 500 here, so
-    that it has these headers too; it is raised again, for the log.
+    ``request.state.request_id``. What a guard refuses (`refusals`, see `HttpGuard.refuse`), or has no key where one is
+    needed, is answered in the error format of the API that the path belongs to, before anything of its body is read. An
+    exception without an answer becomes a 500 here, so that it has these headers too; it is raised again, for the log.
     """
 
     def __init__(
@@ -52,17 +46,14 @@ class Front:
         routes: Routes,
         keys: Keys,
         *,
-        hosts: Hosts | None = None,
-        origins: Collection[str] = (),
+        refusals: Sequence[Callable[[Scope], InvalidRequest | None]] = (),
         log: bool = False,
     ) -> None:
         self._app = app
         self._routes = routes
         self._keys = keys
-        self._hosts = hosts
-        self._origins = frozenset(origins)
+        self._refusals = tuple(refusals)
         self._log = log
-        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -73,7 +64,7 @@ class Front:
         began = time.perf_counter()
         entry = self._routes.find(scope)
         headers = {name: value for name, value in scope["headers"] if name in _WANTED}
-        named = (REQUEST_ID, self._identify(scope, headers).encode())
+        named = (REQUEST_ID, self._identify(entry, scope, headers).encode())
         status = 0
 
         async def sending(message: Message) -> None:
@@ -84,9 +75,7 @@ class Front:
             await send(message)
 
         try:
-            error = _no_place(entry, scope) or self._refusal(entry, scope, headers)
-            if error is None and entry.level != "public":
-                await self._turns.begin()
+            error = self._refusal(entry, scope, headers)
             if error is None:
                 await self._app(scope, receive, sending)
             else:
@@ -94,6 +83,10 @@ class Front:
         except asyncio.CancelledError:
             status = status or CLIENT_CLOSED_REQUEST
             raise
+        except InvalidRequest as refusal:
+            if status:
+                raise
+            await write_error(scope, refusal)(scope, receive, sending)
         except Exception:
             if not status:
                 await write_error(scope, internal_error())(scope, receive, sending)
@@ -102,54 +95,24 @@ class Front:
             if self._log:
                 _log(scope, entry, status or CLIENT_CLOSED_REQUEST, time.perf_counter() - began)
 
-    def _identify(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
-        """Note the request's id and the name of its key; return the id."""
+    def _identify(self, entry: Entry, scope: Scope, headers: dict[bytes, bytes]) -> str:
+        """Note the request's id, the name of its key and what its route needs; return the id."""
         state = scope.setdefault("state", {})
+        state[NEEDED_LEVEL] = entry.level
         state["request_id"] = _request_id(headers.get(REQUEST_ID))
         state[ASKED_BY] = self._keys.asker(headers)
         ASKER.set(state[ASKED_BY])
         return str(state["request_id"])
 
     def _refusal(self, entry: Entry, scope: Scope, headers: dict[bytes, bytes]) -> InvalidRequest | None:
-        if not self._keys and self._hosts is not None and (error := self._hosts.refusal(headers.get(b"host"))):
-            return error
-        if self._is_foreign(scope["method"], headers) and not self._is_named(headers.get(b"origin", b"")):
-            return InvalidRequest(
-                "pages of other origins may not use this server, unless server.cors.allow_origins names them",
-                status=403,
-                code="cross_site",
-            )
+        for refuse in self._refusals:
+            if (error := refuse(scope)) is not None:
+                return error
         refused = self._keys.refusal(entry.level, headers)
         if refused is not None and refused.status == 403 and entry is UNKNOWN:
             # Any key learns that it is not there; the application is not asked.
             return not_found(scope)
         return refused
-
-    def _is_foreign(self, method: str, headers: dict[bytes, bytes]) -> bool:
-        """Return whether a page of another origin sent this: browsers let any page send some requests, and only keep
-        the answer from it. They say so in Sec-Fetch-Site, but not to other machines without TLS, and older browsers
-        never do; there the Origin must tell. With keys it need not: such a page knows none.
-        """
-        site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
-        if site is not None:
-            return site == b"cross-site" and method not in _HARMLESS
-        if origin is None or self._keys or method == "OPTIONS":
-            return False
-        return not is_own_origin(origin, headers.get(b"host"))
-
-    def _is_named(self, origin: bytes) -> bool:
-        return "*" in self._origins or origin.decode("latin-1") in self._origins
-
-
-def _no_place(entry: Entry, scope: Scope) -> InvalidRequest | None:
-    if entry.level == "public" or SPARE not in scope["state"]:
-        return None
-    return no_connection_left()
-
-
-def no_connection_left() -> InvalidRequest:
-    """Return the refusal of what came in a spare place and is not a health probe, or stays too long."""
-    return InvalidRequest("the server has no connection left, try again later", status=503, code="busy")
 
 
 def write_error(scope: Scope, error: InvalidRequest) -> Response:

@@ -1,22 +1,22 @@
-"""uvicorn's server, with bounds on connections and without its signal handling."""
+"""uvicorn's server on a socket that listens already, without its signal handling."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import uvicorn
 
 from pegboard.core.interfaces.errors import PegboardError
-from pegboard.core.server.http.connections import HANDSHAKE_SECONDS, Acceptor, Place, Places
-from pegboard.core.server.http.protocol import BoundedHttpProtocol
+from pegboard.toolkit.http.protocol import StreamingProtocol
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
+
+    from pegboard.core.interfaces.http_front import Accepting, HttpFront, HttpGuard
 
 KEEP_ALIVE = 60
 """Seconds that a connection may be idle, where places are not short."""
@@ -27,24 +27,15 @@ LAST_ANSWERS = 5
 class HttpServer(uvicorn.Server):
     """Serves an application on a listening socket, until `leave`.
 
-    Its connections are accepted by an Acceptor of its own, since uvicorn knows of none before its TLS handshake has
-    ended. uvicorn's signal handling would cut running requests off, so it is left out. It wakes up once per second
-    for the date, and not ten times to see whether it is to end.
+    Its connections are accepted by the first guard that does so. uvicorn's signal handling would cut running requests
+    off, so it is left out. It wakes up once per second for the date, and not ten times to see whether it is to end.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        listener: socket.socket,
-        *,
-        max_connections: int,
-        request_timeout: float,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
+    def __init__(self, app: ASGIApp, front: HttpFront, guards: Sequence[HttpGuard] = ()) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=BoundedHttpProtocol,
+                http=StreamingProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -54,11 +45,9 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=LAST_ANSWERS,
             )
         )
-        self.places = Places(max_connections)
-        self._listener = listener
-        self._request_timeout = request_timeout
-        self._tls = tls
-        self._acceptor: Acceptor | None = None
+        self._front = front
+        self._guards = tuple(guards)
+        self._accepting: Accepting | None = None
         self._leaving = asyncio.Event()
 
     def leave(self) -> None:
@@ -67,16 +56,15 @@ class HttpServer(uvicorn.Server):
         self._leaving.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=[])
-        seconds = min(HANDSHAKE_SECONDS, self._request_timeout)
-        self._acceptor = Acceptor(self._listener, self.places, self._protocol, tls=self._tls, handshake_seconds=seconds)
+        accepting = (guard.accept(self._front, self) for guard in self._guards)
+        self._accepting = next((found for found in accepting if found is not None), None)
+        self.config.ssl = self._front.tls
+        await super().startup(sockets=[self._front.listener] if self._accepting is None else [])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._acceptor is not None:
-            self._acceptor.close()
-            self._acceptor.cut_off()
-        self._listener.close()
-        await super().shutdown(sockets)
+        if self._accepting is not None:
+            self._accepting.close()
+        await super().shutdown([self._front.listener])
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):
@@ -94,8 +82,3 @@ class HttpServer(uvicorn.Server):
                 error = serving.exception()
                 raise PegboardError(f"cannot listen: {error or 'the HTTP server ended'}") from None
             await asyncio.sleep(0.01)
-
-    def _protocol(self, place: Place) -> BoundedHttpProtocol:
-        return BoundedHttpProtocol(
-            self.config, self.server_state, self.lifespan.state, place=place, request_timeout=self._request_timeout
-        )

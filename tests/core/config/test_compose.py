@@ -184,10 +184,12 @@ class TestSources:
     )
     def test_and_booleans_where_it_takes_those(self, word: str, meant: bool, tmp_path: Path) -> None:
         path = tmp_path / "a.yaml"
-        path.write_text(f"log_requests: {word}\nscheduler:\n  mixed_chunk: {word}\nprefix_cache:\n  pinned: {word}\n")
+        path.write_text(
+            f"server:\n  access_log: {word}\nscheduler:\n  mixed_chunk: {word}\nprefix_cache:\n  pinned: {word}\n"
+        )
         resolved = composed(files=[path], overrides=[f"media.enabled={word}"])
         engine = resolved.engine
-        assert (engine.log_requests, engine.scheduler.mixed_chunk, engine.media.enabled) == (meant, meant, meant)
+        assert (engine.server.access_log, engine.scheduler.mixed_chunk, engine.media.enabled) == (meant, meant, meant)
         assert resolved.options(resolved.candidates["prefix_cache"][0]).model_dump()["pinned"] is meant
 
     def test_true_is_no_string(self) -> None:

@@ -224,7 +224,7 @@ def test_a_server_starts_nothing_with_a_broken_api(site: Any, monkeypatch: pytes
     monkeypatch.setattr(server.asyncio, "Runner", lambda **_: pytest.fail("it has started"))  # type: ignore[attr-defined]
     resolved = compose(data={"model": {"path": "x"}, "apis": ["mine"], "server": {"port": 0}}, env={})
     with pytest.raises(PluginError, match=r"^apis: api 'mine' of plugin 'tools' \(other 1.0\): importing nowhere:Api"):
-        server._Server(resolved, None, "", None, None)  # type: ignore[arg-type]
+        server._Server(resolved, None, "", None)  # type: ignore[arg-type]
     assert "nowhere" not in sys.modules
 
 

@@ -15,8 +15,8 @@ import pytest
 
 import pegboard.core.interfaces as interfaces
 import pegboard.core.interfaces.contracts as contracts
+from docs._build.config import builtin_registry
 from pegboard.conformance.suite import ContractSuite
-from pegboard.core.config.docs import builtin_registry
 from pegboard.core.interfaces.contract import Contract
 from pegboard.core.interfaces.contracts import CONTRACTS
 from pegboard.core.interfaces.hooks import LIFECYCLE_HOOKS, STEP_HOOKS, HookSpecs

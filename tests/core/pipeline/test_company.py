@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.core.engine.operation import Operation, RequestLog
+from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.messages import AbortRequest, Accepted
 from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.media.arrival import MediaStage
 from pegboard.core.pipeline.media.encoder_cache import EncoderCache
+from pegboard.core.registry.hooks import Hooks
+from pegboard_drills.grammars import ScriptedMatcher
 from tests.core.pipeline.company import Asked, Author, Tokenizer
 from tests.core.pipeline.company_model import CompanyModel, FakePooler
 from tests.core.pipeline.harness import Seer
@@ -101,7 +103,7 @@ class Company:
         )
         self.asked = self.world.asked = {}
         self.scheduler = self.world.harness.scheduler
-        self.operator = Operation(self.scheduler, RequestLog(on=False))
+        self.operator = SchedulerView(self.scheduler, Hooks())
         self.author = Author(rng, Album(directory, seed), pooler)
         self.mover: SlotMover | None = more.get("mover")
         self.aborted: set[str] = set()
@@ -165,10 +167,10 @@ class Company:
             self.aborted.add(rid := rng.choice(alive))
             scheduler.receive([AbortRequest(rid=rid)])
         if rng.random() < 0.07:
-            self.operator.pause({"mode": rng.choice(["retract", "in_place"])})
+            self.operator.pause(rng.choice(["retract", "in_place"]))
             for _ in range(3):
                 self.step()
-            self.operator.go_on({})
+            self.operator.resume()
         if rng.random() < 0.005:
             self.aborted |= {*scheduler.requests.alive}
             scheduler.receive([AbortRequest(all_requests=True)])

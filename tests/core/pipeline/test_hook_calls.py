@@ -21,6 +21,7 @@ from pegboard.core.interfaces.client import GenerateRequest, ModelInfo
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
 from pegboard.core.interfaces.hooks import STEP_HOOKS, hookimpl
+from pegboard.core.interfaces.http_front import HttpGuard
 from pegboard.core.interfaces.messages import AbortRequest, TokenizedBatch
 from pegboard.core.interfaces.plugin import Plugin
 from pegboard.core.interfaces.req import NO_ROW, Req
@@ -143,6 +144,15 @@ class AllOfThem:
         EVENTS.append(Event("register_routes", {"app": app}))
 
 
+class Guarding:
+    def __init__(self, guard: HttpGuard | None) -> None:
+        self._guard = guard
+
+    @hookimpl
+    def guard_http(self) -> HttpGuard | None:
+        return self._guard
+
+
 @pytest.fixture(autouse=True)
 def _forget() -> None:
     EVENTS.clear()
@@ -227,6 +237,14 @@ class TestLifeCycle:
         given = {argument: "it", **({"client": None} if hook == "register_routes" else {})}
         getattr(Hooks.load(Registry.of(*plugins)).call, hook)(**given)
         assert [(event.hook, event.facts) for event in EVENTS] == [(hook, {argument: "it"})] * 2
+
+    def test_guard_http_gives_the_guards_of_plugins_in_their_order(self) -> None:
+        """The API process calls it (tests/faults/test_front.py); plugins that return None have no guard."""
+        hooks = Hooks()
+        guards = [HttpGuard(), HttpGuard()]
+        for answer in (guards[1], None, guards[0]):
+            hooks.add(Guarding(answer))
+        assert hooks.call.guard_http(front=None) == guards
 
     def test_api_services_are_there_for_routers(self) -> None:
         """What a plugin builds for the APIs, they find by its name."""

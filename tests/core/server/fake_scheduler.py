@@ -166,9 +166,8 @@ def build(resolved: Any, kind: type[FakeScheduler] = FakeScheduler) -> Any:
         max_total_tokens=0, dtype="float32", version="0",
     )  # fmt: skip
     token = Tokenizer.from_directory(path).encode("a")[0]
-    hooks = Hooks.load(resolved.registry, resolved.plugin_options)
     return SimpleNamespace(
-        scheduler=kind(token), info=info, directory=path, hooks=hooks, view=None, close=lambda: None,
+        scheduler=kind(token), info=info, directory=path, hooks=Hooks(), view=None, close=lambda: None,
         prepare_memory=lambda seconds: None, media=None,
     )  # fmt: skip
 

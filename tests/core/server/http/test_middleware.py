@@ -214,30 +214,6 @@ def test_named_origins_are_let_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "site", "origin", "status"),
-    [
-        ("POST", "cross-site", "https://evil.example.com", 403),
-        ("POST", "cross-site", None, 403),
-        ("POST", "cross-site", "null", 403),
-        ("POST", "cross-site", ORIGIN, 200),
-        ("POST", "same-site", "https://evil.example.com", 200),
-        ("POST", "same-origin", ORIGIN, 200),
-        ("POST", "none", None, 200),
-        ("POST", None, None, 200),
-        ("GET", "cross-site", "https://evil.example.com", 404),
-    ],
-)
-def test_pages_of_elsewhere_may_not_act(method: str, site: str | None, origin: str | None, status: int) -> None:
-    """A browser sends a plain POST of any page, and would only keep its answer from the page."""
-    headers = {name: value for name, value in (("sec_fetch_site", site), ("origin", origin)) if value is not None}
-    app = application(cors=CorsSection(allow_origins=(ORIGIN,)))
-    done = ask(app, method, "/echo/a" if method == "POST" else "/elsewhere", **headers)  # type: ignore[arg-type]
-    assert done.status == status
-    if status == 403:
-        assert done.json()["error"]["code"] == "cross_site"
-
-
-@pytest.mark.parametrize(
     ("origin", "good"),
     [
         ("*", True),

@@ -11,10 +11,9 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from pegboard.conformance.asgi import Exchange
-from pegboard.core.server.body_room import engine_has
-from pegboard.core.server.http.limits import BodyBounds, BodyLimit
-from pegboard.core.server.http.routes import Entry
-from pegboard.toolkit.http.bodies import RequestModel, parse_body
+from pegboard.plugins.http_guard.bodies import BodyGuard
+from pegboard.toolkit.http.bodies import MOST_BODY, RequestModel, parse_body
+from pegboard.toolkit.http.body_room import engine_has
 from pegboard.toolkit.http.value_size import memory_of
 
 LONG = 200_000
@@ -27,14 +26,14 @@ class Body(RequestModel):
 
 
 class Stage:
-    """An application behind the limit, and what its bodies hold: parsed, taken by the engine, and ended."""
+    """An application behind the guard, and what its bodies hold: parsed, taken by the engine, and ended."""
 
     def __init__(self) -> None:
-        self.limit = BodyLimit(self.app, self, BodyBounds(2**24, 2**20, 2**26))  # type: ignore[arg-type]
+        self.guard = BodyGuard(self.app, 2**20, 2**26)
         self.held: list[int] = []
 
-    def find(self, scope: Scope) -> Entry:
-        return Entry("user", "/", large=True)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.guard({**scope, "extensions": {MOST_BODY: 2**24}}, receive, send)
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await parse_body(Request(scope, receive), Body)
@@ -44,14 +43,14 @@ class Stage:
         await Response()(scope, receive, send)
 
     def note(self) -> None:
-        self.held.append(self.limit._budget.held)
+        self.held.append(self.guard._budget.held)
 
 
 def held(body: Any, *, ascii_only: bool = False) -> list[int]:
     async def scene() -> list[int]:
         stage = Stage()
         data = json.dumps(body, ensure_ascii=ascii_only).encode()
-        assert (await Exchange(stage.limit, "POST", "/", data).end()).status == 200
+        assert (await Exchange(stage, "POST", "/", data).end()).status == 200
         stage.note()
         return stage.held
 

@@ -9,11 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from pegboard.core.engine.operation import Operation, RequestLog
+from pegboard.core.config.compose import compose
+from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, ControlReply, ControlRequest
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.pipeline.stages import StepHooks
+from pegboard.core.registry.hooks import Hooks
+from pegboard.plugins.operator_controls.controls import OperatorControls
 from tests.core.pipeline.harness import Harness, oracle
 
 SETTINGS: list[dict[str, Any]] = [
@@ -28,8 +32,14 @@ PROMPTS = {"a": [3, 1, 4], "b": list(range(10, 40)), "c": list(range(40, 75))}
 
 def operated(**settings: Any) -> Harness:
     harness = Harness(chunk=16, **settings)
-    harness.scheduler.controls.update(Operation(harness.scheduler, RequestLog(on=False)).controls())
+    started(harness, OperatorControls(NoOptions()))
     return harness
+
+
+def started(harness: Harness, controls: OperatorControls) -> None:
+    hooks = Hooks()
+    hooks.add(controls)
+    hooks.call.engine_started(info=None, engine=SchedulerView(harness.scheduler, hooks))
 
 
 def control(harness: Harness, action: str, **args: Any) -> dict[str, Any]:
@@ -149,9 +159,9 @@ def root_level() -> Iterator[None]:
 
 @pytest.mark.usefixtures("root_level")
 def test_what_is_logged_changes_at_run_time(caplog: pytest.LogCaptureFixture) -> None:
-    log = RequestLog(on=False)
-    harness = Harness(hooks=StepHooks(requests_finished=(log,)))
-    operation = Operation(harness.scheduler, log)
+    operation = OperatorControls(NoOptions())
+    harness = Harness(hooks=StepHooks(requests_finished=(operation.requests_finished,)))
+    started(harness, operation)
 
     def lines(rid: str) -> list[str]:
         harness.submit(rid, [1, 2], 2)
@@ -169,6 +179,16 @@ def test_what_is_logged_changes_at_run_time(caplog: pytest.LogCaptureFixture) ->
     assert lines("silent again") == ["told"]
 
 
+def test_the_config_switches_the_log_of_requests() -> None:
+    resolved = compose(data={"model": {"path": "x"}, "log_requests": True}, env={})
+    [controls] = [
+        made
+        for _, made in Hooks.load(resolved.registry, resolved.plugin_options).built
+        if isinstance(made, OperatorControls)
+    ]
+    assert controls.configure_logging({})["log_requests"] is True
+
+
 @pytest.mark.usefixtures("root_level")
 @pytest.mark.parametrize(
     ("args", "param"),
@@ -179,7 +199,7 @@ def test_what_is_logged_changes_at_run_time(caplog: pytest.LogCaptureFixture) ->
     ],
 )
 def test_bad_settings_change_nothing(args: dict[str, Any], param: str) -> None:
-    operation = Operation(Harness().scheduler, RequestLog(on=True))
+    operation = OperatorControls(NoOptions())
     before = logging.getLogger().level
     with pytest.raises(InvalidRequest) as caught:
         operation.configure_logging(args)
@@ -188,7 +208,7 @@ def test_bad_settings_change_nothing(args: dict[str, Any], param: str) -> None:
 
 
 def test_the_collector_leaves_alone_what_was_there() -> None:
-    operation = Operation(Harness().scheduler, RequestLog(on=False))
+    operation = OperatorControls(NoOptions())
     try:
         gc.unfreeze()
         said = operation.freeze_gc({})["objects"]

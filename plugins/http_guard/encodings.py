@@ -9,6 +9,7 @@ import zlib
 from typing import TYPE_CHECKING, Protocol
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.toolkit.http.bodies import too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -170,8 +171,3 @@ class Unpacked:
             message = f"the body is packed in more than {MAX_SMALL_MEMBERS} pieces of less than {SMALL_MEMBER} bytes"
             raise InvalidRequest(message, status=413, code="body_too_large")
         return piece
-
-
-def too_large(most: int) -> InvalidRequest:
-    """Return the refusal of a body with more bytes than there may be."""
-    return InvalidRequest(f"the body exceeds {most} bytes", status=413, code="body_too_large")

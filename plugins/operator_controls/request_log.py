@@ -1,4 +1,4 @@
-"""Where a request's time went, as plain values: for a line in the log when it has ended."""
+"""A line in the log for each finished request: where its time went."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def time_stats(req: Req) -> dict[str, object]:
 
 
 def log_finished(reqs: Sequence[Req]) -> None:
-    """Log a line at info for each of these: a hook `requests_finished` where the config says `log_requests`."""
+    """Log a line at info for each of these requests."""
     if not logger.isEnabledFor(logging.INFO):
         return
     for req in reqs:

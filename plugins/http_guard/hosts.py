@@ -9,13 +9,10 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.toolkit.system.log_lines import quoted
-
-if TYPE_CHECKING:
-    from pegboard.core.config.sections import ServerSection
 
 _PORT = re.compile(r":[0-9]*$")
 
@@ -35,10 +32,10 @@ class Hosts:
             self._names.add("localhost")
 
     @classmethod
-    def of(cls, server: ServerSection, listener: socket.socket) -> Hosts:
-        """As the config says, of a socket that listens."""
+    def of(cls, host: str, allowed: Collection[str], listener: socket.socket) -> Hosts:
+        """As `server.host` and `server.allowed_hosts` of the config say, of a socket that listens."""
         address = str(listener.getsockname()[0])
-        names = [server.host, *server.allowed_hosts]
+        names = [host, *allowed]
         if (own := _address(address)) is not None and not own.is_loopback:
             machine = socket.gethostname()
             names += [machine, machine.partition(".")[0]]
@@ -63,14 +60,6 @@ class Hosts:
         if asked is None or own is None:
             return False
         return asked == own or own.is_unspecified or (own.is_loopback and asked.is_loopback)
-
-
-def is_own_origin(origin: bytes, host: bytes | None) -> bool:
-    """Return whether a page of this origin came from the server that a request with this Host is for. The scheme does
-    not count: something in front of the server may speak TLS.
-    """
-    _, found, authority = origin.partition(b"://")
-    return bool(found) and host is not None and authority.lower() == host.lower()
 
 
 def _plain(name: str) -> str:

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.hooks import hookimpl
+from pegboard.plugins.profiler.options import ProfilerFields
 
 if TYPE_CHECKING:
     from torch.profiler import profile
 
-    from pegboard.core.interfaces.engine_view import Control
+    from pegboard.core.interfaces.engine_view import EngineView
+    from pegboard.core.interfaces.options import Options
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +44,14 @@ class Profiler:
 
     One trace at a time. It sees operations of all threads, since the overlap loop computes in one of its own. Its end
     (after `num_steps` steps, by `stop_profile`, or after MAX_STEPS) writes ``<id>.trace.json.gz`` for chrome://tracing
-    or Perfetto; requests wait while that is written. `set_on_step` is told what to call after every step, or None:
-    while no trace is made nothing is called. `profile_dir` "" refuses everything.
+    or Perfetto; requests wait while that is written. While no trace is made, steps call nothing. Without
+    `server.profile_dir` in the config everything is refused.
     """
 
-    def __init__(self, profile_dir: str | None, set_on_step: Callable[[Callable[[], None] | None], None]) -> None:
-        self._root = Path(profile_dir).absolute() if profile_dir else None
-        self._set_on_step = set_on_step
+    def __init__(self, options: Options) -> None:
+        directory = options.section(ProfilerFields).profile_dir
+        self._root = Path(directory).absolute() if directory else None
+        self._set_on_step: Callable[[Callable[[], None] | None], None] = lambda call: None
         self._profile: profile | None = None
         self._left = 0
         self._file = Path()
@@ -56,9 +60,11 @@ class Profiler:
     def active(self) -> bool:
         return self._profile is not None
 
-    def controls(self) -> dict[str, Control]:
-        """Return its actions, for the scheduler's table."""
-        return {"start_profile": self.start, "stop_profile": self.stop}
+    @hookimpl
+    def engine_started(self, engine: EngineView) -> None:
+        self._set_on_step = engine.set_on_step
+        engine.add_control("start_profile", self.start)
+        engine.add_control("stop_profile", self.stop)
 
     def start(self, args: dict[str, object]) -> dict[str, object]:
         """Begin. `args`: output_dir, num_steps, activities, with_stack, record_shapes; all may be missing or None.

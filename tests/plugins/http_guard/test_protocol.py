@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from pegboard.core.server.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS
 from pegboard.core.server.http.server import HttpServer
+from pegboard.plugins.http_guard.protocol import MAX_HEAD_BYTES, MAX_HEADERS
+from tests.plugins.http_guard.guarded import guarding
 
 PATIENCE = 30.0
 SOON = 0.2
@@ -57,7 +58,8 @@ class App:
 @contextlib.asynccontextmanager
 async def listening(app: App, timeout: float) -> AsyncIterator[Dial]:
     listener = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(app, listener, max_connections=100, request_timeout=timeout)
+    guard, front = guarding(listener, max_connections=100, request_timeout=timeout)
+    server = HttpServer(app, front, [guard])
     serving = asyncio.create_task(server.serve())
     await server.listening(serving)
     writers: list[asyncio.StreamWriter] = []
@@ -71,7 +73,7 @@ async def listening(app: App, timeout: float) -> AsyncIterator[Dial]:
         yield dial
         for writer in writers:
             writer.close()
-        while server.places.taken:
+        while guard.places.taken:
             await asyncio.sleep(0.01)
     finally:
         server.leave()

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with bounds: on what comes before a body, whose parser collects headers without one, on the
+"""The HTTP protocol with bounds: on what comes before a body, whose parser collects headers without one, on the
 time that a request takes to arrive and an answer waits to be read.
 """
 
@@ -10,21 +10,19 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.server.http.connections import SLOW_GRACE, SPARE_SECONDS
-from pegboard.core.server.http.middleware import SPARE, no_connection_left
-from pegboard.toolkit.http.answer_stream import BODY_WRITER
+from pegboard.plugins.http_guard.connections import SLOW_GRACE, SPARE, SPARE_SECONDS, no_connection_left
 from pegboard.toolkit.http.errors import answer_error
+from pegboard.toolkit.http.protocol import StreamingProtocol
 from pegboard.toolkit.system.log_lines import LimitedLog, quoted
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
-    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
 
-    from pegboard.core.server.http.connections import Place
+    from pegboard.plugins.http_guard.connections import Place
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +36,7 @@ the parser collects without a bound as well, must fit in."""
 _malformed = LimitedLog(logger, most=10, seconds=60.0)
 
 
-class BoundedHttpProtocol(HttpToolsProtocol):
+class BoundedHttpProtocol(StreamingProtocol):
     """Refuses requests whose line and headers are too large (431) or that take too long to arrive (408), and ends
     connections whose client does not read its answer. What comes to a spare place is marked so for the application.
     """
@@ -208,11 +206,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self._place.spare:
             self.cycle.keep_alive = False
-        if self.scope["http_version"] == "1.0":
-            _end_with_the_connection(self.cycle)
-        elif self.scope["method"] != "HEAD":
-            extensions: dict[str, Any] = {BODY_WRITER: _BodyWriter(self.cycle)}
-            self.scope["extensions"] = extensions
 
     def on_message_complete(self) -> None:
         self._begun = False
@@ -222,10 +215,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        # The writer knows the cycle, and the cycle its scope: a circle that would wait for the garbage collector.
-        cycle: Any = self.cycle
-        if cycle is not None and cycle.response_complete:
-            cycle.scope.pop("extensions", None)
         pipelined = bool(self.pipeline)
         if not pipelined:
             self._place.is_idle()
@@ -262,8 +251,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _is_quiet(self) -> bool:
         """Return whether no answer is under way."""
-        cycle: Any = self.cycle
-        return cycle is None or cycle.response_complete
+        cycle: object = self.cycle
+        return not isinstance(cycle, RequestResponseCycle) or cycle.response_complete
 
     def _refuse(self, error: InvalidRequest) -> None:
         """Answer, unless an answer has begun, and close."""
@@ -298,50 +287,6 @@ class _CountingTransport:
         found = getattr(self._transport, name)
         setattr(self, name, found)
         return found
-
-
-class _BodyWriter:
-    """What `RequestResponseCycle.send` does with a piece of a chunked body, without being awaited for each."""
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-
-    @property
-    def gone(self) -> bool:
-        return bool(self._cycle.disconnected)
-
-    def write(self, data: bytes) -> bool:
-        cycle = self._cycle
-        if cycle.disconnected:
-            return True
-        if not cycle.chunked_encoding or cycle.response_complete:
-            raise RuntimeError("this response takes no pieces")
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return not cycle.flow.write_paused
-
-    async def drain(self) -> None:
-        await self._cycle.flow.drain()
-
-
-def _end_with_the_connection(cycle: RequestResponseCycle) -> None:
-    """Have an answer of unknown length end where its connection does: a client of HTTP/1.0 knows no chunks, which
-    uvicorn sends all the same.
-    """
-    send = cycle.send
-    unknown = False
-
-    async def sending(message: Any) -> None:
-        nonlocal unknown
-        if message["type"] == "http.response.start":
-            unknown = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
-            if unknown:
-                cycle.chunked_encoding = False
-        elif unknown:
-            # uvicorn takes it for the rest of a length that was announced.
-            cycle.expected_content_length = len(message.get("body", b""))
-        await send(message)
-
-    cycle.send = sending  # type: ignore[method-assign]
 
 
 def _too_large(message: str) -> InvalidRequest:

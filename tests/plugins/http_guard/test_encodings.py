@@ -15,11 +15,10 @@ from fastapi import Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.server.http import encodings
-from pegboard.core.server.http.encodings import PIECE
-from pegboard.core.server.http.limits import BodyBounds, BodyLimit
-from pegboard.core.server.http.routes import Entry
-from pegboard.toolkit.http.bodies import RequestModel, parse_body
+from pegboard.plugins.http_guard import encodings
+from pegboard.plugins.http_guard.bodies import BodyGuard
+from pegboard.plugins.http_guard.encodings import PIECE
+from pegboard.toolkit.http.bodies import MOST_BODY, RequestModel, parse_body
 from pegboard.toolkit.http.errors import answer_error
 from pegboard.toolkit.http.events import disconnect
 
@@ -32,19 +31,12 @@ class Body(RequestModel):
 
 
 class Server:
-    """An application behind the limit that keeps what it was sent, and waits for the client to leave."""
+    """An application behind the guard that keeps what it was sent, and waits for the client to leave."""
 
     def __init__(self, most: int = MOST) -> None:
-        self.limit = BodyLimit(self.app, self, BodyBounds(most, 2**16, 2**26))  # type: ignore[arg-type]
+        self.guard = BodyGuard(self.app, 2**16, 2**26)
+        self.most = most
         self.texts: list[str] = []
-        self.state: Any = self
-        self.errors: Any = self
-
-    def find(self, scope: Scope) -> Entry:
-        return Entry("user", "/", large=True)
-
-    def at(self, path: str) -> Any:
-        return lambda error: answer_error(error)
 
     def between(self) -> None:
         """Called before each piece of the body."""
@@ -77,8 +69,12 @@ class Server:
             sent.append(message)
 
         headers = [(b"content-encoding", encoding.encode()), (b"content-length", str(sum(map(len, pieces))).encode())]
-        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers, "app": self}
-        await self.limit(scope, receive, send)
+        extensions = {MOST_BODY: self.most}
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": headers, "extensions": extensions}
+        try:
+            await self.guard(scope, receive, send)
+        except InvalidRequest as error:
+            await answer_error(error)(scope, receive, send)
         return sent[0]["status"], b"".join(one.get("body", b"") for one in sent)
 
 
@@ -179,10 +175,10 @@ class Watched(Server):
         monkeypatch.setattr(encodings._Unpacker, "__init__", made)
 
     def between(self) -> None:
-        self.held.append(self.limit._budget.held)
+        self.held.append(self.guard._budget.held)
 
     def note(self) -> None:
-        self.left.append((len(self.open), self.limit._budget.held))
+        self.left.append((len(self.open), self.guard._budget.held))
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
@@ -209,4 +205,4 @@ def test_a_window_takes_room_while_it_is_open(monkeypatch: pytest.MonkeyPatch) -
     assert (status, server.texts) == (200, ["x"])
     assert size + 2**23 <= server.held[1] < size + 2**23 + 2**20
     assert server.left[0][1] < 2**20, "the window is gone, and so are the bytes that were parsed"
-    assert server.limit._budget.held == 0
+    assert server.guard._budget.held == 0

@@ -13,10 +13,13 @@ import ssl
 import time
 from collections.abc import Callable
 
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.toolkit.system.log_lines import LimitedLog
 
 logger = logging.getLogger(__name__)
 
+SPARE = "pegboard.spare"
+"""In a scope's state: the request came in a spare place, which is for health probes."""
 SPARE_PLACES = 64
 """Connections beyond the limit, for health probes; everything else is refused there."""
 IDLE_GRACE = 1.0
@@ -180,13 +183,10 @@ class Acceptor:
         self._listen()
 
     def close(self) -> None:
-        """Accept no more. The socket stays open: new clients wait."""
+        """Accept no more, and end what is not connected yet. The socket stays open: new clients wait."""
         if self._again is not None:
             self._again.cancel()
         self._loop.remove_reader(self._listener)
-
-    def cut_off(self) -> None:
-        """End what is not connected yet."""
         for connection in self._opening.values():
             _hang_up(connection)
 
@@ -238,3 +238,8 @@ def _hang_up(connection: socket.socket) -> bool:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     return True
+
+
+def no_connection_left() -> InvalidRequest:
+    """Return the refusal of what came in a spare place and is not a health probe, or stays too long."""
+    return InvalidRequest("the server has no connection left, try again later", status=503, code="busy")

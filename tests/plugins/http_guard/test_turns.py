@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from pegboard.core.server.http.turns import Turns
+from pegboard.plugins.http_guard.turns import Turns
 
 
 async def _crowd(turns: Turns, count: int, begun: list[int]) -> list[asyncio.Task[None]]:

@@ -14,19 +14,25 @@ from typing import Any
 import pytest
 import torch
 
-from pegboard.core.engine.profiler import MAX_STEPS, Profiler
+from pegboard.core.config.compose import compose
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.registry.hooks import Hooks
+from pegboard.plugins.profiler.profiler import MAX_STEPS, Profiler
 
 QUICK = {"with_stack": False, "activities": ["CPU"]}
 
 
 class Steps:
-    """The place where a scheduler keeps what it calls after a step."""
+    """The place where a scheduler keeps what it calls after a step, and its controls: an EngineView."""
 
     def __init__(self) -> None:
         self.on_step: Callable[[], None] | None = None
+        self.controls: dict[str, Any] = {}
 
-    def set(self, on_step: Callable[[], None] | None) -> None:
+    def add_control(self, action: str, run: Any) -> None:
+        self.controls[action] = run
+
+    def set_on_step(self, on_step: Callable[[], None] | None) -> None:
         self.on_step = on_step
 
     def step(self) -> None:
@@ -39,9 +45,18 @@ def steps() -> Steps:
     return Steps()
 
 
+def started(directory: Path | None, steps: Steps) -> Profiler:
+    server = {} if directory is None else {"profile_dir": str(directory)}
+    resolved = compose(data={"model": {"path": "x"}, "server": server}, env={})
+    built = Hooks.load(resolved.registry, resolved.plugin_options).built
+    [profiler] = [made for _, made in built if isinstance(made, Profiler)]
+    profiler.engine_started(steps)  # type: ignore[arg-type]
+    return profiler
+
+
 @pytest.fixture
 def profiler(tmp_path: Path, steps: Steps) -> Profiler:
-    return Profiler(str(tmp_path / "traces"), steps.set)
+    return started(tmp_path / "traces", steps)
 
 
 def operations(path: str) -> set[str]:
@@ -117,7 +132,7 @@ def test_no_other_directory(profiler: Profiler, tmp_path: Path, outside: str) ->
 
 def test_refused_where_no_directory_is_configured(steps: Steps) -> None:
     with pytest.raises(InvalidRequest, match=r"server\.profile_dir") as caught:
-        Profiler(None, steps.set).start(QUICK)
+        started(None, steps).start(QUICK)
     assert caught.value.status == 403
 
 
@@ -169,8 +184,8 @@ def test_close_writes_what_there_is(profiler: Profiler) -> None:
 
 def test_a_process_may_end_during_a_trace(tmp_path: Path) -> None:
     code = (
-        "import sys; from pegboard.core.engine.profiler import Profiler\n"
-        f"Profiler({str(tmp_path)!r}, lambda on_step: None).start({QUICK!r})\n"
+        "from pathlib import Path; from tests.plugins.profiler.test_profiler import Steps, started\n"
+        f"started(Path({str(tmp_path)!r}), Steps()).start({QUICK!r})\n"
         "import torch; torch.ones(3) + 1"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -179,6 +194,6 @@ def test_a_process_may_end_during_a_trace(tmp_path: Path) -> None:
     assert "aten::add" in operations(str(trace))
 
 
-def test_its_actions(profiler: Profiler) -> None:
-    actions: dict[str, Any] = profiler.controls()
-    assert set(actions) == {"start_profile", "stop_profile"}
+@pytest.mark.usefixtures("profiler")
+def test_its_actions(steps: Steps) -> None:
+    assert set(steps.controls) == {"start_profile", "stop_profile"}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from pegboard.core.server.http import connections
-from pegboard.core.server.http.connections import IDLE_GRACE, SLOW_GRACE, SPARE_PLACES, Place, Places
 from pegboard.core.server.http.server import HttpServer
+from pegboard.plugins.http_guard import connections
+from pegboard.plugins.http_guard.connections import IDLE_GRACE, SLOW_GRACE, SPARE_PLACES, Acceptor, Place, Places
+from tests.plugins.http_guard.guarded import guarding
 
 PATIENCE = 30.0
 
@@ -122,19 +124,26 @@ class App:
         self.left.set()
 
 
+@dataclass
+class Served:
+    http: HttpServer
+    places: Places
+
+
 def run(
-    scene: Callable[[App, HttpServer, Any], Coroutine[Any, Any, None]], *, places: Places | None = None, **bounds: Any
+    scene: Callable[[App, Served, Any], Coroutine[Any, Any, None]], *, places: Places | None = None, **bounds: Any
 ) -> None:
     async def main() -> None:
         app, listener = App(), socket.create_server(("127.0.0.1", 0))
         # What the kernel takes for a client that does not read.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
-        server = HttpServer(app, listener, **{"max_connections": 10, "request_timeout": 600.0, **bounds})
-        server.places = places or server.places
+        guard, front = guarding(listener, **{"max_connections": 10, "request_timeout": 600.0, **bounds})
+        guard.places = places or guard.places
+        server = HttpServer(app, front, [guard])
         serving = asyncio.create_task(server.serve())
         await server.listening(serving)
         async with asyncio.timeout(PATIENCE):
-            await scene(app, server, listener.getsockname())
+            await scene(app, Served(server, guard.places), listener.getsockname())
         server.leave()
         await serving
 
@@ -151,7 +160,7 @@ async def ask(address: Any, path: str, rest: bytes = b"\r\n") -> tuple[asyncio.S
 def test_answers_that_nobody_reads_are_cut_off(size: int) -> None:
     """Whether the application is through with its answer or waits to go on."""
 
-    async def scene(app: App, server: HttpServer, address: Any) -> None:
+    async def scene(app: App, server: Served, address: Any) -> None:
         _, writer = await ask(address, f"/{size}")
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         while not server.places.taken:
@@ -166,7 +175,7 @@ def test_answers_that_nobody_reads_are_cut_off(size: int) -> None:
 def test_answers_that_are_read_slowly_are_not() -> None:
     size, parts, timeout = 1 << 20, 16, 1.0
 
-    async def scene(app: App, server: HttpServer, address: Any) -> None:
+    async def scene(app: App, server: Served, address: Any) -> None:
         reader, writer = await ask(address, f"/{size}")
         await reader.readuntil(b"\r\n\r\n")
         for _ in range(parts):
@@ -198,8 +207,10 @@ class Hovering(asyncio.Transport):
 
 
 def test_an_answer_is_read_where_its_buffer_stays_as_full() -> None:
-    async def scene(app: App, server: HttpServer, address: Any) -> None:
-        transport, protocol = Hovering(), server._protocol(server.places.take())
+    async def scene(app: App, server: Served, address: Any) -> None:
+        transport, accepting = Hovering(), server.http._accepting
+        assert isinstance(accepting, Acceptor)
+        protocol: Any = accepting._protocol(server.places.take())
         protocol.connection_made(transport)
         protocol.transport.write(b"x" * 50_000)
         protocol.pause_writing()
@@ -217,7 +228,7 @@ def test_an_answer_is_read_where_its_buffer_stays_as_full() -> None:
 def test_a_slow_body_makes_room_and_is_told() -> None:
     now = 0.0
 
-    async def scene(app: App, server: HttpServer, address: Any) -> None:
+    async def scene(app: App, server: Served, address: Any) -> None:
         nonlocal now
         slow, slow_writer = await ask(address, "/", b"content-length: 5\r\n\r\nab")
         while not server.places._slow:
@@ -237,12 +248,12 @@ def test_a_spare_place_that_is_needed_says_so(monkeypatch: pytest.MonkeyPatch) -
     """It has not had the time that others have, so nothing was too slow."""
     monkeypatch.setattr(connections, "SPARE_PLACES", 1)
 
-    async def scene(app: App, server: HttpServer, address: Any) -> None:
+    async def scene(app: App, server: Served, address: Any) -> None:
         _, first = await ask(address, "/", b"content-length: 5\r\n\r\nab")
         while not server.places._slow:
             await asyncio.sleep(0)
         spare, second = await ask(address, "/", b"content-length: 5\r\n\r\nab")
-        while len(server.server_state.tasks) < 2:
+        while len(server.http.server_state.tasks) < 2:
             await asyncio.sleep(0)
         _, third = await ask(address, "/")
         assert b" 503 " in await spare.readuntil(b"\r\n\r\n")
@@ -257,7 +268,7 @@ def test_a_slow_body_behind_another_request_makes_room_too() -> None:
     """Sent in one piece, the second request is there before the first one's answer has begun."""
     now = 0.0
 
-    async def scene(app: App, server: HttpServer, address: Any) -> None:
+    async def scene(app: App, server: Served, address: Any) -> None:
         nonlocal now
         second = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nab"
         slow, slow_writer = await ask(address, "/", b"\r\n" + second)
@@ -275,7 +286,7 @@ def test_a_slow_body_behind_another_request_makes_room_too() -> None:
 
 
 def test_a_whole_body_behind_another_request_is_not_slow() -> None:
-    async def scene(app: App, server: HttpServer, address: Any) -> None:
+    async def scene(app: App, server: Served, address: Any) -> None:
         second = b"POST /9 HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nab"
         reader, writer = await ask(address, "/", b"\r\n" + second)
         for _ in range(2):

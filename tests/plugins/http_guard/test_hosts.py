@@ -7,8 +7,10 @@ import socket
 import pytest
 
 from pegboard.core.config.sections import ServerSection
-from pegboard.core.server.http.hosts import Hosts, is_own_origin
 from pegboard.core.server.serve import listen
+from pegboard.plugins.http_guard.hosts import Hosts
+from pegboard.plugins.http_guard.options import GuardFields
+from pegboard.plugins.http_guard.origins import is_own_origin
 
 MACHINE = socket.gethostname()
 
@@ -34,13 +36,13 @@ def test_names(address: str, names: tuple[str, ...], good: str, bad: str) -> Non
 
 def test_a_public_server_has_its_machines_name() -> None:
     with listen(ServerSection(host="0.0.0.0", port=0)) as listener:
-        hosts = Hosts.of(ServerSection(host="0.0.0.0"), listener)
+        hosts = Hosts.of("0.0.0.0", (), listener)
     assert hosts.refusal(f"{MACHINE}:30000".encode()) is None
 
 
 def test_a_private_one_has_not() -> None:
     with listen(ServerSection(port=0)) as listener:
-        hosts = Hosts.of(ServerSection(allowed_hosts=("proxy.test",)), listener)
+        hosts = Hosts.of("127.0.0.1", ("proxy.test",), listener)
     assert hosts.refusal(b"proxy.test") is None
     if MACHINE.lower() != "localhost":
         assert hosts.refusal(MACHINE.encode()) is not None
@@ -75,7 +77,7 @@ def test_origins(origin: str, host: str | None, own: bool) -> None:
 )
 def test_allowed_hosts_are_names_without_a_port(name: str, good: bool) -> None:
     if good:
-        assert ServerSection(allowed_hosts=name).allowed_hosts == (name,)  # type: ignore[arg-type]
+        assert GuardFields(allowed_hosts=name).allowed_hosts == (name,)  # type: ignore[arg-type]
     else:
         with pytest.raises(ValueError, match="allowed_hosts"):
-            ServerSection(allowed_hosts=(name,))
+            GuardFields(allowed_hosts=(name,))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.server.http.body_budget import BodyBudget, BodyShare, ParseTurns
+from pegboard.plugins.http_guard.body_budget import BodyBudget, BodyShare, ParseTurns
 
 SOON = 0.1
 NEVER = 600.0

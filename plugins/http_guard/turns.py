@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import collections
+from typing import TYPE_CHECKING
+
+from pegboard.toolkit.http.levels import NEEDED_LEVEL
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 AT_ONCE = 64
 """Requests that begin in one turn of the loop, so that the scheduler has them in one batch: up to 50 ms of work."""
@@ -53,3 +59,16 @@ class Turns:
                 self._left -= 1
         if crowded:
             self._count()
+
+
+class InTurns:
+    """ASGI middleware: requests begin in their turn, those at public routes (health probes) at once."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._turns = Turns()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["state"][NEEDED_LEVEL] != "public":
+            await self._turns.begin()
+        await self._app(scope, receive, send)

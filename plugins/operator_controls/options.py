@@ -1,0 +1,12 @@
+"""The key of the config that operators' controls add."""
+
+from __future__ import annotations
+
+from pegboard.core.interfaces.options import SectionFields
+
+
+class LogFields(SectionFields):
+    """Keys at the top level."""
+
+    log_requests: bool = False
+    """Log a line per finished request: its times, lengths and reason, never its text."""

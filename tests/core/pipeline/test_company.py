@@ -16,8 +16,11 @@ from pegboard.conformance.grammar_fakes import ScriptedMatcher
 from pegboard.core.engine.operation import Operation, RequestLog
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.messages import AbortRequest
+from pegboard.core.interfaces.req import Req
 from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
+from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.planner import Planner
+from pegboard.core.pipeline.running import RunningBatch
 from pegboard_drills.gate import DrillGate
 from tests.core.pipeline.grammar.test_state import tokens_of
 from tests.core.pipeline.harness import Seer, oracle
@@ -167,8 +170,34 @@ def goes_on_with_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Planner, "resume", lambda self, req: self.running.join([req]))
 
 
+def computes_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several tokens that have become known."""
+    take = RunningBatch._take
+
+    def newest(self: RunningBatch, place: int, req: Req, coming: int = 0) -> None:
+        take(self, place, req, coming)
+        self._ints[-1, place] = 1
+
+    monkeypatch.setattr(RunningBatch, "_take", newest)
+
+
+def has_room_for_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several tokens that have become known."""
+    extend = MemoryManager.extend_running
+
+    def one(self: MemoryManager, running: RunningBatch) -> bool:
+        uneven, running.uneven = running.uneven, False
+        found = extend(self, running)
+        running.uneven = uneven
+        return found
+
+    monkeypatch.setattr(MemoryManager, "extend_running", one)
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("change", [gives_seats_away, goes_on_with_the_dead])
+@pytest.mark.parametrize(
+    "change", [gives_seats_away, goes_on_with_the_dead, computes_the_newest, has_room_for_the_newest]
+)
 def test_broken_company_is_noticed(
     change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,8 +157,9 @@ def keep(wanted: Wanted, result: BatchResult, pooler: Pooler | None) -> None:
         if req.kv is not kv or req.finished or req.pooling is None:
             continue
         pooling = req.pooling
-        # What is computed once more, after a retraction, takes the place of what was there.
-        pooling.partials = [one for one in pooling.partials if one[0] < span.start]
+        if span.start <= pooling.first:
+            # The prompt is computed once more, after a retraction: what is cached goes no further (`matchable_key`).
+            pooling.partials = []
         if number != NO_ROW and result.pooled is not None:
             pooling.partials.append((span.start, result.pooled[number].copy()))
         if span.start + span.count == span.length and pooler is not None:

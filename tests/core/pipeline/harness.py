@@ -21,6 +21,7 @@ from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.page_mover import PageMover
+from pegboard.core.interfaces.pooler import Pooler
 from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
@@ -167,7 +168,7 @@ class FakeModel:
             assert EMPTY not in context, "a slot was read before it was written"
             last = int(starts[i] + work.extend_lens[i] - 1)
             if sampled is None or last in sampled:
-                tokens.append(next_token(context))
+                tokens.append(self.draw(context))
         sampled_tokens = masked(tokens, work)
         self.last[work.sampled_rows] = sampled_tokens
         return BatchResult(sampled_tokens)
@@ -185,13 +186,21 @@ class FakeModel:
             before = int(work.seq_lens[index] - trees.counts[np.searchsorted(np.cumsum(trees.counts), node, "right")])
             context = np.concatenate([self.slots[self.table[work.rows[index], :before]], self.slots[slots[way]]])
             assert EMPTY not in context, "a slot was read before it was written"
-            assert work.positions[packed] == len(context) - 1
-            tokens.append(next_token(context))
+            self.check_place(work, packed, len(context))
+            tokens.append(self.draw(context))
         drawn = masked(tokens, work)
         accepted = tree.walk(trees, drawn)
         targets = np.repeat(tree.starts(trees.counts), accepted.counts) + tree.places(accepted.counts)
         self.slots[slots[targets]] = self.slots[slots[accepted.nodes]]
         return BatchResult(accepted.tokens, accepted=accepted)
+
+    def draw(self, context: NDArray[np.int64]) -> int:
+        """The token after a context, before masks."""
+        return next_token(context)
+
+    def check_place(self, work: ModelWorkerBatch, packed: int, length: int) -> None:
+        """A node of a tree is the last token of a context of so many."""
+        assert work.positions[packed] == length - 1
 
     def encode(self, work: EncodeWork) -> Done[float]:
         raise AssertionError("a model without media was told to encode some")
@@ -251,6 +260,7 @@ class Harness:
         reserve: int | None = None,
         judge: Judge | None = None,
         mover: PageMover | None = None,
+        pooler: Pooler[Any] | None = None,
         **scheduler: Any,
     ) -> None:
         registry = Registry.discover(())
@@ -289,11 +299,13 @@ class Harness:
                 self.memory,
                 processors,
                 VOCAB,
+                pooler,
                 lookback=None if reserve is None else 1,
                 shared=CommonPrefix(self.rows, page_size),
             ),
-            ResultStage(tokenizer, {EOS}, grammars=grammars),
+            ResultStage(tokenizer, {EOS}, pooler, grammars),
             executor,
+            pooler=pooler,
             hooks=hooks or StepHooks(),
             **{name: part for name, part in parts.items() if name != "clock"},
         )

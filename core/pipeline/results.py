@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -120,10 +121,9 @@ class ResultStage:
         batch, accepted = step.batch, result.accepted
         finished: list[Req] = []
         outputs: list[TokenOutput] = []
-        counts = np.ones(len(step.sampled), np.int64) if accepted is None else accepted.counts
+        counts = itertools.repeat(1) if accepted is None else iter(accepted.counts.tolist())
         batch.tokens = taken = result.tokens.copy()
-        kept = np.zeros_like(counts)
-        stops = iter(np.cumsum(counts).tolist())
+        tokens, kept = result.tokens.tolist(), []
         index = start = 0
         for req, kv, prefix, seq_len in zip(
             batch.reqs, step.kvs, batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True
@@ -133,37 +133,40 @@ class ResultStage:
             if req.rid in batch.partial:
                 self._end_with_prompt(req, kv, now, finished, outputs)
                 continue
-            stop, ended = next(stops), req.finished
-            took = 0 if ended else self._take(req, result, range(start, stop), now, finished)
-            taken[start + took : stop] = NOBODYS
+            stop, ended = start + next(counts), req.finished
+            took = 0 if ended else self._take(req, result, tokens, range(start, stop), now, finished)
+            if took < stop - start:
+                taken[start + took : stop] = NOBODYS
             if drafted := step.drafts_of(index):
                 # What was computed beyond the tokens that it took is of no use.
                 kv.committed_len = prefix + max(1, took)
                 req.output.drafted += drafted * bool(took)
                 req.output.accepted += max(0, took - 1)
-            kept[index] = took
+            kept.append(took)
             index, start = index + 1, stop
             if not ended and (output := self.output(req)) is not None:
                 outputs.append(output)
         if accepted is not None:
-            batch.gained = kept
+            batch.gained = np.array(kept, np.int64)
         gained = step.sampled if accepted is not None else [req for req in step.sampled if _has_gained(req)]
         if gained:
             running.settle(gained)
         return finished, outputs
 
-    def _take(self, req: Req, result: BatchResult, places: range, now: float, finished: list[Req]) -> int:
-        """Give a request the tokens of a result at `places`, as far as it goes on; how many it took."""
-        tokens, nodes = result.tokens, None if result.accepted is None else result.accepted.nodes
+    def _take(
+        self, req: Req, result: BatchResult, tokens: list[int], places: range, now: float, finished: list[Req]
+    ) -> int:
+        """Give a request the `tokens` of a result at `places`, as far as it goes on; how many it took."""
+        nodes = None if result.accepted is None else result.accepted.nodes
         if tokens[places.stop - 1] == NO_TOKEN:
             places = places[:-1]
         if not req.remaining_tokens and places:
-            self._finish(req, int(tokens[places.start]), now, finished)
+            self._finish(req, tokens[places.start], now, finished)
             return 0
         state = state_of(req)
         took = 0
         for place in places:
-            before, token = req.output_len, int(tokens[place])
+            before, token = req.output_len, tokens[place]
             if state is not None:
                 state.more = place + 1 < places.stop
             self._append(req, token, place if nodes is None else int(nodes[place]), result.logprobs, now)

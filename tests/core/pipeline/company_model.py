@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch, WantedRows
-from pegboard.core.interfaces.forward import LoadFailed, LogprobOutput
+from pegboard.core.interfaces.batch_result import BatchResult
+from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.pooler import Pooler, PoolSpan
 from pegboard.core.interfaces.speculator import DraftTrees
-from pegboard.core.pipeline.batch_result import BatchResult
+from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.executor import Done
 from pegboard.toolkit.speculation import tree
 from tests.core.pipeline.harness import VOCAB, next_token
@@ -107,7 +108,7 @@ class CompanyModel(MediaModel, LoadingModel):
         self._doubt -= 1
         try:
             return super().__call__(work)
-        except LoadFailed:
+        except StepLost:
             self.failed_loads += 1
             self.early = None
             self._doubt = STEPS_IN_DOUBT

@@ -18,7 +18,7 @@ from pegboard.core.interfaces.speculator import DraftTrees
 from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.executor import Done
 from pegboard.toolkit.speculation import tree
-from tests.core.pipeline.harness import VOCAB, next_token
+from tests.core.pipeline.harness import EMPTY, VOCAB, next_token
 from tests.core.pipeline.media_harness import MediaModel, placed
 from tests.core.pipeline.tier_harness import LoadingModel
 
@@ -114,6 +114,8 @@ class CompanyModel(MediaModel, LoadingModel):
             self._doubt = STEPS_IN_DOUBT
             raise
         except Exception as error:
+            for load in work.loads:  # what a failed pass leaves behind is undefined
+                self.slots.reshape(-1, self.mover.page_size)[load.device] = EMPTY
             self._note(error)
             raise
 

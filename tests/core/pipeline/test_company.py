@@ -32,7 +32,8 @@ from tests.core.pipeline.test_seats import World
 from tests.core.pipeline.tier_harness import SlotMover
 
 REQUESTS = 40
-PATIENCE = 60.0
+PATIENCE, MANY_STEPS = 60.0, 3000
+HAPPENS = ("failed_batches", "preemptions", "drafted_tokens", "forced_tokens", "grammar_waits", "cached_host_tokens")
 FOUND = (33,)
 """Seeds that have found something, while games are drawn as they are now; the tests beside this one say what."""
 LUCK = "out of luck"
@@ -181,10 +182,13 @@ class Company:
             for _ in range(self.rng.randint(0, 5)):
                 self.step()
             self.disturb()
-        until = time.monotonic() + PATIENCE
+        until, steps = time.monotonic() + PATIENCE, 0
         while not self.scheduler.idle:
-            assert time.monotonic() < until, f"it hangs: {self.scheduler.requests.alive}, {self.scheduler.info()}"
+            # A busy machine may take its time, but not many steps.
+            hangs = steps > MANY_STEPS and time.monotonic() > until
+            assert not hangs, f"it hangs: {self.scheduler.requests.alive}, {self.scheduler.info()}"
             self.step()
+            steps += 1
         self.check()
 
     def check(self) -> None:
@@ -250,6 +254,23 @@ class Company:
         else:
             assert "time" in reason.get("code", ""), reason
 
+    def played(self) -> Counter[str]:
+        """How often what was there to be played, by its name; only answers that are whole count."""
+        found = Counter({name: int(self.scheduler.info()[name]) for name in HAPPENS})  # type: ignore[call-overload]
+        found += Counter(
+            loads=len(self.model.loads), failed_loads=self.model.failed_loads, encoded=len(self.model.shown)
+        )
+        for asked in self.asked.values():
+            reason, last = self.world.harness.finish(asked.rid), self.world.harness.outputs[asked.rid][-1]
+            if reason["type"] == "abort":
+                continue
+            found[f"{reason['type']} {type(reason.get('matched')).__name__}"] += 1
+            for name in ("embed", "wants_hidden", "wants_logprobs", "logprob_start", "media", "script", "brought"):
+                if getattr(asked, name):
+                    found[name] += 1
+                    found[f"{name}, retracted"] += int(last.num_retractions > 0)
+        return found
+
 
 def play(seed: int, monkeypatch: pytest.MonkeyPatch) -> Company:
     monkeypatch.setattr(ScriptedMatcher, "forced", forced)
@@ -271,8 +292,11 @@ def test_what_was_found_before(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.full
 def test_a_hundred_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Counter[str]()
     for seed in range(100, 200):
-        play(seed, monkeypatch)
+        played.update(play(seed, monkeypatch).played())
+    assert not [name for name, times in played.items() if not times], played
+    assert len(played) == 6 + 3 + 4 + 2 * 7, played
 
 
 @pytest.mark.soak

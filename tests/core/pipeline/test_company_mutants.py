@@ -1,0 +1,318 @@
+"""Broken parts of the core, each of which the game of test_company has to notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pegboard.core.interfaces.req import KeyedTokens, Req
+from pegboard.core.interfaces.status import FinishReason
+from pegboard.core.pipeline import results, scheduler, side_outputs
+from pegboard.core.pipeline.batch import BatchBuilder
+from pegboard.core.pipeline.finish import EndTokens, StopText
+from pegboard.core.pipeline.grammar.follow import GrammarFollower
+from pegboard.core.pipeline.media.books import EncoderBooks
+from pegboard.core.pipeline.memory import MemoryManager
+from pegboard.core.pipeline.planner import Planner
+from pegboard.core.pipeline.results import ResultStage
+from pegboard.core.pipeline.speculation.drafter import Drafter
+from pegboard.core.pipeline.text.stop import StopMatcher
+from pegboard_drills.gate import DrillGate
+from tests.core.pipeline import test_company
+from tests.core.pipeline.test_company import play
+
+Change = Callable[[pytest.MonkeyPatch], None]
+
+
+# ---- seats and grammars ----------------------------------------------------------------------------------------------
+
+
+def gives_seats_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While they are still written to."""
+    cancel = DrillGate.cancel
+    monkeypatch.setattr(DrillGate, "cancel", lambda self, req: cancel(self, req) and False)
+
+
+def goes_on_with_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that was retracted while its matcher worked comes back as if it ran."""
+    monkeypatch.setattr(Planner, "come_back", lambda self, req: self.ahead.append(req))
+
+
+# ---- rows beside tokens ----------------------------------------------------------------------------------------------
+
+
+def repeats_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is computed once more, after a retraction or a failure, is told once more."""
+
+    def keep(wanted: Any, found: Any) -> None:
+        row = 0
+        for req, kv, _, count in wanted.prompts:
+            kept = req.logprobs
+            if kept is not None and req.kv is kv:
+                for at in range(row, row + count):
+                    kept.prompt.append((float(found.token_logprobs[at]), side_outputs.tops_of(found, at, kept.top, ())))
+            row += count
+
+    monkeypatch.setattr(side_outputs, "_keep_prompts", keep)
+    find = side_outputs._Seeker.prompt
+
+    def from_the_start(self: Any, req: Any, at: int, prefix: int, extend: int) -> None:
+        """As if none of them were known."""
+        known, req.logprobs.prompt = req.logprobs.prompt, []
+        find(self, req, at, prefix, extend)
+        req.logprobs.prompt = known
+
+    monkeypatch.setattr(side_outputs._Seeker, "prompt", from_the_start)
+
+
+def loses_rows_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of a failed step bring tokens only."""
+    part = BatchBuilder.part
+
+    def changed(self: Any, *args: Any) -> Any:
+        step = part(self, *args)
+        if step is not None:
+            step.wanted = None
+        return step
+
+    monkeypatch.setattr(BatchBuilder, "part", changed)
+
+
+def loses_rows_of_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last part of a split prefill brings tokens only."""
+    split = BatchBuilder.split
+    monkeypatch.setattr(BatchBuilder, "split", lambda *args, **more: replace(split(*args, **more), wanted=None))
+
+
+def loses_rows_that_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is wanted of a prompt, all but its last token may come from the cache."""
+    monkeypatch.setattr(Req, "matchable_key", lambda self: self.key(max(0, self.seq_len - 1)))
+
+
+def sends_rows_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the prompt come with every output."""
+    entries = results._prompt_entries
+
+    def changed(req: Any, kept: Any) -> Any:
+        kept.prompt_sent = False
+        return entries(req, kept)
+
+    monkeypatch.setattr(results, "_prompt_entries", changed)
+
+
+def takes_the_rows_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token of a tree gets the logprob of its place in what was gained, not that of its node."""
+    take = ResultStage._take
+
+    def changed(self: Any, req: Any, result: Any, accepted: Any, places: range, *args: Any) -> int:
+        return take(self, req, result, replace(accepted, nodes=accepted.nodes * 0 + accepted.nodes[0]), places, *args)
+
+    monkeypatch.setattr(ResultStage, "_take", changed)
+
+
+def drafts_what_has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts for requests that want hidden states, of which a step brings one."""
+    allowed = Drafter._allowed
+
+    def changed(self: Any, req: Any) -> bool:
+        kept, req.output.hidden = req.output.hidden, None
+        found = allowed(self, req)
+        req.output.hidden = kept
+        return found
+
+    monkeypatch.setattr(Drafter, "_allowed", changed)
+
+
+def jumps_over_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that a grammar forces are taken also where the model is to say something of each."""
+    monkeypatch.setattr(GrammarFollower, "runs_ahead", lambda self, req: bool(self.jump_ahead))
+
+
+# ---- stops -----------------------------------------------------------------------------------------------------------
+
+
+def sees_the_last_token_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop string that comes across tokens is not found."""
+    after = StopText.after
+
+    def changed(self: Any, req: Any, token: int) -> FinishReason | None:
+        self.matcher = StopMatcher(req.sampling.stop, req.sampling.stop_regex)
+        return after(self, req, token)
+
+    monkeypatch.setattr(StopText, "after", changed)
+
+
+def stops_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever `min_new_tokens` says."""
+    feed = StopMatcher.feed
+    monkeypatch.setattr(StopMatcher, "feed", lambda self, piece, **more: feed(self, piece))
+
+
+def ends_at_eos_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request's own stop tokens are tokens like any other."""
+    after = EndTokens.after
+    monkeypatch.setattr(
+        EndTokens, "after", lambda self, req, token: after(self, req, token) if token in req.eos_ids else None
+    )
+
+
+def forces_beyond_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stops are not looked for among the tokens that a grammar forces."""
+    finisher = GrammarFollower.finisher
+    monkeypatch.setattr(GrammarFollower, "finisher", lambda self, stops: finisher(self, ()))
+
+
+# ---- embeddings ------------------------------------------------------------------------------------------------------
+
+
+def runs_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt that is pooled joins the running batch when it is through."""
+    extend = BatchBuilder.extend
+
+    def changed(self: Any, items: Any, running: Any, **more: Any) -> Any:
+        step = extend(self, items, running, **more)
+        pooled = [item.req for item in items if item.req.pooling is not None and not item.partial]
+        if pooled:
+            running.merge(pooled, [req.flags for req in pooled], step.number, self.vocab_size)
+        return step
+
+    monkeypatch.setattr(BatchBuilder, "extend", changed)
+
+
+def pools_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is computed once more is pooled once more."""
+    keep = side_outputs.keep
+
+    def changed(wanted: Any, *args: Any) -> Any:
+        for req, *_ in wanted.pools:
+            req.pooling.first = -1
+        return keep(wanted, *args)
+
+    monkeypatch.setattr(side_outputs, "keep", changed)
+
+
+# ---- media -----------------------------------------------------------------------------------------------------------
+
+
+def never_releases_media(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step has read is held for ever."""
+    monkeypatch.setattr(EncoderBooks, "release", lambda self, number: None)
+
+
+def drops_media_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By steps that are under way, or that will be run again in halves."""
+    monkeypatch.setattr(EncoderBooks, "held", property(lambda self: frozenset()))
+
+
+def forgets_what_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step encodes what it wants, there or not."""
+    plan = EncoderBooks.plan
+
+    def changed(self: Any, pieces: Any, keep: Any) -> Any:
+        work = plan(self, pieces, keep)
+        others = [key for key in self._sizes if key not in {one.key for one in work.pieces}]
+        self.forget(others[:1])
+        return replace(work, drop=(*work.drop, *others[:1]))
+
+    monkeypatch.setattr(EncoderBooks, "plan", changed)
+
+
+def takes_pictures_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches see the tokens of media, which are the same for all."""
+    monkeypatch.setattr(KeyedTokens, "key_view", lambda self, stop=None: self.view(0, stop))
+
+
+def fails_all_media(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces that cannot be encoded together are not tried one by one."""
+
+    def apart(step: Any, books: Any, executor: Any) -> Any:
+        books.forget(piece.key for piece in step.work.pieces)
+        yield [req for owners in step.owners for req in owners if not req.finished], RuntimeError("all of them")
+
+    monkeypatch.setattr(scheduler, "encode_apart", apart)
+
+
+# ---- loads -----------------------------------------------------------------------------------------------------------
+
+
+def blames_requests_for_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load that was lost is taken for a pass that failed."""
+    monkeypatch.setattr(scheduler, "LoadFailed", type("Other", (Exception,), {}))
+
+
+def commits_failed_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a load was to bring is shared as if it had come."""
+    rewind = Planner.rewind
+
+    def changed(self: Any, step: Any) -> None:
+        for kv in step.kvs:
+            if kv.load is not None:
+                kv.committed_len = kv.prefix_len
+        rewind(self, step)
+
+    monkeypatch.setattr(Planner, "rewind", changed)
+
+
+def computes_halves_without_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of a failed step take what is loaded to be there."""
+    part = BatchBuilder.part
+
+    def changed(self: Any, *args: Any) -> Any:
+        step = part(self, *args)
+        if step is not None:
+            step.work.loads = ()
+        return step
+
+    monkeypatch.setattr(BatchBuilder, "part", changed)
+
+
+def never_ends_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache does not hear that they are through."""
+    monkeypatch.setattr(MemoryManager, "loaded", lambda self, kv, ok: None)
+
+
+CHANGES: dict[Change, int] = {
+    gives_seats_away: 0,
+    goes_on_with_the_dead: 1,
+    repeats_rows: 121,
+    loses_rows_of_halves: 5,
+    loses_rows_of_splits: 5,
+    loses_rows_that_are_cached: 0,
+    sends_rows_again: 6,
+    takes_the_rows_of_others: 7,
+    drafts_what_has_no_rows: 7,
+    jumps_over_rows: 14,
+    sees_the_last_token_only: 0,
+    stops_too_early: 0,
+    ends_at_eos_only: 0,
+    forces_beyond_stops: 4,
+    runs_embeddings: 0,
+    pools_twice: 31,
+    never_releases_media: 1,
+    drops_media_that_are_read: 25,
+    forgets_what_is_encoded: 1,
+    takes_pictures_for_each_other: 11,
+    fails_all_media: 10,
+    blames_requests_for_loads: 0,
+    commits_failed_loads: 0,
+    computes_halves_without_loads: 56,
+    never_ends_loads: 0,
+}
+"""Each with the seed that was the first to notice it, where the search begins."""
+SEEDS = 400
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("change", CHANGES)
+def test_broken_company_is_noticed(change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    change(monkeypatch)
+    monkeypatch.setattr(test_company, "PATIENCE", 5.0)  # a hang is noticed, too
+    for seed in range(CHANGES[change], CHANGES[change] + SEEDS):
+        try:
+            play(seed, monkeypatch)
+        except (Exception, pytest.fail.Exception):
+            return
+    pytest.fail("nothing is noticed")

@@ -95,8 +95,7 @@ def show(
             write(f"  {field['name']} (in request bodies): {field['type']}. {field['meaning']}".rstrip())
         write()
     if plugin is not None and (plugin.plugin.hooks or not found):
-        write(f"{plugin.plugin.name}: {plugin.plugin.summary}")
-        write(f"  {'from':11} {plugin.origin}\n  {'hooks':11} {', '.join(plugin.plugin.hooks) or 'none'}\n")
+        _write_plugin(plugin)
 
 
 @app.command()
@@ -149,6 +148,21 @@ def _list_templates(as_json: bool) -> None:
     rows = [(one.contract, one.about) for one in made]
     write_table(("contract", "the template's plugin"), rows)
     write(f"\nWithout a template: {', '.join(others)}. {start_instead('a contract')}.")
+
+
+def _write_plugin(loaded: LoadedPlugin) -> None:
+    from pegboard.core.config.describe import keys_of
+    from pegboard.core.registry.hooks import options_model
+
+    plain = _plain_plugin(loaded)
+    write(f"{loaded.plugin.name}: {loaded.plugin.summary}")
+    for key in ("from", "hooks", "requires", "contracts", "fields"):
+        value = plain[key]
+        if value or key == "hooks":
+            write(f"  {key:11} {', '.join(value) or 'none' if isinstance(value, list) else value}")
+    for option in keys_of(options_model(loaded), f"plugins.{loaded.plugin.name}"):
+        write(f"  {option.path}: {option.type}, default {option.default or 'none'}. {option.meaning}")
+    write()
 
 
 def find_records(registry: Registry, name: str) -> list[ProviderRecord]:
@@ -206,4 +220,7 @@ def _plain_plugin(loaded: LoadedPlugin) -> dict[str, object]:
         "from": str(loaded.origin),
         "summary": plugin.summary,
         "hooks": list(plugin.hooks),
+        "requires": list(plugin.requires),
+        "contracts": [f"{one.name} ({one.config_path})" for one in plugin.contracts],
+        "fields": [f"{section or 'top level'}: {name}" for section, name in plugin.fields.items()],
     }

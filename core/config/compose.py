@@ -177,7 +177,7 @@ def _compose(merged: Merged, registry: Registry) -> ResolvedConfig:
     except ValidationError as error:
         problems += _beside(problems_of(error, model, merged, registry), problems)
     except Exception as error:
-        raise _in_options(error, resolution) from error
+        raise _in_options(error, resolution, merged.shape) from error
     solution = solve(resolution.candidates, registry, lambda record: _provides(merged.data, record, merged.shape))
     part_params(solution)
     problems += solution.problems
@@ -196,12 +196,16 @@ def _compose(merged: Merged, registry: Registry) -> ResolvedConfig:
     )
 
 
-def _in_options(error: Exception, resolution: Resolution) -> Exception:
+def _in_options(error: Exception, resolution: Resolution, shape: Shape) -> Exception:
     """Return what a validator raised that is not a ValidationError: a PluginError that names whose it is."""
     for records in resolution.candidates.values():
         for record in records:
             if place_of(error, record.provider.config.partition(":")[0]):
                 return record.error("checking its options", error)
+    for loaded in shape.active:
+        for name in filter(None, (loaded.plugin.config, *loaded.plugin.fields.values())):
+            if place_of(error, name.partition(":")[0]):
+                return loaded.part(name, "options").error("failed", error)
     return error
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pegboard.core.config.compose import ResolvedConfig
@@ -85,8 +86,12 @@ def core_keys_of(shape: Shape = CORE, path: str = "") -> Iterator[Key]:
 
 def option_keys(record: ProviderRecord) -> Sequence[Key]:
     """Return the options of one provider, by their place in the config."""
-    place = place_of_entry(record.contract)
-    return [_key(f"{place}.{name}", info) for name, info in record.options_model().model_fields.items()]
+    return keys_of(record.options_model(), place_of_entry(record.contract))
+
+
+def keys_of(options: type[BaseModel], place: str) -> Sequence[Key]:
+    """Return the keys of a model of options, by their place in the config."""
+    return [_key(f"{place}.{name}", info) for name, info in options.model_fields.items()]
 
 
 def body_keys(record: ProviderRecord) -> Sequence[Key]:

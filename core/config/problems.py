@@ -132,7 +132,7 @@ def _declared(plugin: Plugin) -> Iterator[str]:
     for section, name in plugin.fields.items():
         try:
             keys = import_name(name).model_fields
-        except Exception:
+        except (Exception, SystemExit):
             continue
         yield from (f"{section}.{key}" if section else key for key in keys)
 

@@ -36,9 +36,10 @@ def derived(
     whose validators run as well.
 
     Its docstrings are its bases'. Looking for its own goes through every frame and every loaded module, which takes
-    half a second in a process that has loaded many.
+    half a second in a process that has loaded many. Its validator is built on first use: most of them are only the
+    base of another one.
     """
     bases: Any = (*mixins, base)
-    no_docs = {"use_attribute_docstrings": False}
-    model: type[ModelT] = create_model(name, __base__=bases, __cls_kwargs__=no_docs, **fields)
+    kwargs = {"use_attribute_docstrings": False, "defer_build": True}
+    model: type[ModelT] = create_model(name, __base__=bases, __cls_kwargs__=kwargs, **fields)
     return model

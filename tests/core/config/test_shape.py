@@ -26,14 +26,7 @@ from pegboard.core.interfaces.plugin import Plugin, Provider, Requirement
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.registry.registry import Registry
 
-HERE = "pegboard_test_shape"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _importable() -> Any:
-    sys.modules[HERE] = sys.modules[__name__]
-    yield
-    del sys.modules[HERE]
+HERE = __name__
 
 
 class Interface(abc.ABC):
@@ -76,7 +69,7 @@ class ServerFields(SectionFields):
     def _absolute(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith("/"):
             raise ValueError("paint_dir must be absolute")
-        return value
+        return value if value != "/0" else str(1 // 0)
 
 
 class HookOptions(Options):
@@ -283,6 +276,10 @@ class TestFields:
             composed(plugin, **ON)
         assert "add 'paints' to plugins.disable" in str(caught.value)
         assert composed(plugin)  # type: ignore[truthy-bool]
+
+    def test_a_validator_that_fails_names_the_plugin(self) -> None:
+        with pytest.raises(PluginError, match=r"plugin .paints. .* failed: ZeroDivisionError"):
+            composed(**ON, server={"paint_dir": "/0"})
 
     def test_two_plugins_with_one_key(self) -> None:
         more = Plugin("more", "1", fields={"server": f"{HERE}:ServerFields"})

@@ -1,4 +1,4 @@
-"""``pegboard plugins list|show|new``; `check` and `matrix` come from the conformance kit."""
+"""``pegboard plugins list|show|new|pipeline``; `check` and `matrix` come from the conformance kit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from pegboard.core.cli.commands import PluginsGroup
 from pegboard.core.cli.output import files as named_files
 from pegboard.core.cli.output import write, write_json, write_table
+from pegboard.core.cli.pipeline import pipeline
 
 if TYPE_CHECKING:
     from pegboard.core.registry.discovery import LoadedPlugin
@@ -126,6 +127,9 @@ def new(
         write(str(path))
     check = f"pegboard plugins check {name} && " if Registry.discover().contract(contract).suite else ""
     write(f"\nNext: pip install -e {root} && {check}pytest {root}")
+
+
+app.command("pipeline")(pipeline)
 
 
 def _list_templates(as_json: bool) -> None:

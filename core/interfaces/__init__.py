@@ -55,7 +55,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import GrammarBackend as GrammarBackend
     from pegboard.core.interfaces.grammar import GrammarContext as GrammarContext
     from pegboard.core.interfaces.grammar import GrammarMatcher as GrammarMatcher
+    from pegboard.core.interfaces.hooks import POINTS as POINTS
     from pegboard.core.interfaces.hooks import HookSpecs as HookSpecs
+    from pegboard.core.interfaces.hooks import Point as Point
     from pegboard.core.interfaces.hooks import hookimpl as hookimpl
     from pegboard.core.interfaces.hooks import hookspec as hookspec
     from pegboard.core.interfaces.host_pool import HostPool as HostPool
@@ -203,7 +205,7 @@ _EXPORTS = {
         "LogprobOutput",
     ),
     "grammar": ("CompiledGrammar", "Grammar", "GrammarBackend", "GrammarContext", "GrammarMatcher"),
-    "hooks": ("HookSpecs", "hookimpl", "hookspec"),
+    "hooks": ("POINTS", "HookSpecs", "Point", "hookimpl", "hookspec"),
     "http_front": ("HttpFront", "HttpGuard"),
     "host_pool": ("HostPool", "HostPoolContext"),
     "json_value": ("JsonObject", "JsonValue"),

@@ -1,12 +1,20 @@
-"""Hooks: places where any number of plugins may watch or add something optional. Declared with pluggy.
+"""Where can I take part? Every point at which any number of plugins may, in the order in which they are called.
 
-Life-cycle hooks are called through pluggy. Step hooks are frozen into tuples when the engine is built and called behind
-``if hooks:``; they take whole batches. What implements a contract is a provider, chosen in the config, and not a hook.
+A plugin's hook class marks methods with `hookimpl`; `HookSpecs` says what each gets, with an example. `POINTS` is the
+list: process, moment and cost of each. Life-cycle hooks are called through pluggy. Step hooks are frozen into tuples
+when the engine is built, take whole batches, and are called after ``if hooks:``, so that a point without listeners
+costs one truth test per step, and nothing per request or token.
+
+At one point plugins are called in the order of the plugin lock: built-in ones first, then by name; within a plugin, in
+the order of its record. `hookimpl(tryfirst=True)` and `trylast=True` change that, as pluggy has them. `pegboard plugins
+pipeline CONFIG` prints who takes part where. Each process has hook objects of its own. What implements a contract is a
+provider, chosen in the config, and not a hook.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -26,81 +34,126 @@ hookspec = pluggy.HookspecMarker("pegboard")
 hookimpl = pluggy.HookimplMarker("pegboard")
 """Marks a method as an implementation of the hook of the same name."""
 
-LIFECYCLE_HOOKS = (
-    "configure",
-    "guard_http",
-    "register_metrics",
-    "api_services",
-    "register_routes",
-    "model_names",
-    "engine_started",
-    "idle",
-    "shutdown",
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point in the life of an engine: its hook's name, the process that calls it, when, and whether in each step."""
+
+    name: str
+    process: str
+    when: str
+    step: bool = False
+
+    @property
+    def cost(self) -> str:
+        """What it costs where no plugin listens."""
+        return "one truth test per step" if self.step else "nothing per step"
+
+
+BOTH, API, SCHEDULER, DEVICE = "both", "API", "scheduler", "where batches run"
+POINTS = (
+    Point("configure", BOTH, "first of all, before anything is built"),
+    Point("guard_http", API, "when the server's socket listens, before the model is loaded"),
+    Point("engine_started", SCHEDULER, "when the model is loaded, before the first request"),
+    Point("register_metrics", SCHEDULER, "within engine_started, if the engine keeps metrics"),
+    Point("api_services", API, "before the routers of the config are built"),
+    Point("register_routes", API, "after the routers of the config were added"),
+    Point("model_names", API, "whenever names of models are listed or looked up"),
+    Point("batch_scheduled", SCHEDULER, "a batch is decided, and its memory allocated", step=True),
+    Point("pack_batch", SCHEDULER, "a batch, or a half of a failed one, is about to run", step=True),
+    Point("before_forward", DEVICE, "right before the model runs", step=True),
+    Point("after_forward", DEVICE, "right after the model has run", step=True),
+    Point("batch_committed", SCHEDULER, "a batch's tokens were appended to its requests", step=True),
+    Point("requests_finished", SCHEDULER, "requests ended, and still have their memory", step=True),
+    Point("idle", SCHEDULER, "work has run out"),
+    Point("shutdown", BOTH, "last of all"),
 )
-STEP_HOOKS = (
-    "batch_scheduled",
-    "pack_batch",
-    "before_forward",
-    "after_forward",
-    "batch_committed",
-    "requests_finished",
-)
+"""All points, in the order in which they are called. The scheduler starts before the routers are built."""
+
+LIFECYCLE_HOOKS = tuple(point.name for point in POINTS if not point.step)
+STEP_HOOKS = tuple(point.name for point in POINTS if point.step)
 
 
 class HookSpecs:
-    """Specifications. An implementation may leave out arguments that it does not need."""
+    """Specifications, in the order of POINTS. An implementation may leave out arguments that it does not need."""
 
     @hookspec
     def configure(self, config: Any) -> None:
         """Once per process, with the frozen EngineConfig, before anything is built. Raise ConfigError to stop the
-        start.
+        start::
+
+            @hookimpl
+            def configure(self, config):
+                if config.server.port < 1024:
+                    raise ConfigError(Problem("server.port", "only root may listen there"))
         """
 
     @hookspec
     def guard_http(self, front: HttpFront) -> HttpGuard | None:
         """Once in the API process of a server, when its socket listens and before the model is loaded: what protects
-        its connections and its routes. Without a guard the server has keys, TLS and `server.max_body_bytes`.
+        its connections and its routes. Without a guard the server has keys, TLS and `server.max_body_bytes`::
+
+            @hookimpl
+            def guard_http(self, front):
+                return None if front.keyed else OnePerSecond()
+        """
+
+    @hookspec
+    def engine_started(self, info: ModelInfo, engine: EngineView) -> None:
+        """Once in the scheduler, when the model is loaded and requests are about to be accepted::
+
+        @hookimpl
+        def engine_started(self, info, engine):
+            engine.add_control("acme.steps", lambda args: {"steps": self.steps})
         """
 
     @hookspec
     def register_metrics(self, registry: Any) -> None:
-        """Once in the scheduler process of an engine with a metrics plugin, by that plugin, with its registry."""
+        """Once in the scheduler process of an engine with a metrics plugin, by that plugin, with its registry::
+
+        @hookimpl
+        def register_metrics(self, registry):
+            self.steps = prometheus_client.Counter("acme_steps", "Steps.", registry=registry)
+        """
 
     @hookspec
     def api_services(self, chooser: Chooser) -> Mapping[str, object] | None:
         """Once in the API process, before the routers of the config are built: objects for them by name, which they
-        find in `ApiContext.services`. `chooser` builds providers of contracts that the plugin declares.
+        find in `ApiContext.services`. `chooser` builds providers of contracts that the plugin declares::
+
+            @hookimpl
+            def api_services(self, chooser):
+                return {"session_store": chooser.choose(SESSION_STORE, SessionStoreContext())}
         """
 
     @hookspec
     def register_routes(self, app: fastapi.FastAPI, client: EngineClient) -> None:
         """Once in the API process, with the FastAPI application and the engine's client, after the routers of the
-        config have been added.
+        config have been added::
+
+            @hookimpl
+            def register_routes(self, app, client):
+                app.get("/steps", dependencies=[USER])(lambda: client.control("acme.steps", {}))
         """
 
     @hookspec
     def model_names(self) -> Sequence[str] | None:
         """In the API process, whenever names are listed or looked up, so it must be short: further names of the model.
-        They stand in `/v1/models`, and requests may ask for them, which `Req.model` tells.
+        They stand in `/v1/models`, and requests may ask for them, which `Req.model` tells::
+
+            @hookimpl
+            def model_names(self):
+                return ["fast"]
         """
-
-    @hookspec
-    def engine_started(self, info: ModelInfo, engine: EngineView) -> None:
-        """Once in the scheduler, when the model is loaded and requests are about to be accepted; `info` is
-        ModelInfo.
-        """
-
-    @hookspec
-    def idle(self) -> None:
-        """In the scheduler, each time it runs out of work (not repeatedly while it stays idle)."""
-
-    @hookspec
-    def shutdown(self) -> None:
-        """Once per process, before it ends."""
 
     @hookspec
     def batch_scheduled(self, batch: ScheduleBatch) -> None:
-        """Each step, when the batch has been decided and its memory allocated."""
+        """Each step, when the batch has been decided and its memory allocated::
+
+        @hookimpl
+        def batch_scheduled(self, batch):
+            self.largest = max(self.largest, len(batch))
+        """
 
     @hookspec
     def pack_batch(self, batch: ScheduleBatch, extras: BatchExtras) -> None:
@@ -108,21 +161,64 @@ class HookSpecs:
         beside its tokens. Change neither the batch nor its requests.
 
         Called again, with the requests that are left and with fresh `extras`, for each half of a batch that failed.
-        What it raises fails the batch, so that halves are tried: a request for which it raises fails alone.
+        What it raises fails the batch, so that halves are tried: a request for which it raises fails alone::
+
+            @hookimpl
+            def pack_batch(self, batch, extras):
+                numbers = [NUMBERS.of(req).number for req in batch.reqs]
+                extras.per_request("acme.number", np.array(numbers, np.int64))
         """
 
     @hookspec
     def before_forward(self, batch: ForwardBatch) -> None:
-        """Each step, right before the model runs."""
+        """Each step, right before the model runs::
+
+        @hookimpl
+        def before_forward(self, batch):
+            self.begun = time.monotonic()
+        """
 
     @hookspec
     def after_forward(self, batch: ForwardBatch, output: ForwardOutput) -> None:
-        """Each step, right after; the output's tensors may not be ready yet on an asynchronous device."""
+        """Each step, right after; the output's tensors may not be ready yet on an asynchronous device::
+
+        @hookimpl
+        def after_forward(self, batch, output):
+            self.seconds += time.monotonic() - self.begun
+        """
 
     @hookspec
     def batch_committed(self, batch: ScheduleBatch) -> None:
-        """Each step, when tokens have been appended and finish checks are done."""
+        """Each step, when tokens have been appended and finish checks are done::
+
+        @hookimpl
+        def batch_committed(self, batch):
+            self.steps += 1
+        """
 
     @hookspec
     def requests_finished(self, reqs: Sequence[Req]) -> None:
-        """In a step in which requests finished, with all of them, before their memory is released."""
+        """In a step in which requests finished, with all of them, before their memory is released::
+
+        @hookimpl
+        def requests_finished(self, reqs):
+            self.tokens += sum(req.output_len for req in reqs)
+        """
+
+    @hookspec
+    def idle(self) -> None:
+        """In the scheduler, each time it runs out of work (not repeatedly while it stays idle)::
+
+        @hookimpl
+        def idle(self):
+            self.file.flush()
+        """
+
+    @hookspec
+    def shutdown(self) -> None:
+        """Once per process, before it ends::
+
+        @hookimpl
+        def shutdown(self):
+            self.file.close()
+        """

@@ -90,6 +90,16 @@ class Hooks:
         """pluggy's relay: ``hooks.call.configure(config=...)`` calls every implementation with keyword arguments."""
         return self.manager.hook
 
+    def listeners(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Return who implements one hook, in the order of the calls: the plugin and the lazy name of the class; "" and
+        the object's type for one that was added without a plugin.
+        """
+        owners = {id(built): loaded.plugin.name for loaded, built in self.built}
+        return tuple(
+            (owners.get(id(one.plugin), ""), f"{type(one.plugin).__module__}:{type(one.plugin).__qualname__}")
+            for one in reversed(getattr(self.manager.hook, name).get_hookimpls())
+        )
+
     def freeze(self, name: str) -> tuple[Callable[..., object], ...]:
         """Return the implementations of one hook in the order of their calls, each taking the hook's arguments by
         position.

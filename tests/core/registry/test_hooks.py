@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+import textwrap
 from typing import Any
 
 import pytest
 
 from pegboard.core.interfaces.errors import PluginError
-from pegboard.core.interfaces.hooks import LIFECYCLE_HOOKS, STEP_HOOKS, hookimpl
+from pegboard.core.interfaces.hooks import POINTS, HookSpecs, hookimpl
 from pegboard.core.interfaces.plugin import Plugin
 from pegboard.core.registry.hooks import HOOK_NAMES, Hooks
 from pegboard.core.registry.registry import Registry
@@ -58,17 +60,51 @@ class Raises:
 
 
 def registry(*plugins: tuple[str, type]) -> Registry:
-    sys.modules.setdefault("pegboard_test_hooks", sys.modules[__name__])
     return Registry.of(*(Plugin(name, "1", hooks=(f"pegboard_test_hooks:{cls.__name__}",)) for name, cls in plugins))
 
 
 @pytest.fixture(autouse=True)
 def calls() -> None:
+    sys.modules["pegboard_test_hooks"] = sys.modules[__name__]
     CALLS.clear()
 
 
-def test_the_specifications_are_those_of_the_lists() -> None:
-    assert (*LIFECYCLE_HOOKS, *STEP_HOOKS) == HOOK_NAMES
+def test_the_specifications_are_those_of_the_list_in_its_order() -> None:
+    assert tuple(point.name for point in POINTS) == HOOK_NAMES
+
+
+@pytest.mark.parametrize("name", HOOK_NAMES)
+def test_every_point_has_an_example_of_five_lines_that_is_one(name: str) -> None:
+    text = inspect.getdoc(getattr(HookSpecs, name)) or ""
+    example = textwrap.dedent(text.partition("::\n\n")[2])
+    assert example.startswith("@hookimpl\n")
+    assert len(example.splitlines()) <= 5
+    made: dict[str, Any] = {"hookimpl": hookimpl}
+    exec(example, made)
+    hooks = Hooks()
+    hooks.add(type("Example", (), {name: made[name]})())
+    assert len(hooks.freeze(name)) == 1
+
+
+def test_one_manager_knows_every_plugin() -> None:
+    first = ("pegboard_test_hooks:First",)
+    built_in = Registry.of(Plugin("off", "1"), Plugin("bare", "1"), Plugin("on", "1", hooks=first))
+    plugins = built_in.with_plugins(Plugin("far", "1", hooks=first), distribution="far").without(["off"])
+    manager = Hooks.load(plugins).manager
+    assert {name for name, one in manager.list_name_plugin() if one} == {
+        "bare",
+        "far",
+        "on",
+        "on:pegboard_test_hooks:First",
+    }
+    assert manager.is_blocked("off")
+
+
+def test_listeners_are_told_in_the_order_of_their_calls() -> None:
+    hooks = Hooks.load(registry(("a", First), ("b", Second)))
+    name = f"{First.__module__}:"
+    assert hooks.listeners("idle") == (("a", f"{name}First"), ("b", f"{name}Second"))
+    assert hooks.listeners("shutdown") == ()
 
 
 def test_calls_come_in_lock_order() -> None:

@@ -53,6 +53,7 @@ class Point:
 BOTH, API, SCHEDULER, DEVICE = "both", "API", "scheduler", "where batches run"
 POINTS = (
     Point("configure", BOTH, "first of all, before anything is built"),
+    Point("guard_http", API, "when the server's socket listens, before the model is loaded"),
     Point("engine_started", SCHEDULER, "when the model is loaded, before the first request"),
     Point("guard_http", API, "when the socket listens, before the model is loaded"),
     Point("register_metrics", SCHEDULER, "within engine_started, if the engine keeps metrics"),
@@ -89,18 +90,22 @@ class HookSpecs:
         """
 
     @hookspec
+    def guard_http(self, front: HttpFront) -> HttpGuard | None:
+        """Once in the API process of a server, when its socket listens and before the model is loaded: what protects
+        its connections and its routes. Without a guard the server has keys, TLS and `server.max_body_bytes`::
+
+            @hookimpl
+            def guard_http(self, front):
+                return None if front.keyed else OnePerSecond()
+        """
+
+    @hookspec
     def engine_started(self, info: ModelInfo, engine: EngineView) -> None:
         """Once in the scheduler, when the model is loaded and requests are about to be accepted::
 
         @hookimpl
         def engine_started(self, info, engine):
             engine.add_control("acme.steps", lambda args: {"steps": self.steps})
-        """
-
-    @hookspec
-    def guard_http(self, front: HttpFront) -> HttpGuard | None:
-        """Once in the API process of a server, when its socket listens and before the model is loaded: what protects
-        its connections and its routes. Without a guard the server has keys, TLS and `server.max_body_bytes`.
         """
 
     @hookspec

@@ -14,7 +14,7 @@ from pegboard.core.pipeline import results, scheduler, side_outputs
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.finish import EndTokens, StopText
 from pegboard.core.pipeline.grammar.follow import GrammarFollower
-from pegboard.core.pipeline.media.books import EncoderBooks
+from pegboard.core.pipeline.media.encoder_cache import EncoderCache
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.results import ResultStage
@@ -199,17 +199,17 @@ def pools_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def never_releases_media(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step has read is held for ever."""
-    monkeypatch.setattr(EncoderBooks, "release", lambda self, number: None)
+    monkeypatch.setattr(EncoderCache, "release", lambda self, number: None)
 
 
 def drops_media_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """By steps that are under way, or that will be run again in halves."""
-    monkeypatch.setattr(EncoderBooks, "held", property(lambda self: frozenset()))
+    monkeypatch.setattr(EncoderCache, "held", property(lambda self: frozenset()))
 
 
 def forgets_what_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step encodes what it wants, there or not."""
-    plan = EncoderBooks.plan
+    plan = EncoderCache.plan
 
     def changed(self: Any, pieces: Any, keep: Any) -> Any:
         work = plan(self, pieces, keep)
@@ -217,7 +217,7 @@ def forgets_what_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
         self.forget(others[:1])
         return replace(work, drop=(*work.drop, *others[:1]))
 
-    monkeypatch.setattr(EncoderBooks, "plan", changed)
+    monkeypatch.setattr(EncoderCache, "plan", changed)
 
 
 def takes_pictures_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

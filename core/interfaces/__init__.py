@@ -157,6 +157,17 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.speculator import DraftTrees as DraftTrees
     from pegboard.core.interfaces.speculator import Speculator as Speculator
     from pegboard.core.interfaces.speculator import SpeculatorContext as SpeculatorContext
+    from pegboard.core.interfaces.stage import Column as Column
+    from pegboard.core.interfaces.stage import DevicePart as DevicePart
+    from pegboard.core.interfaces.stage import FrontendStage as FrontendStage
+    from pegboard.core.interfaces.stage import Interest as Interest
+    from pegboard.core.interfaces.stage import LaunchedStep as LaunchedStep
+    from pegboard.core.interfaces.stage import Price as Price
+    from pegboard.core.interfaces.stage import Sent as Sent
+    from pegboard.core.interfaces.stage import Stage as Stage
+    from pegboard.core.interfaces.stage import StageContext as StageContext
+    from pegboard.core.interfaces.stage import StepResult as StepResult
+    from pegboard.core.interfaces.stage import Wait as Wait
     from pegboard.core.interfaces.status import FinishReason as FinishReason
     from pegboard.core.interfaces.status import FinishType as FinishType
     from pegboard.core.interfaces.status import IllegalTransition as IllegalTransition
@@ -268,6 +279,19 @@ _EXPORTS = {
     "schedule_policy": ("SchedulePolicy", "SchedulePolicyContext"),
     "sessions": ("SessionParams", "SessionStore", "SessionStoreContext"),
     "speculator": ("Accepted", "DraftRow", "DraftTrees", "Speculator", "SpeculatorContext"),
+    "stage": (
+        "Column",
+        "DevicePart",
+        "FrontendStage",
+        "Interest",
+        "LaunchedStep",
+        "Price",
+        "Sent",
+        "Stage",
+        "StageContext",
+        "StepResult",
+        "Wait",
+    ),
     "status": ("FinishReason", "FinishType", "IllegalTransition", "ReqStatus"),
     "token_allocator": ("TokenAllocator", "TokenAllocatorContext"),
     "tokenizer": ("Tokenizer",),

@@ -6,7 +6,7 @@ Life-cycle hooks are called through pluggy. Step hooks are frozen into tuples wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -14,11 +14,12 @@ import pluggy
 if TYPE_CHECKING:
     import fastapi
 
-    from pegboard.core.interfaces.batch import BatchExtras, ScheduleBatch
+    from pegboard.core.interfaces.batch import ScheduleBatch
     from pegboard.core.interfaces.client import EngineClient, ModelInfo
     from pegboard.core.interfaces.engine_view import EngineView
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.stage import DevicePart, FrontendStage, Stage, StageContext
 
 hookspec = pluggy.HookspecMarker("pegboard")
 hookimpl = pluggy.HookimplMarker("pegboard")
@@ -27,14 +28,8 @@ hookimpl = pluggy.HookimplMarker("pegboard")
 LIFECYCLE_HOOKS = (
     "configure", "register_metrics", "register_routes", "model_names", "engine_started", "idle", "shutdown"
 )  # fmt: skip
-STEP_HOOKS = (
-    "batch_scheduled",
-    "pack_batch",
-    "before_forward",
-    "after_forward",
-    "batch_committed",
-    "requests_finished",
-)
+STAGE_HOOKS = ("pipeline_stages", "device_parts", "frontend_stages")
+STEP_HOOKS = ("batch_scheduled", "before_forward", "after_forward", "batch_committed", "requests_finished")
 
 
 class HookSpecs:
@@ -77,17 +72,20 @@ class HookSpecs:
         """Once per process, before it ends."""
 
     @hookspec
-    def batch_scheduled(self, batch: ScheduleBatch) -> None:
-        """Each step, when the batch has been decided and its memory allocated."""
+    def pipeline_stages(self, ctx: StageContext) -> Iterable[Stage]:
+        """Once in the scheduler process, when the model is loaded: what takes part in steps (see `Stage`)."""
 
     @hookspec
-    def pack_batch(self, batch: ScheduleBatch, extras: BatchExtras) -> None:
-        """Each time a batch is about to run, after `batch_scheduled`: bring along what the model is to read of it
-        beside its tokens. Change neither the batch nor its requests.
+    def device_parts(self, ctx: StageContext) -> Iterable[DevicePart]:
+        """Once where batches run, when the model is loaded: what stages compute there (see `DevicePart`)."""
 
-        Called again, with the requests that are left and with fresh `extras`, for each half of a batch that failed.
-        What it raises fails the batch, so that halves are tried: a request for which it raises fails alone.
-        """
+    @hookspec
+    def frontend_stages(self) -> Iterable[FrontendStage]:
+        """Once in the process that takes requests, before the first: what stages do there (see `FrontendStage`)."""
+
+    @hookspec
+    def batch_scheduled(self, batch: ScheduleBatch) -> None:
+        """Each step, when the batch has been decided and its memory allocated."""
 
     @hookspec
     def before_forward(self, batch: ForwardBatch) -> None:

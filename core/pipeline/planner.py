@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
 from pegboard.core.pipeline.admission import AddResult, NewTokenRatio, PrefillAdder, PrefillItem
 from pegboard.core.pipeline.media.encoding import Encoding
+from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.running import HISTORY, NEVER, RunningBatch
 from pegboard.core.pipeline.split_prefill import SplitPrefill
 from pegboard.core.pipeline.step import Step
@@ -49,6 +50,7 @@ class Planner:
         cannot_fit: Callable[[Req, FinishReason], None],
         media: EncoderBooks | None = None,
         drafter: Drafter | None = None,
+        points: Points | None = None,
     ) -> None:
         self.settings = settings
         self.memory = memory
@@ -65,7 +67,8 @@ class Planner:
             clip=settings.estimate_max_new_tokens,
         )
         self.waiting: list[Req] = []
-        self.running = RunningBatch(settings.max_running_requests)
+        self.points = points or Points()
+        self.running = RunningBatch(settings.max_running_requests, self.points.columns)
         self.chunked: Req | None = None
         self.ahead: list[Req] = []
         self.parked: dict[Req, float] = {}
@@ -235,6 +238,7 @@ class Planner:
             max_load_tokens=self.settings.max_load_tokens,
             apart=(*self.ahead, *self.holding, *self.seated),
             media=self.encoding.books,
+            points=self.points,
         )
         self.encoding.begin(adder)
         was_chunked = self.chunked
@@ -371,6 +375,7 @@ class Planner:
         if self.split.step is not None and all(one.finished for one in self.split.step.batch.reqs):
             # No request wants the rest of it.
             self.encoding.release(self.split.step)
+            self.points.closed(self.split.step)
             self.split.take()
         if req is self.chunked:
             self.chunked = None
@@ -388,6 +393,7 @@ class Planner:
         caller lets the running batch forget the rest (`RunningBatch.rewind`) once what came before is settled.
         """
         self.encoding.release(step)
+        self.points.closed(step)
         for req, kv in reversed(list(zip(step.prefilled, step.kvs, strict=False))):
             if req.finished or req.kv is not kv:
                 continue  # gone, or back in the queue

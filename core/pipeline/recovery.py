@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.executor import Executor
     from pegboard.core.pipeline.media.books import EncoderBooks
-    from pegboard.core.pipeline.packing import Packing
     from pegboard.core.pipeline.req_to_token import ReqToTokenPool
+    from pegboard.core.pipeline.stages import Stages
     from pegboard.core.pipeline.step import EncodeStep, Step
 
 logger = logging.getLogger(__name__)
@@ -91,10 +91,10 @@ def _encode_alone(piece: EncodePiece, books: EncoderBooks, executor: Executor) -
 class Recovery:
     """Bisection of a failed step, allowed because nothing of it was committed: its KV goes to the same places again."""
 
-    def __init__(self, builder: BatchBuilder, rows: ReqToTokenPool, packing: Packing) -> None:
-        self._builder = builder
-        self._rows = rows
-        self._packing = packing
+    def __init__(self, stages: Stages) -> None:
+        self._stages = stages
+        self._builder: BatchBuilder = stages.builder
+        self._rows: ReqToTokenPool = stages.memory.rows
         self._passed = 0
         self._failed = 0
 
@@ -110,7 +110,7 @@ class Recovery:
     def _split(
         self, step: Step, start: int, stop: int, error: Exception
     ) -> Iterator[tuple[Step, BatchResult | None, Exception]]:
-        if not self._packing.healthy():
+        if not self._stages.executor.healthy():
             raise DeviceFailed("the device has failed; the scheduler process has to start anew") from error
         hopeless = not self._passed and self._failed >= MAX_SINGLE_FAILURES
         if stop - start == 1 or hopeless:
@@ -127,7 +127,7 @@ class Recovery:
             if part is None:
                 continue
             try:
-                result = self._packing.again(part)
+                result = self._stages.again(part)
             except Exception as again:
                 self._rows.send_again(part.work.table)
                 logger.warning(

@@ -14,7 +14,6 @@ from pegboard.core.pipeline.counters import Counters
 from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
 from pegboard.core.pipeline.lifecycle import Lifecycle
 from pegboard.core.pipeline.loops import make_loop
-from pegboard.core.pipeline.packing import Packing
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.receive import Reception
 from pegboard.core.pipeline.recovery import Recovery, encode_apart
@@ -58,7 +57,7 @@ class Scheduler:
         self.guarded_policy = GuardedPolicy(stages.policy)
         self.planner = Planner(
             settings, limits, stages.memory, self.guarded_policy, stages.builder, self.counters, clock,
-            self._cannot_fit, stages.books, stages.drafter,
+            self._cannot_fit, stages.books, stages.drafter, stages.points,
         )  # fmt: skip
         hooks = stages.hooks
         self._batch_scheduled = GuardedHooks("batch_scheduled", hooks.batch_scheduled)
@@ -66,8 +65,9 @@ class Scheduler:
         requests_finished = GuardedHooks("requests_finished", hooks.requests_finished)
         self._idle_hooks = GuardedHooks("idle", hooks.idle)
         self.requests = Lifecycle(
-            self.planner, stages.memory, stages.results, self.counters, stages.gates, requests_finished, clock
-        )
+            self.planner, stages.memory, stages.results, self.counters, stages.gates, requests_finished, clock,
+            stages.points,
+        )  # fmt: skip
         self.bounds = QueueBounds(
             settings.max_running_requests, stages.memory.total_tokens, settings.max_queued_requests,
             settings.max_queued_tokens,
@@ -82,8 +82,10 @@ class Scheduler:
         """While it is, no step is started (see `pegboard.core.engine.operation`)."""
         self.on_step: Callable[[], None] | None = None
         """Called after every step while it is set (a profiler sets it)."""
-        self._packing = Packing(stages, hooks.pack_batch)
-        self._recovery = Recovery(stages.builder, stages.memory.rows, self._packing)
+        self._recovery = Recovery(stages)
+        stages.points.end = self._end_for_stage
+        if stages.points.places:
+            stages.memory.unplaced = stages.points.unplaced
         self._unsampled = stages.unsampled or Unsampled((), 0, stages.culprits, stages.executor)
         self._was_idle = True
         self._stuck = False  # whether nothing could be planned last time
@@ -194,7 +196,7 @@ class Scheduler:
             self._batch_scheduled(step.batch)
         launched = time.perf_counter()
         step.launched_at = self.clock()
-        step.pending = self._packing.submit(step)
+        step.pending = self.stages.submit(step)
         counters, drafter = self.counters, self.stages.drafter
         drafting = 0.0 if drafter is None else drafter.take_seconds()
         counters.draft_time += drafting
@@ -224,6 +226,7 @@ class Scheduler:
             self._recover(step, error, behind)
         if step.final or result is None:
             self.planner.encoding.release(step if step.whole is None else step.whole)
+            self.stages.points.closed(step)
         self.counters.results_time += time.perf_counter() - ran
         return result is not None
 
@@ -245,6 +248,7 @@ class Scheduler:
         if step.work.loads:
             for kv in step.kvs:
                 stages.memory.loaded(kv, True)
+        stages.points.arrived(step, result)
         finished, outputs = stages.results.commit(step, result, self.running, self.clock())
         self.requests.outbox += outputs
         if result.unsampled:
@@ -259,6 +263,7 @@ class Scheduler:
             self.counters.note_drafts(batch.trees.counts, batch.gained)
         if not batch.forward_mode.is_decode:
             self.requests.share(step)
+        stages.points.commit(step, result)
         if self._batch_committed:
             self._batch_committed(batch)
         if stages.report is not None:
@@ -366,6 +371,10 @@ class Scheduler:
             for req in part.batch.reqs:
                 if not req.finished:
                     self.requests.end(req, reason, keep=False)
+
+    def _end_for_stage(self, req: Req, reason: FinishReason) -> None:
+        """End a request for which a stage says so, or raised."""
+        self.requests.end(req, reason, keep=False)
 
     def _cannot_fit(self, req: Req, reason: FinishReason) -> None:
         """End a request that memory can never hold."""

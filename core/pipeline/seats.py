@@ -120,6 +120,7 @@ class Seats:
         elif req not in grammars.ahead and not grammars.sits_out(req):
             self._planner.ahead.append(req)
         requests.follow_grammars()
+        stages.points.end_unsent()
 
     def _batch(self, req: Req, now: float) -> ScheduleBatch:
         length = np.array([req.input_len], np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch, ScheduleBatch
     from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.pipeline.batch_result import BatchResult
-    from pegboard.core.pipeline.side_outputs import Wanted
     from pegboard.core.pipeline.speculation.drafts import Drafts
 
 
@@ -37,7 +36,8 @@ class Step:
     `kvs` are the `Req.kv` of `batch.reqs` as they were at launch: a request that ended or was retracted since has
     another one. `version` is that of the running batch when all of it decodes here, NEVER otherwise. `touched` says
     that some request of it ended while it was under way. A step that is not `final` is one part of a split prefill, of
-    `whole`, and has nothing to commit.
+    `whole`, and has nothing to commit. `asks` are the flags that some of its requests have. `columns`: what the running
+    batch kept of each column, in a decode. `notes`: see LaunchedStep. `packed` and `closed` say what stages were told.
     `drafts` are verified in this step. `launched_at` is of the scheduler's clock.
     """
 
@@ -52,7 +52,11 @@ class Step:
     touched: bool = False
     final: bool = True
     whole: Step | None = None
-    wanted: Wanted | None = None
+    asks: int = 0
+    columns: list[NDArray[np.generic]] = field(default_factory=list)
+    notes: dict[str, object] = field(default_factory=dict)
+    packed: bool = False
+    closed: bool = False
     drafts: Drafts | None = None
     launched_at: float = 0.0
     pending: Pending | None = None

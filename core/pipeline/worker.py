@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.attention import AttentionBackend
-    from pegboard.core.interfaces.batch import DraftWork, ModelWorkerBatch, SplitPart, WantedRows
+    from pegboard.core.interfaces.batch import DraftWork, ModelWorkerBatch, SplitPart
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.model_runner import ModelRunner
-    from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.speculator import Accepted, DraftTrees
+    from pegboard.core.interfaces.stage import DevicePart
     from pegboard.core.pipeline.device import DeviceQueue, Fetched
     from pegboard.core.pipeline.device_batch import Sent
     from pegboard.core.pipeline.guards import GuardedHooks
@@ -87,12 +87,12 @@ class Worker:
         *,
         before: GuardedHooks | None = None,
         after: GuardedHooks | None = None,
-        pooler: Pooler | None = None,
         media: EncodedMedia | None = None,
         drafts: DeviceDrafts | None = None,
         judge: Judge | None = None,
         loads: HostLoads | None = None,
         watches: Watches = "nothing",
+        parts: Sequence[DevicePart] = (),
     ) -> None:
         self.loads = loads
         self._watches = watches
@@ -100,7 +100,7 @@ class Worker:
         self.drafts = drafts
         self.judge = judge
         self._runner = runner
-        self._pooler = pooler
+        self._parts = {part.name: part for part in parts}
         self._pool = pool
         self._queue = queue
         self._before = before
@@ -108,7 +108,7 @@ class Worker:
         self._last = torch.zeros(rows.max_rows + 1, dtype=torch.int64, device=queue.device)
         self._last_host = self._last.numpy() if queue.looks else None
         table = rows.device_table(queue.device)
-        self.batches = DeviceBatches(queue, table, self._last, pool, attention, self._vocab_size, media)
+        self.batches = DeviceBatches(queue, table, self._last, pool, attention, self._vocab_size, media, self._parts)
         self._split: _Split | None = None
 
     def run(self, work: ModelWorkerBatch) -> BatchResult:
@@ -187,7 +187,7 @@ class Worker:
             newest = self._keep_last(work.sampled_rows, sent.sampled_rows, output)
         if self.drafts is not None:
             self.drafts.observe(work, batch, newest, None, self._tensor)
-        return self._bring(output, work.wanted)
+        return self._bring(output, work)
 
     @torch.inference_mode()
     def draft(self, work: DraftWork) -> DraftTrees:
@@ -242,7 +242,7 @@ class Worker:
         if self.drafts is not None:
             self.drafts.observe(work, batch, last, accepted, self._tensor)
         output.next_token_ids = torch.from_numpy(tokens)
-        return self._bring(output, work.wanted, accepted)
+        return self._bring(output, work, accepted)
 
     def _accept(
         self, work: ModelWorkerBatch, trees: DraftTrees, drawn: NDArray[np.int64], output: ForwardOutput
@@ -264,11 +264,10 @@ class Worker:
         """Return whether the device still answers."""
         return self._queue.healthy()
 
-    def _bring(
-        self, output: ForwardOutput, wanted: WantedRows | None, accepted: Accepted | None = None
-    ) -> PendingResult:
+    def _bring(self, output: ForwardOutput, work: ModelWorkerBatch, accepted: Accepted | None = None) -> PendingResult:
         """Have all that a step computed for the host copied there, at once."""
-        found = Computed.of(output, wanted, self._pooler)
+        parts = {name: self._parts[name].computed(payload, output) for name, payload in work.payloads.items()}
+        found = Computed.of(output, parts)
         fetched = self._queue.fetch(found.tensors)
 
         def arrived(tensors: Sequence[torch.Tensor]) -> BatchResult:

@@ -24,6 +24,7 @@ from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator, SpeculatorContext
+from pegboard.core.interfaces.stage import Stage
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.batch_result import BatchResult
@@ -32,6 +33,7 @@ from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.grammar.work import GrammarWork
 from pegboard.core.pipeline.memory import RUN, MemoryManager
+from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
@@ -248,6 +250,7 @@ class Harness:
         reserve: int | None = None,
         judge: Judge | None = None,
         mover: PageMover | None = None,
+        joining: Sequence[Stage] = (),
         **scheduler: Any,
     ) -> None:
         registry = Registry.discover(())
@@ -261,6 +264,7 @@ class Harness:
         self.memory = MemoryManager(self.rows, allocator, prefix_cache, run=run)
         self.model = (model or FakeModel)(self.rows, (allocator.num_pages + 1) * page_size)
         grammars = GrammarFollower(work, jump_ahead, rolls_back=True)
+        points = Points(joining)
         executor = (
             ThreadExecutor(self.model.launch, self.model, encode=self.model.encode, draft=self.model.draft)
             if overlap
@@ -284,9 +288,10 @@ class Harness:
                 lookback=None if reserve is None else 1,
                 shared=CommonPrefix(self.rows, page_size),
             ),
-            ResultStage(tokenizer, {EOS}, grammars=grammars),
+            ResultStage(tokenizer, {EOS}, grammars, points),
             executor,
             hooks=hooks or StepHooks(),
+            points=points,
             **{name: part for name, part in parts.items() if name != "clock"},
         )
         clock = {"clock": parts["clock"]} if "clock" in parts else {}

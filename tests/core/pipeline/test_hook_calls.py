@@ -20,10 +20,11 @@ from pegboard.core.interfaces.client import GenerateRequest, ModelInfo
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
 from pegboard.core.interfaces.hooks import STEP_HOOKS, hookimpl
-from pegboard.core.interfaces.messages import AbortRequest, TokenizedBatch
+from pegboard.core.interfaces.messages import AbortRequest, TokenizedBatch, TokenizedRequest
 from pegboard.core.interfaces.plugin import Plugin
 from pegboard.core.interfaces.req import NO_ROW, Req
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.stage import Interest, LaunchedStep, Stage, StageContext
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.registry.registry import Registry
 from pegboard.core.server.model_names import ModelNames
@@ -71,11 +72,6 @@ class Recorder:
         EVENTS.append(Event("batch_scheduled", facts))
 
     @hookimpl
-    def pack_batch(self, batch: ScheduleBatch, extras: BatchExtras) -> None:
-        extras.per_token("recorder.place", np.arange(batch.num_tokens))
-        EVENTS.append(Event("pack_batch", {"reqs": [req.rid for req in batch.reqs]}))
-
-    @hookimpl
     def before_forward(self, batch: ForwardBatch) -> None:
         EVENTS.append(Event("before_forward", {"batch": batch, "tokens": batch.input_ids.shape[0]}))
 
@@ -97,12 +93,24 @@ class Recorder:
         EVENTS.append(Event("requests_finished", {"reqs": [req.rid for req in reqs], "held": held}))
 
 
-class Miscounting:
-    """Brings an entry too many for a batch with a long prompt in it."""
+class MiscountingStage(Stage):
+    """Brings an entry too many for a batch with a long prompt in it, and the place of each token."""
 
-    @hookimpl
-    def pack_batch(self, extras: BatchExtras, batch: ScheduleBatch) -> None:
+    name = "acme"
+
+    def arrive(self, req: Req, message: TokenizedRequest) -> Interest:
+        return Interest()
+
+    def pack(self, step: LaunchedStep, extras: BatchExtras) -> None:
+        batch = step.batch
+        extras.per_token("acme.place", np.arange(batch.num_tokens))
         extras.per_request("acme.slot", np.zeros(len(batch) + bool((batch.seq_lens > 8).any())))
+
+
+class Miscounting:
+    @hookimpl
+    def pipeline_stages(self, ctx: StageContext) -> list[Stage]:
+        return [MiscountingStage()]
 
 
 class Refusing:
@@ -242,7 +250,7 @@ class TestLifeCycle:
 class TestSteps:
     def test_each_step_calls_each_hook_once_in_order(self, engine: Engine) -> None:
         engine.generate([[3, 4, 5]], greedy(4))
-        step = ["batch_scheduled", "pack_batch", "before_forward", "after_forward", "batch_committed"]
+        step = ["batch_scheduled", "before_forward", "after_forward", "batch_committed"]
         assert step_calls() == step * 4 + ["requests_finished"]
 
     def test_chunks_are_steps(self, checkpoint: Path) -> None:
@@ -257,9 +265,10 @@ class TestSteps:
         assert all(event.facts["room"] for event in scheduled)
         assert [len(event.facts["reqs"]) for event in scheduled] == [2, 2, 2]
 
-    def test_what_pack_batch_brings_reaches_the_model(self, engine: Engine) -> None:
-        engine.generate([[3, 4, 5], [6, 7]], greedy(3))
-        found = [event.facts["batch"].extras["recorder.place"].tolist() for event in calls("before_forward")]
+    def test_what_a_stage_packs_reaches_the_model(self, checkpoint: Path) -> None:
+        with start(checkpoint, Recorder, Miscounting) as engine:
+            engine.generate([[3, 4, 5], [6, 7]], greedy(3))
+        found = [event.facts["batch"].extras["acme.place"].tolist() for event in calls("before_forward")]
         assert found == [[0, 1, 2, 3, 4], [0, 1], [0, 1]]
 
     def test_a_wrong_array_is_told_with_its_plugin(self, checkpoint: Path) -> None:
@@ -269,11 +278,11 @@ class TestSteps:
         assert (len(good.token_ids), len(other.token_ids)) == (3, 3)
         assert bad.finish_reason == {
             "type": "abort",
-            "message": "the hooks 'recorder0' (test-hooks 0) failed: ValueError: extras 'acme.slot' of pack_batch: "
+            "message": "the stage 'acme' (recorder0, test-hooks 0) failed: ValueError: extras 'acme.slot': "
             "expected 1 entries, one for each request of batch.reqs, got 2",
             "status": 500,
         }
-        assert failures == {"hooks": {"recorder0": 1}}
+        assert failures == {"stage": {"acme": 1}}
 
     def test_before_forward_and_after_forward_see_one_batch(self, engine: Engine) -> None:
         engine.generate([[3, 4, 5], [6, 7]], greedy(3))
@@ -318,7 +327,7 @@ class TestSteps:
 
         monkeypatch.setattr(type(engine.built.runner), "execute", fail)
         engine.generate([[3, 4, 5]], greedy(4))
-        assert step_calls() == ["batch_scheduled", "pack_batch", "before_forward", "requests_finished"]
+        assert step_calls() == ["batch_scheduled", "before_forward", "requests_finished"]
 
     @pytest.mark.parametrize("order", [(First, Second), (Second, First)])
     def test_plugins_are_called_in_their_order(self, checkpoint: Path, order: tuple[type, ...]) -> None:

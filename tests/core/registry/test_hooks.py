@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pegboard.core.interfaces.errors import PluginError
-from pegboard.core.interfaces.hooks import LIFECYCLE_HOOKS, STEP_HOOKS, hookimpl
+from pegboard.core.interfaces.hooks import LIFECYCLE_HOOKS, STAGE_HOOKS, STEP_HOOKS, hookimpl
 from pegboard.core.interfaces.plugin import Plugin
 from pegboard.core.registry.hooks import HOOK_NAMES, Hooks
 from pegboard.core.registry.registry import Registry
@@ -68,7 +68,7 @@ def calls() -> None:
 
 
 def test_the_specifications_are_those_of_the_lists() -> None:
-    assert (*LIFECYCLE_HOOKS, *STEP_HOOKS) == HOOK_NAMES
+    assert (*LIFECYCLE_HOOKS, *STAGE_HOOKS, *STEP_HOOKS) == HOOK_NAMES
 
 
 def test_calls_come_in_lock_order() -> None:

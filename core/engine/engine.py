@@ -78,6 +78,7 @@ class GenerateOutput:
     logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
     input_logprobs: list[Logprob] | None = None
     hidden_states: list[list[float]] | None = None
+    extra: dict[str, object] = field(default_factory=dict)
 
     def add(self, chunk: OutputChunk) -> None:
         self.text += chunk.text
@@ -90,6 +91,7 @@ class GenerateOutput:
             self.logprobs = (self.logprobs or []) + chunk.logprobs
         if chunk.input_logprobs is not None:
             self.input_logprobs = chunk.input_logprobs
+        self.extra.update(chunk.extra or {})
         if chunk.hidden_states is not None:
             self.hidden_states = (self.hidden_states or []) + chunk.hidden_states
         if chunk.finish_reason is not None:

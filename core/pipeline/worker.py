@@ -100,7 +100,7 @@ class Worker:
         self.drafts = drafts
         self.judge = judge
         self._runner = runner
-        self._parts = {part.name: part for part in parts}
+        self.parts = {part.name: part for part in parts}
         self._pool = pool
         self._queue = queue
         self._before = before
@@ -108,7 +108,7 @@ class Worker:
         self._last = torch.zeros(rows.max_rows + 1, dtype=torch.int64, device=queue.device)
         self._last_host = self._last.numpy() if queue.looks else None
         table = rows.device_table(queue.device)
-        self.batches = DeviceBatches(queue, table, self._last, pool, attention, self._vocab_size, media, self._parts)
+        self.batches = DeviceBatches(queue, table, self._last, pool, attention, self._vocab_size, media, self.parts)
         self._split: _Split | None = None
 
     def run(self, work: ModelWorkerBatch) -> BatchResult:
@@ -266,7 +266,7 @@ class Worker:
 
     def _bring(self, output: ForwardOutput, work: ModelWorkerBatch, accepted: Accepted | None = None) -> PendingResult:
         """Have all that a step computed for the host copied there, at once."""
-        parts = {name: self._parts[name].computed(payload, output) for name, payload in work.payloads.items()}
+        parts = {name: self.parts[name].computed(payload, output) for name, payload in work.payloads.items()}
         found = Computed.of(output, parts)
         fetched = self._queue.fetch(found.tensors)
 

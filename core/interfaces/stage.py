@@ -242,7 +242,7 @@ class DevicePart:
         all others, in one copy; the tensor may be read after the pass has begun.
         """
 
-    def computed(self, payload: object, output: ForwardOutput) -> Mapping[str, torch.Tensor]:
+    def computed(self, payload: object, batch: ForwardBatch, output: ForwardOutput) -> Mapping[str, torch.Tensor]:
         """After the pass: return tensors that go to the host with the tokens, in one copy. The Stage finds them in
         `StepResult.parts`. Must not wait for the device.
         """

@@ -187,7 +187,7 @@ class Worker:
             newest = self._keep_last(work.sampled_rows, sent.sampled_rows, output)
         if self.drafts is not None:
             self.drafts.observe(work, batch, newest, None, self._tensor)
-        return self._bring(output, work)
+        return self._bring(output, work, batch)
 
     @torch.inference_mode()
     def draft(self, work: DraftWork) -> DraftTrees:
@@ -242,7 +242,7 @@ class Worker:
         if self.drafts is not None:
             self.drafts.observe(work, batch, last, accepted, self._tensor)
         output.next_token_ids = torch.from_numpy(tokens)
-        return self._bring(output, work, accepted)
+        return self._bring(output, work, batch, accepted)
 
     def _accept(
         self, work: ModelWorkerBatch, trees: DraftTrees, drawn: NDArray[np.int64], output: ForwardOutput
@@ -264,9 +264,12 @@ class Worker:
         """Return whether the device still answers."""
         return self._queue.healthy()
 
-    def _bring(self, output: ForwardOutput, work: ModelWorkerBatch, accepted: Accepted | None = None) -> PendingResult:
+    def _bring(
+        self, output: ForwardOutput, work: ModelWorkerBatch, batch: ForwardBatch, accepted: Accepted | None = None
+    ) -> PendingResult:
         """Have all that a step computed for the host copied there, at once."""
-        parts = {name: self.parts[name].computed(payload, output) for name, payload in work.payloads.items()}
+        payloads = work.payloads.items()
+        parts = {name: self.parts[name].computed(payload, batch, output) for name, payload in payloads}
         found = Computed.of(output, parts)
         fetched = self._queue.fetch(found.tensors)
 

@@ -33,7 +33,7 @@ class RowPart(DevicePart):
         if payload.pool_rows.shape[0] or payload.hidden_rows.shape[0]:
             batch.hidden_rows = put(np.concatenate([payload.pool_rows, payload.hidden_rows]))
 
-    def computed(self, payload: object, output: ForwardOutput) -> Mapping[str, torch.Tensor]:
+    def computed(self, payload: object, batch: ForwardBatch, output: ForwardOutput) -> Mapping[str, torch.Tensor]:
         assert isinstance(payload, Rows)
         found: dict[str, torch.Tensor] = {}
         logprobs, states = output.prompt_logprobs, output.row_states

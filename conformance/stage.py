@@ -172,7 +172,7 @@ class StageContract:
             for take in range(1, req.input_len + 1):
                 start = req.input_len - take
                 found = stage.clip(req, start, take)
-                fits = isinstance(found, Wait) or (isinstance(found, int) and 0 <= found <= take)
+                fits = isinstance(found, Wait) or 0 <= found <= take
                 assert fits, f"clip(req, {start}, {take}) answers {found!r}: from 0 to {take}, SKIP or STOP"
                 assert stage.clip(req, start, take) == found, "clip() answers something else when it is asked again"
             assert _size(stage) == before, "clip() keeps something; it is asked for requests that are not admitted, too"

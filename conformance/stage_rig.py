@@ -98,7 +98,7 @@ class StageRig:
         self.stages = Stages(
             memory,
             _build(registry, "schedule_policy", "fcfs", SchedulePolicyContext(cache, 0)),
-            BatchBuilder(memory, (), VOCAB),
+            BatchBuilder(memory, (), VOCAB, points=points),
             ResultStage(None, points=points),
             executor,
             points=points,

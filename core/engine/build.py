@@ -214,8 +214,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     memory.cache_name = chosen.culprits.name(cache)
     report = StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens)
     parts = StageBuilder(chosen, hooks)
-    rows_of = parts.points.first_rows
-    gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, rows=rows_of)
+    gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, rows=parts.points.first_rows)
     grammars = _grammars(chosen, gate_ctx)
     gates, transfer = build_gates(chosen, loaded, grammars.gate, gate_ctx)
     chunk = chunk_size(config, chosen.model.device)
@@ -227,7 +226,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     stages = Stages(
         memory,
         _made(chosen, SCHEDULE_POLICY, SchedulePolicyContext(cache, settings.seed)),
-        BatchBuilder(memory, chosen.asked, spec.vocab_size, chosen.speculator.lookback, _shared(chosen, rows)),
+        _builder(chosen, memory, parts),
         results,
         executor,
         gates=gates,
@@ -331,6 +330,13 @@ def _results(chosen: Chosen, grammars: _Grammars, parts: StageBuilder) -> Result
         chosen.spec.eos_token_ids,
         GrammarFollower(GrammarWork(limits), grammar.jump_ahead, rolls_back=grammars.rolls_back),
         parts.points,
+    )
+
+
+def _builder(chosen: Chosen, memory: MemoryManager, parts: StageBuilder) -> BatchBuilder:
+    shared = _shared(chosen, memory.rows)
+    return BatchBuilder(
+        memory, chosen.asked, chosen.spec.vocab_size, chosen.speculator.lookback, shared, points=parts.points
     )
 
 

@@ -51,8 +51,9 @@ class StageBuilder:
     def _all(self, kind: type[PartT], hook: str, ctx: StageContext) -> list[PartT]:
         found = []
         for part, plugin, origin in brought(self._hooks, kind, hook, ctx=ctx):
-            what = "stage" if kind is Stage else "device_part"
-            self._chosen.culprits.know_part(what, part.name, f"{plugin}, {origin}", part)
+            self._chosen.culprits.know_part(
+                hook.removesuffix("s").removeprefix("pipeline_"), part.name, f"{plugin}, {origin}", part
+            )
             found.append(part)
         return found
 

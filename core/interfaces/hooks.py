@@ -74,14 +74,17 @@ class HookSpecs:
     @hookspec
     def pipeline_stages(self, ctx: StageContext) -> Iterable[Stage]:
         """Once in the scheduler process, when the model is loaded: what takes part in steps (see `Stage`)."""
+        return ()
 
     @hookspec
     def device_parts(self, ctx: StageContext) -> Iterable[DevicePart]:
         """Once where batches run, when the model is loaded: what stages compute there (see `DevicePart`)."""
+        return ()
 
     @hookspec
     def frontend_stages(self) -> Iterable[FrontendStage]:
         """Once in the process that takes requests, before the first: what stages do there (see `FrontendStage`)."""
+        return ()
 
     @hookspec
     def batch_scheduled(self, batch: ScheduleBatch) -> None:

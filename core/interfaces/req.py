@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from pegboard.core.interfaces.keys import PrefixKey, PrefixMemo
-from pegboard.core.interfaces.stage import WHOLE_PREFIX
 from pegboard.core.interfaces.status import FinishReason, ReqStatus, check_transition
 
 if TYPE_CHECKING:
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NO_ROW = -1
+
+WHOLE_PREFIX = 2**62
+"""For `Req.reusable` and `Stage.reusable`: a cached prefix may cover all that it can."""
 
 
 class ReqSlot(Generic[T]):

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from pegboard.core.interfaces.req import WHOLE_PREFIX
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -30,9 +32,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.interfaces.status import FinishReason
-
-WHOLE_PREFIX = 2**62
-"""For `Stage.reusable`: a cached prefix may cover all that it can."""
 
 
 class Wait(enum.Enum):
@@ -102,7 +101,7 @@ class StepResult(Protocol):
     @property
     def logprobs(self) -> LogprobOutput | None: ...
     @property
-    def parts(self) -> Mapping[str, Mapping[str, NDArray[Any]]]: ...
+    def parts(self) -> Mapping[str, Mapping[str, NDArray[np.generic]]]: ...
 
 
 class Ending(Protocol):
@@ -237,7 +236,7 @@ class DevicePart:
 
     name: str = ""
 
-    def unpack(self, payload: object, batch: ForwardBatch, put: Callable[[NDArray[Any]], torch.Tensor]) -> None:
+    def unpack(self, payload: object, batch: ForwardBatch, put: Callable[[NDArray[np.generic]], torch.Tensor]) -> None:
         """Before the pass: put the payload of the Stage into the batch. `put` brings an array to the device along with
         all others, in one copy; the tensor may be read after the pass has begun.
         """

@@ -12,7 +12,7 @@ import numpy as np
 from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch, SplitPart
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.pipeline.media.placing import overlay_of, positions_of
-from pegboard.core.pipeline.points import asks_of
+from pegboard.core.pipeline.points import Points, asks_of
 from pegboard.core.pipeline.running import NEVER, SHIFTED, flags_of
 from pegboard.core.pipeline.sampling_info import SamplingInfos, mark_pending
 from pegboard.core.pipeline.speculation.drafts import pack
@@ -52,7 +52,9 @@ class BatchBuilder:
         vocab_size: int,
         lookback: int | None = None,
         shared: CommonPrefix | None = None,
+        points: Points | None = None,
     ) -> None:
+        self.points = points or Points()
         self._lookback = lookback
         self._shared = shared
         self.vocab_size = vocab_size
@@ -270,10 +272,9 @@ class BatchBuilder:
         work.loads = tuple(kv.load for kv in kvs if kv.load is not None)
         left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
         flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
-        return Step(
-            step.number, batch, work, kvs, sampled, left, flags, NEVER, touched=True, drafts=drafts,
-            asks=asks_of(reqs), closed=True,
-        )  # fmt: skip
+        half = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, touched=True, drafts=drafts)
+        half.asks, half.closed = asks_of(reqs), True
+        return half
 
     def _work(
         self, batch: ScheduleBatch, sampled: list[Req], drafts: Drafts | None, observed: Observed | None

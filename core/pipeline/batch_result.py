@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,4 +27,4 @@ class BatchResult:
     logprobs: LogprobOutput | None = None
     accepted: Accepted | None = None
     unsampled: bool = False
-    parts: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
+    parts: Mapping[str, Mapping[str, NDArray[np.generic]]] = field(default_factory=dict)

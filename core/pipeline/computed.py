@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.pipeline.batch_result import BatchResult
@@ -11,6 +11,7 @@ from pegboard.core.pipeline.batch_result import BatchResult
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import numpy as np
     import torch
     from numpy.typing import NDArray
 
@@ -43,7 +44,7 @@ class Computed:
         if rest:
             there = iter(rest)
             result.logprobs = _joined(self.logprobs, there)
-            parts: dict[str, dict[str, NDArray[Any]]] = {}
+            parts: dict[str, dict[str, NDArray[np.generic]]] = {}
             for stage, name in self.names:
                 parts.setdefault(stage, {})[name] = next(there).numpy()
             result.parts = parts

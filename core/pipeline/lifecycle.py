@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.loops import Loop
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.planner import Planner
-    from pegboard.core.pipeline.points import Points
     from pegboard.core.pipeline.results import ResultStage
     from pegboard.core.pipeline.step import Step
 
@@ -40,9 +39,7 @@ class Lifecycle:
         gates: GateKeeper | None,
         requests_finished: GuardedHooks,
         clock: Clock,
-        points: Points,
     ) -> None:
-        self._points = points
         self.alive: dict[str, Req] = {}
         self.prompt_tokens = 0
         """Of all requests that are alive."""
@@ -202,7 +199,7 @@ class Lifecycle:
         self._memory.release(req, keep=keep)
         req.move_to(ReqStatus.FINISHED)
         del self.alive[req.rid]
-        self._points.gone(req)
+        self._results.points.gone(req)
         self.prompt_tokens -= req.input_len
         self._counters.finished += 1
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
 from pegboard.core.pipeline.admission import AddResult, NewTokenRatio, PrefillAdder, PrefillItem
 from pegboard.core.pipeline.media.encoding import Encoding
-from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.running import HISTORY, NEVER, RunningBatch
 from pegboard.core.pipeline.split_prefill import SplitPrefill
 from pegboard.core.pipeline.step import Step
@@ -50,7 +49,6 @@ class Planner:
         cannot_fit: Callable[[Req, FinishReason], None],
         media: EncoderBooks | None = None,
         drafter: Drafter | None = None,
-        points: Points | None = None,
     ) -> None:
         self.settings = settings
         self.memory = memory
@@ -67,8 +65,7 @@ class Planner:
             clip=settings.estimate_max_new_tokens,
         )
         self.waiting: list[Req] = []
-        self.points = points or Points()
-        self.running = RunningBatch(settings.max_running_requests, self.points.columns)
+        self.running = RunningBatch(settings.max_running_requests, builder.points.columns)
         self.chunked: Req | None = None
         self.ahead: list[Req] = []
         self.parked: dict[Req, float] = {}
@@ -237,9 +234,8 @@ class Planner:
             max_new_rows=self.memory.rows.free_rows + (self.chunked is not None),
             max_load_tokens=self.settings.max_load_tokens,
             apart=(*self.ahead, *self.holding, *self.seated),
-            media=self.encoding.books,
-            points=self.points,
-        )
+            media=self.encoding.books, points=self.builder.points,
+        )  # fmt: skip
         self.encoding.begin(adder)
         was_chunked = self.chunked
         if was_chunked is not None and not self._goes_on(adder, was_chunked):
@@ -375,7 +371,6 @@ class Planner:
         if self.split.step is not None and all(one.finished for one in self.split.step.batch.reqs):
             # No request wants the rest of it.
             self.encoding.release(self.split.step)
-            self.points.closed(self.split.step)
             self.split.take()
         if req is self.chunked:
             self.chunked = None
@@ -393,7 +388,6 @@ class Planner:
         caller lets the running batch forget the rest (`RunningBatch.rewind`) once what came before is settled.
         """
         self.encoding.release(step)
-        self.points.closed(step)
         for req, kv in reversed(list(zip(step.prefilled, step.kvs, strict=False))):
             if req.finished or req.kv is not kv:
                 continue  # gone, or back in the queue

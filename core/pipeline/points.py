@@ -16,7 +16,8 @@ import numpy as np
 
 from pegboard.core.interfaces.batch import BatchExtras
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.stage import WHOLE_PREFIX, Stage, Wait
+from pegboard.core.interfaces.req import WHOLE_PREFIX
+from pegboard.core.interfaces.stage import Stage, Wait
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline.culprits import Culprits
 from pegboard.core.pipeline.running import FIRST_STAGE, HISTORY, SINGLE, SPECIAL
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.stage import Column, Ending
     from pegboard.core.pipeline.batch_result import BatchResult
+    from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.step import Step
 
 logger = logging.getLogger(__name__)
@@ -41,7 +43,7 @@ Rows = dict[str, list[msgspec.Raw]]
 
 
 class Points:
-    """The stages of one scheduler. `end` finishes a request for a reason; the scheduler sets it."""
+    """The stages of one scheduler. `end` finishes a request for a reason; `connect` sets it."""
 
     def __init__(self, stages: Sequence[Stage] = (), culprits: Culprits | None = None) -> None:
         self.stages = tuple(stages)
@@ -78,6 +80,12 @@ class Points:
     def offers(self) -> tuple[str, ...]:
         """What requests may ask of an engine with these stages."""
         return tuple(offer for stage in self.stages for offer in stage.offers)
+
+    def connect(self, end: Callable[[Req, FinishReason], None], memory: MemoryManager) -> None:
+        """Take what ends requests, and listen where their memory is taken."""
+        self.end = end
+        if self._unplacing or self._reusing:
+            memory.unplaced = self.unplaced
 
     # ---- a request -------------------------------------------------------------------------------------------------
 
@@ -122,11 +130,6 @@ class Points:
                 except Exception as error:
                     found.append(_Broken(self.failure(stage, "finishers", error)))
         return found
-
-    @property
-    def places(self) -> bool:
-        """Whether some stage must hear when memory is taken from a request."""
-        return bool(self._unplacing or self._reusing)
 
     def unplaced(self, req: Req) -> None:
         """Tell that the memory of a request is about to be taken."""

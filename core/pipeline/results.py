@@ -47,7 +47,7 @@ class ResultStage:
         grammars: GrammarFollower | None = None,
         points: Points | None = None,
     ) -> None:
-        self._points = points or Points()
+        self.points = points or Points()
         self.grammars = grammars or GrammarFollower()
         self._tokenizer = tokenizer
         self._eos_ids = frozenset(eos_ids)
@@ -111,7 +111,7 @@ class ResultStage:
     def _commit_any(self, step: Step, result: BatchResult, now: float) -> tuple[list[Req], list[TokenOutput]]:
         batch = step.batch
         finished: list[Req] = []
-        outputs = []
+        outputs: list[TokenOutput] = []
         batch.tokens = taken = result.tokens.copy()
         tokens = iter(enumerate(result.tokens.tolist()))
         for req, kv, seq_len in zip(batch.reqs, step.kvs, batch.seq_lens.tolist(), strict=True):
@@ -139,7 +139,7 @@ class ResultStage:
         """Commit what each request has gained, token by token; what comes behind an end is dropped."""
         batch = step.batch
         finished: list[Req] = []
-        outputs = []
+        outputs: list[TokenOutput] = []
         batch.tokens = taken = result.tokens.copy()
         batch.gained = gained = np.zeros(len(step.sampled), np.int64)
         ends = np.cumsum(accepted.counts).tolist()
@@ -207,7 +207,7 @@ class ResultStage:
             kept.tops.append(list(arrived.tops))
             if kept.token_ids:
                 kept.chosen.append(list(arrived.chosen))
-        self._points.adopt(req, arrived.rows)
+        self.points.adopt(req, arrived.rows)
         self._append(req, arrived.token, 0, None, now)
         self._finish(req, arrived.token, now, finished)
         return finished, self.output(req)
@@ -219,7 +219,7 @@ class ResultStage:
             return None
         ids = req.tokens.view(req.input_len + out.sent_len).tolist()
         logprobs = None if req.logprobs is None else _entries(req, ids)
-        features, rows = self._points.send(req, out.sent_len, out.sent_len + len(ids))
+        features, rows = self.points.send(req, out.sent_len, out.sent_len + len(ids))
         out.sent_len += len(ids)
         return TokenOutput(
             rid=req.rid,
@@ -273,7 +273,7 @@ class ResultStage:
             params = req.sampling
             if (params.stop or params.stop_regex) and self._tokenizer is not None:
                 own.append(StopText.of(req, self._tokenizer))
-            own += self._points.finishers(req)
+            own += self.points.finishers(req)
             own.append(LENGTH if params.grammar is None else self.grammars.finisher(tuple(own)))
             found = _FINISHERS.of(req)
             found += own

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.forward import LoadFailed
@@ -57,7 +58,7 @@ class Scheduler:
         self.guarded_policy = GuardedPolicy(stages.policy)
         self.planner = Planner(
             settings, limits, stages.memory, self.guarded_policy, stages.builder, self.counters, clock,
-            self._cannot_fit, stages.books, stages.drafter, stages.points,
+            self._cannot_fit, stages.books, stages.drafter,
         )  # fmt: skip
         hooks = stages.hooks
         self._batch_scheduled = GuardedHooks("batch_scheduled", hooks.batch_scheduled)
@@ -65,9 +66,8 @@ class Scheduler:
         requests_finished = GuardedHooks("requests_finished", hooks.requests_finished)
         self._idle_hooks = GuardedHooks("idle", hooks.idle)
         self.requests = Lifecycle(
-            self.planner, stages.memory, stages.results, self.counters, stages.gates, requests_finished, clock,
-            stages.points,
-        )  # fmt: skip
+            self.planner, stages.memory, stages.results, self.counters, stages.gates, requests_finished, clock
+        )
         self.bounds = QueueBounds(
             settings.max_running_requests, stages.memory.total_tokens, settings.max_queued_requests,
             settings.max_queued_tokens,
@@ -83,9 +83,7 @@ class Scheduler:
         self.on_step: Callable[[], None] | None = None
         """Called after every step while it is set (a profiler sets it)."""
         self._recovery = Recovery(stages)
-        stages.points.end = self._end_for_stage
-        if stages.points.places:
-            stages.memory.unplaced = stages.points.unplaced
+        stages.points.connect(partial(self.requests.end, keep=False), stages.memory)
         self._unsampled = stages.unsampled or Unsampled((), 0, stages.culprits, stages.executor)
         self._was_idle = True
         self._stuck = False  # whether nothing could be planned last time
@@ -226,7 +224,6 @@ class Scheduler:
             self._recover(step, error, behind)
         if step.final or result is None:
             self.planner.encoding.release(step if step.whole is None else step.whole)
-            self.stages.points.closed(step)
         self.counters.results_time += time.perf_counter() - ran
         return result is not None
 
@@ -371,10 +368,6 @@ class Scheduler:
             for req in part.batch.reqs:
                 if not req.finished:
                     self.requests.end(req, reason, keep=False)
-
-    def _end_for_stage(self, req: Req, reason: FinishReason) -> None:
-        """End a request for which a stage says so, or raised."""
-        self.requests.end(req, reason, keep=False)
 
     def _cannot_fit(self, req: Req, reason: FinishReason) -> None:
         """End a request that memory can never hold."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ class RowPart(DevicePart):
     def __init__(self, ctx: StageContext) -> None:
         self._pooler = pooler_of(ctx)
 
-    def unpack(self, payload: object, batch: ForwardBatch, put: Callable[[NDArray[Any]], torch.Tensor]) -> None:
+    def unpack(self, payload: object, batch: ForwardBatch, put: Callable[[NDArray[np.generic]], torch.Tensor]) -> None:
         assert isinstance(payload, Rows)
         if payload.logprob_rows.shape[0]:
             batch.logprob_rows = put(payload.logprob_rows)

@@ -106,7 +106,8 @@ def _last_rows(step: LaunchedStep) -> NDArray[np.int64] | None:
     if work.trees is None or work.sample_rows is None:
         return work.sample_rows
     counts = work.trees.counts
-    return work.sample_rows[np.cumsum(counts) - counts]
+    rows: NDArray[np.int64] = work.sample_rows[np.cumsum(counts) - counts]
+    return rows
 
 
 class _Seeker:

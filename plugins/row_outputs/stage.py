@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.stage import WHOLE_PREFIX, Interest, Sent, Stage
+from pegboard.core.interfaces.req import WHOLE_PREFIX
+from pegboard.core.interfaces.stage import Interest, Sent, Stage
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.plugins.row_outputs.messages import NAME, Asked, Entry, Said, pooler_of
 from pegboard.plugins.row_outputs.seeking import NO_ROW, WANTED, Owners, Pooling, Wanted, seek

@@ -56,5 +56,6 @@ class Encoding:
 
     def release(self, step: Step) -> None:
         """Note that a step is through, or will never run."""
+        self._builder.points.closed(step)
         if self.books is not None:
             self.books.release(step.number)

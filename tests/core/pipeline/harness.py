@@ -287,6 +287,7 @@ class Harness:
                 VOCAB,
                 lookback=None if reserve is None else 1,
                 shared=CommonPrefix(self.rows, page_size),
+                points=points,
             ),
             ResultStage(tokenizer, {EOS}, grammars, points),
             executor,

@@ -124,7 +124,7 @@ class Miscounting:
         return [MiscountingStage()]
 
 
-ASKS = {"double": {}}
+ASKS: dict[str, object] = {"double": {}}
 
 
 class DoublingFrontend(FrontendStage):

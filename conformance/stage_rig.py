@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pegboard.core.config.sections import SchedulerSection
 from pegboard.core.interfaces.batch import ModelWorkerBatch
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.messages import AbortRequest, Rejected, TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
@@ -20,8 +21,7 @@ from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.stage import Stage
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
-from pegboard.core.pipeline.batch_result import BatchResult
-from pegboard.core.pipeline.executor import Done, InlineExecutor, ThreadExecutor
+from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.points import Points, encoded
@@ -92,8 +92,7 @@ class StageRig:
         rows = ReqToTokenPool(8, min(CONTEXT, tokens), 1, mirrored=loop == "overlap")
         memory = MemoryManager(rows, allocator, cache)
         self.model = HashModel(rows, tokens + 1, compute)
-        overlap = loop == "overlap"
-        executor = ThreadExecutor(self.model.launch, self.model) if overlap else InlineExecutor(self.model)
+        executor = LocalExecutor(self.model.launch, self.model, thread=loop == "overlap")
         points = Points(stages)
         self.stages = Stages(
             memory,

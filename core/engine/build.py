@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.core.engine.choose import choose_providers, load_model
-from pegboard.core.engine.device import device_of, executor_of, loop_of
+from pegboard.core.engine.device import device_of, executor_of, loop_of, stage_parts
 from pegboard.core.engine.drafting import check_speculator, make_drafter
 from pegboard.core.engine.dtype import resolve_dtype
 from pegboard.core.engine.gates import build_gates
@@ -220,7 +220,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     chunk = chunk_size(config, chosen.model.device)
     media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
     worker = _worker(chosen, loaded, rows, hooks, parts, media, tiers)
-    executor = executor_of(settings.loop, worker, chosen.model.device)
+    executor = executor_of(settings.loop, worker, stage_parts(chosen, worker), chosen.model.device)
     request_log = RequestLog(on=config.log_requests)
     results = _results(chosen, grammars, parts)
     stages = Stages(
@@ -238,7 +238,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
         drafter=make_drafter(chosen, memory, results.grammars, executor, worker),
         tiers=tiers,
         runner_figures=loaded.runner.figures,
-        unsampled=Unsampled(chosen.processors, spec.vocab_size, chosen.culprits, executor),
+        unsampled=Unsampled(chosen.processors, chosen.culprits, executor),
     )
     scheduler = Scheduler(settings, stages, _limits(chosen, loaded, chunk))
     profiler = Profiler(config.server.profile_dir, scheduler.set_on_step)

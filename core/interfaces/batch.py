@@ -171,8 +171,8 @@ class Observed:
     """What a speculator that reads the model's states is told of a batch, an entry per request.
 
     `fresh` bool: it has its row since this pass. `again` int64: so many tokens at its front, 0 or 1, are computed once
-    more behind a cached prefix; their KV goes to the padding slot, and `prefix_lens` and `extend_lens` count them among
-    the new ones. `slots` int64: for so many positions its row has slots.
+    more behind a cached prefix, and `prefix_lens` and `extend_lens` count them among the new ones. `slots` int64: for
+    so many positions its row has slots.
     """
 
     fresh: NDArray[np.bool_]
@@ -223,6 +223,32 @@ class OverlayPart:
     offset: int
     count: int
     row: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillItem:
+    """One request's share of a prefill: `extend_len` new tokens after `prefix_len`; `partial` when its prompt goes
+    on after it; `fresh` when it has just got its row. `load` fills some of the prefix, of which a storage has brought
+    `stored_len`.
+    """
+
+    req: Req
+    prefix_len: int
+    extend_len: int
+    partial: bool
+    fresh: bool = False
+    load: PageLoad | None = None
+    stored_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """What a stage has done beside batches, where these run: `payload` is for the part of that name. Plain values and
+    arrays, so that it can be sent to other processes.
+    """
+
+    stage: str
+    payload: object
 
 
 @dataclass(slots=True)

@@ -284,8 +284,7 @@ class Req:
         self.namespace = namespace
         self.priority = priority
         self.stream = stream
-        self.seed = seed
-        self.samples, self.reusable = samples, WHOLE_PREFIX
+        self.seed, self.samples, self.reusable = seed, samples, WHOLE_PREFIX
         self.logprobs, self.media = logprobs, media
         self.output, self.kv = ReqOutput(), ReqKV()
         self.principal, self.model = principal, model

@@ -74,7 +74,8 @@ class LaunchedStep(Protocol):
 
     `kvs` are the `Req.kv` of `batch.reqs` as they were at launch: a request that ended or was retracted since has
     another one. `sampled` are the requests that a token is drawn for, in the batch's order. In `notes` a stage keeps,
-    under its name, what it needs when results arrive.
+    under its name, what it needs when results arrive. `again` int64 [requests] or None: so many tokens at a request's
+    front were computed before, and are computed once more.
     """
 
     @property
@@ -89,6 +90,8 @@ class LaunchedStep(Protocol):
     def sampled(self) -> list[Req]: ...
     @property
     def notes(self) -> dict[str, object]: ...
+    @property
+    def again(self) -> NDArray[np.int64] | None: ...
 
 
 class StepResult(Protocol):

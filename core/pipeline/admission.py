@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pegboard.core.interfaces.batch import PrefillItem
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.stage import Wait
 from pegboard.core.pipeline.media.books import EncodeWishes
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from pegboard.core.interfaces.media import PieceKey
-    from pegboard.core.interfaces.prefix_cache import PageLoad, PrefixMatch
+    from pegboard.core.interfaces.prefix_cache import PrefixMatch
     from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.media.books import EncoderBooks
     from pegboard.core.pipeline.memory import MemoryManager
@@ -75,22 +76,6 @@ class NewTokenRatio:
         allowed = int(np.minimum(outputs + running.left, self.clip).sum())
         done = int(outputs.sum())
         self.current = max(self.current, min(1.0, (done + lookahead * len(running)) / max(1, allowed)))
-
-
-@dataclass(slots=True, frozen=True)
-class PrefillItem:
-    """One request's share of a prefill: `extend_len` new tokens after `prefix_len`; `partial` when its prompt goes
-    on after it; `fresh` when it has just got its row. `load` fills some of the prefix, of which a storage has brought
-    `stored_len`.
-    """
-
-    req: Req
-    prefix_len: int
-    extend_len: int
-    partial: bool
-    fresh: bool = False
-    load: PageLoad | None = None
-    stored_len: int = 0
 
 
 class PrefillAdder:
@@ -374,7 +359,7 @@ class PrefillAdder:
         waits = np.diff(lasting, prepend=0.0)
         taken = np.cumsum(waits * others)
         given_back = np.concatenate([[0.0], np.cumsum(freed + lasting)[:-1]])
-        later = sum(one.seq_len - one.kv.scheduled_len for one in items)
+        later = sum(one.seq_len - one.kv.scheduled_len for one in items) + int((self._running.gaps[stay] - 1).sum())
         free = free - later - self._pages(left)
         # Each may hold a page of which it uses one token only.
         slack = others * (self._page - 1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import LogprobOutput
-from pegboard.core.pipeline.batch_result import BatchResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

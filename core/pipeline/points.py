@@ -26,10 +26,10 @@ from pegboard.core.registry.blame import in_words
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.stage import Column, Ending
-    from pegboard.core.pipeline.batch_result import BatchResult
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.step import Step
 
@@ -172,7 +172,7 @@ class Points:
 
     def pack(self, step: Step) -> None:
         """Put into a step what stages bring along. Raises what one of them raises."""
-        if not (self._packing or self.columns):
+        if not self.stages:
             return
         (step if step.whole is None else step.whole).packed = True
         extras = BatchExtras(len(step.batch.reqs), step.work.input_ids.shape[0], step.work.extras)
@@ -190,7 +190,7 @@ class Points:
 
     def arrived(self, step: Step, result: BatchResult) -> None:
         """Hand over what a step computed, before its tokens are appended."""
-        if self._arrived and step.asks:
+        if self._arrived and step.asks and step.packed:
             before = sum(req.finished for req in step.batch.reqs)
             self._hand_over(self._arrived, "arrived", step, result)
             step.touched = step.touched or sum(req.finished for req in step.batch.reqs) > before

@@ -11,17 +11,17 @@ from pegboard.core.pipeline.executor import Done
 from pegboard.core.pipeline.points import Points
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.batch_result import BatchResult
+    from pegboard.core.interfaces.executor import Executor, Pending
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy
     from pegboard.core.pipeline.batch import BatchBuilder
-    from pegboard.core.pipeline.batch_result import BatchResult
-    from pegboard.core.pipeline.executor import Executor
     from pegboard.core.pipeline.gates import GateKeeper
     from pegboard.core.pipeline.media.arrival import MediaStage
     from pegboard.core.pipeline.media.books import EncoderBooks
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.results import ResultStage
     from pegboard.core.pipeline.speculation.drafter import Drafter
-    from pegboard.core.pipeline.step import Pending, Step
+    from pegboard.core.pipeline.step import Step
     from pegboard.core.pipeline.step_log import StepReport
     from pegboard.core.pipeline.unsampled import Unsampled
 
@@ -72,7 +72,7 @@ class Stages:
     hooks: StepHooks = field(default_factory=StepHooks)
     points: Points = field(default_factory=Points)
 
-    def submit(self, step: Step) -> Pending:
+    def submit(self, step: Step) -> Pending[object]:
         """Start a step. Never raises: what a stage or the forward pass raises, `Pending.result` does."""
         try:
             # The later parts of a split prefill are of the same batch, and share what was packed.

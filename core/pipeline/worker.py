@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from pegboard.core.pipeline.batch_result import BatchResult
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.pipeline.computed import Computed
 from pegboard.core.pipeline.device import OnHost
 from pegboard.core.pipeline.device_batch import DeviceBatches
+from pegboard.core.pipeline.executor import Done
 from pegboard.core.pipeline.sampled import check_ids, check_tokens
 from pegboard.core.pipeline.speculation.judging import with_logprobs_of
 from pegboard.core.pipeline.tiers.loading import WatchedAttention, loading_for
@@ -190,12 +191,12 @@ class Worker:
         return self._bring(output, work, batch)
 
     @torch.inference_mode()
-    def draft(self, work: DraftWork) -> DraftTrees:
+    def draft(self, work: DraftWork) -> Done[DraftTrees]:
         """Draft on the device, with no batch under way. Raises what the speculator raises."""
         if self.drafts is None:
             raise RuntimeError("this worker has no speculator")
         self.batches.send_table(work.table)
-        return self.drafts.draft(work, self.batches.table, self._pool)
+        return Done(self.drafts.draft(work, self.batches.table, self._pool))
 
     def _by(self, output: ForwardOutput) -> object:
         """Return the sampler that drew the tokens."""

@@ -76,11 +76,11 @@ class Owners:
 
 def seek(step: LaunchedStep, flag: int, pooler: Pooler | None) -> tuple[Rows, Owners] | None:
     """Return what the requests of a step with this flag want of it; None where none wants anything."""
-    seeker, batch, work = _Seeker(pooler), step.batch, step.work
+    seeker, batch = _Seeker(pooler), step.batch
     if not batch.forward_mode.is_decode:
         prefilled = len(batch.reqs) - batch.decoding
         # What is computed again has been asked for before.
-        again = np.zeros_like(batch.extend_lens) if work.observed is None else work.observed.again
+        again = np.zeros_like(batch.extend_lens) if step.again is None else step.again
         starts = np.cumsum(batch.extend_lens) - batch.extend_lens + again
         for req, at, prefix, extend in zip(
             batch.reqs[:prefilled],

@@ -91,8 +91,9 @@ class RowOutputs(Stage):
                 self._pool(req, pooling, span, found["pooled"][number] if number != NO_ROW else None)
 
     def _pool(self, req: Req, pooling: Pooling, span: PoolSpan, partial: NDArray[np.float32] | None) -> None:
-        # What is computed once more, after a retraction, takes the place of what was there.
-        pooling.partials = [one for one in pooling.partials if one[0] < span.start]
+        if span.start <= pooling.first:
+            # The prompt is computed once more, after a retraction: what is cached goes no further (`reusable`).
+            pooling.partials = []
         if partial is not None:
             pooling.partials.append((span.start, partial.copy()))
         if span.start + span.count < span.length or self.pooler is None:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.stage import Column, Interest, LaunchedStep, Stage
-from pegboard.core.pipeline.batch_result import BatchResult
 from tests.core.pipeline.harness import FakeModel, Harness, Seer, oracle
 
 LENGTH, TOKENS = 9, 5

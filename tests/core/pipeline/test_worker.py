@@ -22,7 +22,6 @@ from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.running import NUMBERS
 from pegboard.core.pipeline.worker import Worker
-from tests.core.pipeline.harness import Harness
 
 
 def logprobs_on(device: torch.device) -> LogprobOutput:
@@ -230,12 +229,3 @@ def test_parts_of_a_split_prefill(rows: ReqToTokenPool) -> None:
     assert runner.inputs == [[50, 60], [5]]
     with pytest.raises(RuntimeError, match="first parts are not there"):
         worker.run(work(rows, [5], part=SplitPart(2, False, True)))
-
-
-def test_an_idle_batch_has_no_tokens() -> None:
-    harness = Harness()
-    batch = harness.scheduler.stages.builder.idle()
-    assert batch.forward_mode is ForwardMode.IDLE
-    runner = EchoRunner()
-    assert make_worker(harness.rows, runner).run(batch).tokens.tolist() == []
-    assert runner.inputs == [[]]

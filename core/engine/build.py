@@ -19,6 +19,7 @@ from pegboard.core.engine.media import MediaParts, media_parts
 from pegboard.core.engine.model_info import model_info
 from pegboard.core.engine.sizing import chunk_size, make_rows
 from pegboard.core.engine.source import prepare_model
+from pegboard.core.engine.stages import StageBuilder
 from pegboard.core.engine.tiers import Tiers, build_tiers, watches
 from pegboard.core.engine.transfer import TransferBuilder
 from pegboard.core.engine.view import SchedulerView
@@ -29,7 +30,6 @@ from pegboard.core.interfaces.contracts import (
     ATTENTION,
     GRAMMAR,
     MODEL_FAMILY,
-    POOLER,
     PREFIX_CACHE,
     SCHEDULE_POLICY,
     TOKEN_ALLOCATOR,
@@ -40,7 +40,6 @@ from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.layers import KVKind, ModelSpec
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.model_runner import ModelRunner
-from pegboard.core.interfaces.pooler import Pooler, PoolerContext
 from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
@@ -210,23 +209,23 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     memory = MemoryManager(rows, allocator, cache)
     memory.cache_name = chosen.culprits.name(cache)
     report = StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens)
-    gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed)
+    parts = StageBuilder(chosen, hooks)
+    gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, rows=parts.points.first_rows)
     grammars = _grammars(chosen, gate_ctx)
     gates, transfer = build_gates(chosen, loaded, grammars.gate, gate_ctx)
-    pooler = _pooler(chosen)
     chunk = chunk_size(config, chosen.model.device)
     media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
-    worker = _worker(chosen, loaded, rows, hooks, pooler, media, tiers)
+    worker = _worker(chosen, loaded, rows, hooks, parts, media, tiers)
     executor = executor_of(settings.loop, worker, stage_parts(chosen, worker), chosen.model.device)
-    results = _results(chosen, pooler, grammars)
+    results = _results(chosen, grammars, parts)
     stages = Stages(
         memory,
         _made(chosen, SCHEDULE_POLICY, SchedulePolicyContext(cache, settings.seed)),
-        BatchBuilder(memory, chosen.asked, spec.vocab_size, pooler, chosen.speculator.lookback, _shared(chosen, rows)),
+        _builder(chosen, memory, parts),
         results,
         executor,
         gates=gates,
-        pooler=pooler,
+        points=parts.points,
         media=None if media is None else media.stage,
         report=report,
         culprits=chosen.culprits,
@@ -293,7 +292,7 @@ def _worker(
     loaded: Loaded,
     rows: ReqToTokenPool,
     hooks: Hooks,
-    pooler: Pooler | None,
+    parts: StageBuilder,
     media: MediaParts | None,
     tiers: Tiers | None,
 ) -> Worker:
@@ -305,7 +304,7 @@ def _worker(
         chosen.queue,
         before=GuardedHooks("before_forward", hooks.freeze("before_forward")),
         after=GuardedHooks("after_forward", hooks.freeze("after_forward")),
-        pooler=pooler,
+        parts=parts.parts,
         media=None if media is None else media.encoded,
         drafts=chosen.speculator.watch(),
         judge=chosen.speculator.judge(),
@@ -316,14 +315,21 @@ def _worker(
     return worker
 
 
-def _results(chosen: Chosen, pooler: Pooler | None, grammars: _Grammars) -> ResultStage:
+def _results(chosen: Chosen, grammars: _Grammars, parts: StageBuilder) -> ResultStage:
     grammar = chosen.resolved.engine.grammar
     limits = WorkLimits(grammar.step_seconds, grammar.work_seconds, grammar.work_seconds_earned)
     return ResultStage(
         chosen.tokenizer,
         chosen.spec.eos_token_ids,
-        pooler,
         GrammarFollower(GrammarWork(limits), grammar.jump_ahead, rolls_back=grammars.rolls_back),
+        parts.points,
+    )
+
+
+def _builder(chosen: Chosen, memory: MemoryManager, parts: StageBuilder) -> BatchBuilder:
+    shared = _shared(chosen, memory.rows)
+    return BatchBuilder(
+        memory, chosen.asked, chosen.spec.vocab_size, chosen.speculator.lookback, shared, points=parts.points
     )
 
 
@@ -338,7 +344,6 @@ def _shared(chosen: Chosen, rows: ReqToTokenPool) -> CommonPrefix | None:
 def _step_hooks(hooks: Hooks) -> StepHooks:
     return StepHooks(
         batch_scheduled=hooks.freeze("batch_scheduled"),
-        pack_batch=hooks.freeze("pack_batch"),
         batch_committed=hooks.freeze("batch_committed"),
         requests_finished=hooks.freeze("requests_finished"),
         idle=(hooks.call.idle,),
@@ -356,13 +361,6 @@ def _grammars(chosen: Chosen, gate_ctx: AdmissionGateContext) -> _Grammars:
     settings = chosen.resolved.engine.grammar
     gate = make_grammar_gate(choice.record, backend, choice.options, ctx, settings, gate_ctx)
     return _Grammars(gate, kinds, "rollback" in choice.provides)
-
-
-def _pooler(chosen: Chosen) -> Pooler | None:
-    """Return None where the runner gives no hidden states to pool."""
-    if "hidden_states" not in chosen.runner.provides:
-        return None
-    return _made(chosen, POOLER, PoolerContext(chosen.model.directory, chosen.spec.hidden_size))
 
 
 def _scheduler_settings(chosen: Chosen) -> SchedulerSection:

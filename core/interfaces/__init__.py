@@ -165,6 +165,17 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.speculator import DraftTrees as DraftTrees
     from pegboard.core.interfaces.speculator import Speculator as Speculator
     from pegboard.core.interfaces.speculator import SpeculatorContext as SpeculatorContext
+    from pegboard.core.interfaces.stage import Column as Column
+    from pegboard.core.interfaces.stage import DevicePart as DevicePart
+    from pegboard.core.interfaces.stage import FrontendStage as FrontendStage
+    from pegboard.core.interfaces.stage import Interest as Interest
+    from pegboard.core.interfaces.stage import LaunchedStep as LaunchedStep
+    from pegboard.core.interfaces.stage import Price as Price
+    from pegboard.core.interfaces.stage import Sent as Sent
+    from pegboard.core.interfaces.stage import Stage as Stage
+    from pegboard.core.interfaces.stage import StageContext as StageContext
+    from pegboard.core.interfaces.stage import StepResult as StepResult
+    from pegboard.core.interfaces.stage import Wait as Wait
     from pegboard.core.interfaces.status import FinishReason as FinishReason
     from pegboard.core.interfaces.status import FinishType as FinishType
     from pegboard.core.interfaces.status import IllegalTransition as IllegalTransition

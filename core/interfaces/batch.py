@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.forward import ForwardMode
     from pegboard.core.interfaces.media import MediaItem, PieceKey
-    from pegboard.core.interfaces.pooler import PoolSpan
     from pegboard.core.interfaces.prefix_cache import PageLoad
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
@@ -107,14 +106,14 @@ class ScheduleBatch:
 
 
 class BatchExtras:
-    """What plugins bring along with one batch for the model (hook `pack_batch`).
+    """What stages bring along with one batch for the model (`Stage.pack`).
 
-    The model finds it in `ForwardBatch.extras` under the same names, ``"<plugin>.<what>"``, and arrays as tensors on
+    The model finds it in `ForwardBatch.extras` under the same names, ``"<stage>.<what>"``, and arrays as tensors on
     its device.
     """
 
-    def __init__(self, requests: int, tokens: int) -> None:
-        self.values: dict[str, object] = {}
+    def __init__(self, requests: int, tokens: int, values: dict[str, object] | None = None) -> None:
+        self.values: dict[str, object] = {} if values is None else values
         """All of it."""
         self._requests = requests
         self._tokens = tokens
@@ -136,17 +135,15 @@ class BatchExtras:
     def whole(self, name: str, value: object) -> None:
         """Bring one value for the whole batch. Raises ValueError for a name that is taken."""
         if name in self.values:
-            raise ValueError(f"extras {name!r} of pack_batch: the name is taken; begin it with your plugin's name")
+            raise ValueError(f"extras {name!r}: the name is taken; begin it with your stage's name")
         self.values[name] = value
 
     def _add_array(self, name: str, values: object, count: int, what: str) -> None:
         if not isinstance(values, np.ndarray) or values.ndim == 0 or values.dtype.kind not in "biuf":
             shown = f"{values.dtype}{list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
-            raise TypeError(f"extras {name!r} of pack_batch: expected a numpy array of numbers or bools, got {shown}")
+            raise TypeError(f"extras {name!r}: expected a numpy array of numbers or bools, got {shown}")
         if values.shape[0] != count:
-            raise ValueError(
-                f"extras {name!r} of pack_batch: expected {count} entries, one for each {what}, got {values.shape[0]}"
-            )
+            raise ValueError(f"extras {name!r}: expected {count} entries, one for each {what}, got {values.shape[0]}")
         self.whole(name, values)
 
 
@@ -199,23 +196,6 @@ class DraftWork:
     newest: NDArray[np.int64]
     most: NDArray[np.int64]
     table: TableChanges | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WantedRows:
-    """What a step computes beside tokens, by packed tokens (int64 arrays).
-
-    `logprob_rows` [p] and `logprob_targets` [p]: see ForwardBatch; `logprob_requests` has (count, request) for rows
-    that stand together. `pool_rows` [h] are those that the pooler reads for `pool_spans`. `hidden_rows` [s] are those
-    whose hidden states go to a client.
-    """
-
-    logprob_rows: NDArray[np.int64]
-    logprob_targets: NDArray[np.int64]
-    logprob_requests: tuple[tuple[int, LogprobRequest], ...]
-    pool_rows: NDArray[np.int64]
-    pool_spans: tuple[PoolSpan, ...]
-    hidden_rows: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,14 +262,14 @@ class ModelWorkerBatch:
 
     `pending` int64 [n] are the packed tokens whose id only the worker knows: it is the one it sampled last for the
     token's row; `input_ids` is -1 there. `table` are changes of the row table since the batch before. `part` is set for
-    a part of a split prefill. `wanted` is None in most steps. `overlay` says which tokens are media's.
+    a part of a split prefill. `overlay` says which tokens are media's.
 
     In a step with drafts `trees` are those of the sampled rows, whose `sampling` and `sample_rows` have an entry per
     node. Branches need `tail_lens` int64 [batch] and `tail_bits` int64 [tokens], see ForwardBatch; chains leave them
     None. `observed` is set where a speculator reads the model's states.
 
     `loads` fill device pages from the host before this batch reads them. `common_prefix`: see ForwardBatch. `extras`:
-    see BatchExtras.
+    see BatchExtras. `payloads` are for the device parts of stages, by their names.
     """
 
     bid: int
@@ -307,7 +287,6 @@ class ModelWorkerBatch:
     pending: NDArray[np.int64] | None = None
     table: TableChanges | None = None
     part: SplitPart | None = None
-    wanted: WantedRows | None = None
     overlay: tuple[OverlayPart, ...] = ()
     trees: DraftTrees | None = None
     tail_lens: NDArray[np.int64] | None = None
@@ -316,3 +295,4 @@ class ModelWorkerBatch:
     loads: tuple[PageLoad, ...] = ()
     common_prefix: int = 0
     extras: dict[str, Any] = field(default_factory=dict)
+    payloads: dict[str, object] = field(default_factory=dict)

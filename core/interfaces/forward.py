@@ -227,6 +227,12 @@ class LogprobOutput:
     top_ids: torch.Tensor | None = None
     chosen: dict[int, torch.Tensor] = field(default_factory=dict)
 
+    def tops(self, row: int, top: int) -> list[tuple[float, int]]:
+        """Return the `top` largest logprobs of one row, each with its token. On the host."""
+        if not top or self.top_values is None or self.top_ids is None:
+            return []
+        return list(zip(self.top_values[row, :top].tolist(), self.top_ids[row, :top].tolist(), strict=True))
+
 
 @dataclass(slots=True)
 class ForwardOutput:

@@ -13,7 +13,7 @@ provider, chosen in the config, and not a hook.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,14 @@ import pluggy
 if TYPE_CHECKING:
     import fastapi
 
-    from pegboard.core.interfaces.batch import BatchExtras, ScheduleBatch
+    from pegboard.core.interfaces.batch import ScheduleBatch
     from pegboard.core.interfaces.choosing import Chooser
     from pegboard.core.interfaces.client import EngineClient, ModelInfo
     from pegboard.core.interfaces.engine_view import EngineView
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
     from pegboard.core.interfaces.http_front import HttpFront, HttpGuard
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.stage import DevicePart, FrontendStage, Stage, StageContext
 
 hookspec = pluggy.HookspecMarker("pegboard")
 hookimpl = pluggy.HookimplMarker("pegboard")
@@ -54,14 +55,15 @@ BOTH, API, SCHEDULER, DEVICE = "both", "API", "scheduler", "where batches run"
 POINTS = (
     Point("configure", BOTH, "first of all, before anything is built"),
     Point("guard_http", API, "when the server's socket listens, before the model is loaded"),
+    Point("pipeline_stages", SCHEDULER, "when the model is loaded: what takes part in steps"),
+    Point("device_parts", DEVICE, "when the model is loaded: what stages compute there"),
     Point("engine_started", SCHEDULER, "when the model is loaded, before the first request"),
-    Point("guard_http", API, "when the socket listens, before the model is loaded"),
     Point("register_metrics", SCHEDULER, "within engine_started, if the engine keeps metrics"),
+    Point("frontend_stages", API, "before the first request: what stages do with requests and answers"),
     Point("api_services", API, "before the routers of the config are built"),
     Point("register_routes", API, "after the routers of the config were added"),
     Point("model_names", API, "whenever names of models are listed or looked up"),
     Point("batch_scheduled", SCHEDULER, "a batch is decided, and its memory allocated", step=True),
-    Point("pack_batch", SCHEDULER, "a batch, or a half of a failed one, is about to run", step=True),
     Point("before_forward", DEVICE, "right before the model runs", step=True),
     Point("after_forward", DEVICE, "right after the model has run", step=True),
     Point("batch_committed", SCHEDULER, "a batch's tokens were appended to its requests", step=True),
@@ -100,6 +102,26 @@ class HookSpecs:
         """
 
     @hookspec
+    def pipeline_stages(self, ctx: StageContext) -> Iterable[Stage]:
+        """Once in the scheduler process, when the model is loaded: what takes part in steps (see `Stage`)::
+
+        @hookimpl
+        def pipeline_stages(self, ctx):
+            return [AcmeStage(ctx)]
+        """
+        return ()
+
+    @hookspec
+    def device_parts(self, ctx: StageContext) -> Iterable[DevicePart]:
+        """Once where batches run, when the model is loaded: what stages compute there (see `DevicePart`)::
+
+        @hookimpl
+        def device_parts(self, ctx):
+            return [AcmePart(ctx)]
+        """
+        return ()
+
+    @hookspec
     def engine_started(self, info: ModelInfo, engine: EngineView) -> None:
         """Once in the scheduler, when the model is loaded and requests are about to be accepted::
 
@@ -116,6 +138,16 @@ class HookSpecs:
         def register_metrics(self, registry):
             self.steps = prometheus_client.Counter("acme_steps", "Steps.", registry=registry)
         """
+
+    @hookspec
+    def frontend_stages(self) -> Iterable[FrontendStage]:
+        """Once in the process that takes requests, before the first: what stages do there (see `FrontendStage`)::
+
+        @hookimpl
+        def frontend_stages(self):
+            return [AcmeFrontend()]
+        """
+        return ()
 
     @hookspec
     def api_services(self, chooser: Chooser) -> Mapping[str, object] | None:
@@ -154,20 +186,6 @@ class HookSpecs:
         @hookimpl
         def batch_scheduled(self, batch):
             self.largest = max(self.largest, len(batch))
-        """
-
-    @hookspec
-    def pack_batch(self, batch: ScheduleBatch, extras: BatchExtras) -> None:
-        """Each time a batch is about to run, after `batch_scheduled`: bring along what the model is to read of it
-        beside its tokens. Change neither the batch nor its requests.
-
-        Called again, with the requests that are left and with fresh `extras`, for each half of a batch that failed.
-        What it raises fails the batch, so that halves are tried: a request for which it raises fails alone::
-
-            @hookimpl
-            def pack_batch(self, batch, extras):
-                numbers = [NUMBERS.of(req).number for req in batch.reqs]
-                extras.per_request("acme.number", np.array(numbers, np.int64))
         """
 
     @hookspec

@@ -14,7 +14,9 @@ import numpy as np
 
 from pegboard.core.interfaces.batch import PrefillItem
 from pegboard.core.interfaces.req import NO_ROW
+from pegboard.core.interfaces.stage import Wait
 from pegboard.core.pipeline.media.encoder_cache import EncodeQueue
+from pegboard.core.pipeline.points import Points
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +107,9 @@ class PrefillAdder:
         max_load_tokens: int,
         apart: Sequence[Req] = (),
         media: EncoderCache | None = None,
+        points: Points | None = None,
     ) -> None:
+        self._points = points or Points()
         self.items: list[PrefillItem] = []
         self.wishes = None if media is None else EncodeQueue(media)
         self.pieces: list[PieceKey] = []
@@ -138,7 +142,7 @@ class PrefillAdder:
         """Go on with a request whose prompt is partly computed. Whether it advanced."""
         done = req.kv.scheduled_len
         left = req.seq_len - done
-        take = self._encoded(req, done, self._chunk(left))
+        take = self._encoded(req, done, self._clipped(req, done, self._chunk(left), left)[0])
         if take <= 0 or not self._memory.extend(req, done + take):
             return False
         self._accept(req, done, take, take < left)
@@ -158,6 +162,10 @@ class PrefillAdder:
         left = req.seq_len - start
         result = AddResult.LATER if found.loading else self._verdict(req, left, found.host_len, has_chunked)
         take = self._chunk(left)
+        if result is AddResult.CONTINUE and self._points.clips:
+            take, result = self._clipped(req, start, take, left)
+            if result is AddResult.CONTINUE and take < left and has_chunked:
+                result = AddResult.LATER
         if result is AddResult.CONTINUE and req.media is not None:
             take = self._encoded(req, start, take)
             if take <= 0 or self.wishing or (take < left and has_chunked):
@@ -273,6 +281,17 @@ class PrefillAdder:
         if self._rem_chunk is None or left <= self._rem_chunk:
             return left
         return max(0, self._rem_chunk) // self._page * self._page
+
+    def _clipped(self, req: Req, start: int, take: int, left: int) -> tuple[int, AddResult]:
+        """Return how many of `take` tokens, of `left` to be computed, stages allow now: whole pages, or all that is
+        left; and whether the request goes on, waits while others are asked, or ends this prefill.
+        """
+        found = self._points.clip(req, start, take) if self._points.clips else take
+        if isinstance(found, Wait):
+            return 0, AddResult.LATER if found is Wait.SKIP else AddResult.OTHER
+        if found < left:
+            found = (start + found) // self._page * self._page - start
+        return (found, AddResult.CONTINUE) if found > 0 else (0, AddResult.LATER)
 
     @property
     def may_wish(self) -> bool:

@@ -11,27 +11,24 @@ import numpy as np
 
 from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch, SplitPart
 from pegboard.core.interfaces.forward import ForwardMode
-from pegboard.core.pipeline import side_outputs
 from pegboard.core.pipeline.media.placing import overlay_of, positions_of
-from pegboard.core.pipeline.running import HIDDEN, NEVER, SHIFTED, flags_of
+from pegboard.core.pipeline.points import Points, asks_of
+from pegboard.core.pipeline.running import NEVER, SHIFTED, flags_of
 from pegboard.core.pipeline.sampling_info import SamplingInfos, mark_pending
 from pegboard.core.pipeline.speculation.drafts import pack
 from pegboard.core.pipeline.speculation.observing import observe_decode, observe_prefill
 from pegboard.core.pipeline.step import Step, computed_again
-from pegboard.toolkit.speculation import tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.batch import Observed, PrefillItem, WantedRows
+    from pegboard.core.interfaces.batch import Observed, PrefillItem
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
-    from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampler import Sampler
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.shared import CommonPrefix
-    from pegboard.core.pipeline.side_outputs import Wanted
     from pegboard.core.pipeline.speculation.drafts import Drafts
 
 PADDING = 0
@@ -52,14 +49,14 @@ class BatchBuilder:
         memory: MemoryManager,
         asked: Sequence[LogitsProcessor | Sampler],
         vocab_size: int,
-        pooler: Pooler | None = None,
         lookback: int | None = None,
         shared: CommonPrefix | None = None,
+        points: Points | None = None,
     ) -> None:
+        self.points = points or Points()
         self._lookback = lookback
         self._shared = shared
         self.vocab_size = vocab_size
-        self._pooler = pooler
         self._memory = memory
         self._asked = tuple(asked)
         self._numbers = itertools.count(1)
@@ -115,11 +112,12 @@ class BatchBuilder:
             observed=None if self._lookback is None else observe_decode(running, active),
             common_prefix=0 if self._shared is None else self._shared.of(running),
         )
-        found = side_outputs.find(batch, reqs, None, self._pooler) if running.any(HIDDEN) else None
+        asks = running.flags_any
+        columns = [_of(values, active, whole) for values in running.columns]
         left, flags = _schedule(running, active, whole, number)
         version = running.version if whole else NEVER
-        step = Step(number, batch, work, [req.kv for req in reqs], reqs, left, flags, version)
-        return _with(step, found)
+        kvs = [req.kv for req in reqs]
+        return Step(number, batch, work, kvs, reqs, left, flags, version, asks=asks, columns=columns)
 
     def extend(
         self,
@@ -165,7 +163,6 @@ class BatchBuilder:
             drafts = drafts.behind([req.tokens.last for req in through])
         work = _keep_out(self._work(batch, through + decoding, drafts, observed), again)
         work.loads = tuple(item.load for item in items if item.load is not None)
-        found = side_outputs.find(batch, through + decoding, _last_rows(work), self._pooler, again)
         if decoding and drafts is None:
             at = work.input_ids.shape[0] - len(decoding)
             ids, pending = _inputs(running, active, flight)
@@ -180,7 +177,7 @@ class BatchBuilder:
         new_flags = np.fromiter((req.flags for req in through), np.int64, len(through))
         if not split:
             running.join(through, number)
-        step = Step(
+        return Step(
             number,
             batch,
             work,
@@ -191,8 +188,8 @@ class BatchBuilder:
             NEVER,
             again=again,
             drafts=drafts,
+            asks=asks_of(reqs),
         )
-        return _with(step, found)
 
     def join(self, step: Step, running: RunningBatch) -> None:
         """Let the requests of a split prefill join the running batch, but for those that have ended since."""
@@ -209,7 +206,7 @@ class BatchBuilder:
         work = ModelWorkerBatch(number, mode, none, none, none, none, none, none, none, none, None, none)
         running.join([req], number)
         left, flags = running.left[-1:].copy(), running.flags[-1:].copy()
-        return Step(number, batch, work, [req.kv], [req], left, flags, NEVER)
+        return Step(number, batch, work, [req.kv], [req], left, flags, NEVER, asks=req.flags)
 
     def split(self, step: Step, layers: int, *, first: bool, last: bool) -> Step:
         """Make one part of a prefill that runs `layers` at a time: the step itself, as its last part; before that,
@@ -231,7 +228,6 @@ class BatchBuilder:
             flags=none,
             final=False,
             whole=step,
-            wanted=None,
         )
 
     def part(self, step: Step, start: int, stop: int) -> Step | None:
@@ -272,8 +268,11 @@ class BatchBuilder:
         work.loads = tuple(kv.load for kv in kvs if kv.load is not None)
         left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
         flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
-        one = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, again=again, drafts=drafts, touched=True)
-        return _with(one, side_outputs.find(batch, sampled, _last_rows(work), self._pooler, again))
+        half = Step(
+            step.number, batch, work, kvs, sampled, left, flags, NEVER, again=again, drafts=drafts, touched=True
+        )
+        half.asks, half.closed = asks_of(reqs), True
+        return half
 
     def _work(
         self, batch: ScheduleBatch, sampled: list[Req], drafts: Drafts | None, observed: Observed | None
@@ -312,12 +311,6 @@ class BatchBuilder:
         return work
 
 
-def _with(step: Step, found: tuple[WantedRows, Wanted] | None) -> Step:
-    if found is not None:
-        step.work.wanted, step.wanted = found
-    return step
-
-
 def _keep_out(work: ModelWorkerBatch, again: NDArray[np.int64] | None) -> ModelWorkerBatch:
     """Have the KV of tokens that are computed `again` written to the padding slot: their own are in the cache."""
     if again is not None:
@@ -339,13 +332,6 @@ def _is_sampled(batch: ScheduleBatch) -> NDArray[np.bool_]:
 def _sampled_places(batch: ScheduleBatch) -> NDArray[np.int64]:
     """Return for each request of a batch its place among those that a token is sampled for."""
     return np.cumsum(_is_sampled(batch)) - 1
-
-
-def _last_rows(work: ModelWorkerBatch) -> NDArray[np.int64] | None:
-    """Return the packed token of each sampled request that is known and not drafted."""
-    if work.trees is None or work.sample_rows is None:
-        return work.sample_rows
-    return work.sample_rows[tree.starts(work.trees.counts)]
 
 
 def _of(values: NDArray[Any], active: NDArray[np.int64], whole: bool) -> NDArray[Any]:

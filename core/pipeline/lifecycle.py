@@ -197,6 +197,7 @@ class Lifecycle:
         self._memory.release(req, keep=keep)
         req.move_to(ReqStatus.FINISHED)
         del self.alive[req.rid]
+        self._results.points.gone(req)
         self.prompt_tokens -= req.input_len
         self._counters.finished += 1
 

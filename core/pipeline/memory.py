@@ -61,6 +61,8 @@ class MemoryManager:
         self.pages_at_once = max(1, run // self.page_size)
         self.held_tokens = 0
         """Tokens in pages that requests hold themselves."""
+        self.unplaced: Callable[[Req], None] | None = None
+        """Told when its memory is taken from a request; where stages listen."""
         self.leaving: Callable[[Req], None] | None = None
         """Told before its memory is taken from a request."""
         self.cache_name = type(cache).__name__
@@ -247,6 +249,8 @@ class MemoryManager:
         if kv.row == NO_ROW:
             self.unmatch(req)
             return
+        if self.unplaced is not None:
+            self.unplaced(req)
         if keep and kv.committed_len > kv.cache_len:
             self._insert(req)
         own = self.rows.host[kv.row, kv.cache_len : kv.allocated_len : self.page_size]

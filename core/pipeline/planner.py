@@ -65,7 +65,7 @@ class Planner:
             clip=settings.estimate_max_new_tokens,
         )
         self.waiting: list[Req] = []
-        self.running = RunningBatch(settings.max_running_requests, builder.vocab_size)
+        self.running = RunningBatch(settings.max_running_requests, builder.vocab_size, builder.points.columns)
         self.chunked: Req | None = None
         self.parked: dict[Req, float] = {}
         self.seated: set[Req] = set()  # blocked ones that have a place in memory
@@ -211,6 +211,7 @@ class Planner:
             max_load_tokens=self.settings.max_load_tokens,
             apart=(*self.holding, *self.seated),
             media=self.books,
+            points=self.builder.points,
         )
 
     def make_room(self, flight: Launched | None) -> bool:
@@ -289,5 +290,6 @@ class Planner:
 
     def closed(self, step: Step) -> None:
         """Note that a step is through, or is not going to run: what was kept for it can go."""
+        self.builder.points.closed(step)
         if self.books is not None:
             self.books.release(step.number)

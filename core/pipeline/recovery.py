@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.step import Launched
     from pegboard.core.pipeline.counters import Counters
     from pegboard.core.pipeline.lifecycle import Lifecycle
-    from pegboard.core.pipeline.packing import Packing
     from pegboard.core.pipeline.planner import Planner
     from pegboard.core.pipeline.stages import Stages
 
@@ -40,14 +39,12 @@ class Recovery:
         stages: Stages,
         planner: Planner,
         requests: Lifecycle,
-        packing: Packing,
         counters: Counters,
         commit: Callable[[Step, BatchResult], None],
     ) -> None:
         self._stages = stages
         self._planner = planner
         self._requests = requests
-        self._packing = packing
         self._counters = counters
         self._commit = commit
         self._passed = self._failed = 0
@@ -107,7 +104,7 @@ class Recovery:
             if (part := self._stages.builder.part(step, low, high)) is None:
                 continue
             try:
-                result = self._packing.again(part)
+                result = self._stages.again(part)
             except Exception as again:
                 self._not_sent(part)
                 which = "requests %d to %d of batch %d fail again: %s"

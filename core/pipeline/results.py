@@ -11,10 +11,10 @@ from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.pipeline import side_outputs
 from pegboard.core.pipeline.finish import END_TOKENS, LENGTH, Finisher, StopText, first_reason
 from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.grammar.state import state_of
+from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.running import NEVER, SPECIAL, STREAM
 from pegboard.core.pipeline.text.detokenize import TokenDecoder
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.forward import LogprobOutput
-    from pegboard.core.interfaces.pooler import Pooler
-    from pegboard.core.interfaces.req import Req, ReqKV, ReqLogprobs
+    from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.step import Step
 
@@ -32,7 +31,6 @@ NOBODYS = -1
 """In `ScheduleBatch.tokens`: sampled for a request that had ended meanwhile, or that wanted none."""
 
 Entry = tuple[float, int, list[tuple[float, int]]]
-PromptEntry = tuple[float | None, int, list[tuple[float, int]]]
 
 
 _FINISHERS: ReqSlot[list[Finisher]] = ReqSlot(list)
@@ -45,12 +43,12 @@ class ResultStage:
         self,
         tokenizer: TokenDecoder | None,
         eos_ids: Iterable[int] = (),
-        pooler: Pooler | None = None,
         grammars: GrammarFollower | None = None,
+        points: Points | None = None,
     ) -> None:
+        self.points = points or Points()
         self.grammars = grammars or GrammarFollower()
         self._tokenizer = tokenizer
-        self._pooler = pooler
         self._eos_ids = frozenset(eos_ids)
 
     def commit(
@@ -67,8 +65,6 @@ class ResultStage:
         accepted = result.accepted
         newest = result.tokens if accepted is None else result.tokens[np.cumsum(accepted.counts) - 1]
         batch.intervals = running.note(step.sampled, newest, now, step.version)
-        if step.wanted is not None:
-            side_outputs.keep(step.wanted, result, self._pooler)
         if step.version != NEVER and not step.touched and not result.unsampled:
             return self._commit_decode(step, result, running, now)
         return self._commit_any(step, result, running, now)
@@ -184,15 +180,8 @@ class ResultStage:
         if not req.finished and (not req.stream or out.sent_len == req.output_len):
             return None
         ids = req.tokens.view(req.input_len + out.sent_len).tolist()
-        logprobs, prompt, hidden, embedding = None, None, b"", b""
-        if req.logprobs is not None:
-            logprobs = _entries(req, ids)
-            prompt = _prompt_entries(req, req.logprobs)
-        if out.hidden is not None:
-            states = out.hidden[out.sent_len : out.sent_len + len(ids)]
-            hidden = b"".join(one.astype("<f4").tobytes() for one in states)
-        if req.pooling is not None and req.pooling.vector is not None:
-            embedding = req.pooling.vector.astype("<f4").tobytes()
+        logprobs = None if req.logprobs is None else _entries(req, ids)
+        features, rows = self.points.send(req, out.sent_len, out.sent_len + len(ids))
         out.sent_len += len(ids)
         return TokenOutput(
             rid=req.rid,
@@ -207,9 +196,8 @@ class ResultStage:
             drafted_tokens=out.drafted,
             accepted_tokens=out.accepted,
             logprobs=logprobs,
-            input_logprobs=prompt,
-            hidden_states=hidden,
-            embedding=embedding,
+            features=features,
+            rows=rows,
         )
 
     def _end_with_prompt(
@@ -218,7 +206,7 @@ class ResultStage:
         """End a request that samples nothing, if all of its prompt is computed now."""
         if req.samples or req.finished or req.kv is not kv or kv.committed_len < req.input_len:
             return
-        req.output.finish_reason = side_outputs.failure_of(req) or FinishReason(FinishType.LENGTH)
+        req.output.finish_reason = FinishReason(FinishType.LENGTH)
         req.timing.finished = now
         finished.append(req)
         if (output := self.output(req)) is not None:
@@ -247,6 +235,7 @@ class ResultStage:
             params = req.sampling
             if (params.stop or params.stop_regex) and self._tokenizer is not None:
                 own.append(StopText.of(req, self._tokenizer))
+            own += self.points.finishers(req)
             own.append(LENGTH if params.grammar is None else self.grammars.finisher(tuple(own)))
             found = _FINISHERS.of(req)
             found += own
@@ -263,20 +252,9 @@ def _keep_logprobs(req: Req, row: int, source: LogprobOutput) -> None:
     if kept is None:
         return
     kept.values.append(float(source.token_logprobs[row]))
-    kept.tops.append(side_outputs.tops_of(source, row, kept.top, ()))
+    kept.tops.append(source.tops(row, kept.top))
     if kept.token_ids and row in source.chosen:
         kept.chosen.append(list(zip(source.chosen[row].tolist(), kept.token_ids, strict=True)))
-
-
-def _prompt_entries(req: Req, kept: ReqLogprobs) -> list[PromptEntry] | None:
-    """Return logprobs of the prompt, once; None where they are not wanted or have been sent."""
-    if kept.start is None or kept.prompt_sent:
-        return None
-    kept.prompt_sent = True
-    tokens = req.tokens.view(kept.start, req.input_len).tolist()
-    unknown: list[PromptEntry] = [(None, tokens[0], [])] if kept.start == 0 else []
-    known = zip(kept.prompt, tokens[len(unknown) :], strict=False)
-    return unknown + [(value, token, tops) for (value, tops), token in known]
 
 
 def _entries(req: Req, ids: list[int]) -> list[Entry]:

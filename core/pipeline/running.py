@@ -9,7 +9,7 @@ decodes. It is larger where several tokens became known at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.stage import Column, Stage
 
 SPECIAL = 1
 """Its finish or its output needs more than a look at the token: stop strings, stop token ids, logprobs."""
@@ -31,10 +32,12 @@ HISTORY = 8
 STREAM = 16
 GRAMMAR = 32
 """Its output follows a grammar."""
-HIDDEN = 64
-"""Its hidden states are wanted."""
+SINGLE = 64
+"""Each of its tokens is drawn in a row of its own: it gets neither drafts nor forced tokens."""
 SHIFTED = 128
 """Its prompt has media, and positions are not indices."""
+FIRST_STAGE = 256
+"""A stage takes part in it; each stage has a bit of its own from here on."""
 
 NEVER = -1
 """Step number of "no step"."""
@@ -54,11 +57,11 @@ class RunningBatch:
     prompt's; `gaps` known tokens that are not scheduled; `allocated` slots of the row; `left` how many more tokens may
     be scheduled; `last` the newest token, where the host knows it; `stamps` the number of the step that sampled it
     last; `flags` as above; `deltas` what a position is beyond its index; `numbers` those of its sampling (NUMBERS);
-    `last_times` float64 when its newest token was committed. `version` changes whenever a request joins or leaves.
-    `uneven` says that some gap is larger than one.
+    `columns` what stages have declared of it; `last_times` float64 when its newest token was committed. `version`
+    changes whenever a request joins or leaves. `uneven` says that some gap is larger than one.
     """
 
-    def __init__(self, capacity: int, vocab_size: int) -> None:
+    def __init__(self, capacity: int, vocab_size: int, columns: Sequence[tuple[Stage, Column]] = ()) -> None:
         self.reqs: list[Req] = []
         self.version = 0
         self.uneven = False
@@ -66,8 +69,11 @@ class RunningBatch:
         self._ints = np.zeros((10, capacity), np.int64)
         self._numbers = np.zeros(capacity, NUMBERS)
         self._times = np.zeros(capacity, np.float64)
+        self._declared = tuple(columns)
+        self._columns = [np.zeros(capacity, column.dtype) for _, column in columns]
         self._places: dict[int, int] | None = None
-        self._flags_any = 0
+        self.flags_any = 0
+        """Flags that some request has."""
         self._view()
 
     def _view(self) -> None:
@@ -85,8 +91,9 @@ class RunningBatch:
         self.deltas: NDArray[np.int64] = ints[_DELTA]
         self.gaps: NDArray[np.int64] = ints[_GAP]
         self.numbers: NDArray[np.void] = self._numbers[:n]
+        self.columns: list[NDArray[np.generic]] = [values[:n] for values in self._columns]
         self.last_times: NDArray[np.float64] = self._times[:n]
-        self._flags_any = int(np.bitwise_or.reduce(self.flags)) if n else 0
+        self.flags_any = int(np.bitwise_or.reduce(self.flags)) if n else 0
         self._places = None
         self.uneven = n > 0 and int(self.gaps.max()) > 1
         self.version += 1
@@ -112,7 +119,7 @@ class RunningBatch:
 
     def any(self, flag: int) -> bool:
         """Return whether some request has this flag."""
-        return bool(self._flags_any & flag)
+        return bool(self.flags_any & flag)
 
     def decoding(self) -> NDArray[np.int64]:
         """Return the places of the requests that may have one more token, and have one to compute for it."""
@@ -144,6 +151,8 @@ class RunningBatch:
                 self._ints[:, place] = req.kv.row, 0, req.input_len, req.kv.allocated_len, 0, 0, 0, req.flags, delta, 0
                 self._numbers[place] = req.sampling.row(req.seed, self._vocab_size)
                 self._times[place] = req.timing.last_token
+                for (stage, column), values in zip(self._declared, self._columns, strict=True):
+                    values[place] = _number(stage, column, req)
             self._take(place, req, coming=int(stamp != UNSTAMPED))
             self._ints[_STAMP, place] = stamp
         self._view()
@@ -159,6 +168,8 @@ class RunningBatch:
         self._ints[:, :m] = self._ints[:, :n][:, places]
         self._numbers[:m] = self._numbers[:n].take(places)  # an index would copy records field by field
         self._times[:m] = self._times[:n][places]
+        for values in self._columns:
+            values[:m] = values[:n][places]
         self.reqs = [self.reqs[place] for place in places.tolist()]
         self._view()
 
@@ -225,6 +236,14 @@ class RunningBatch:
         return intervals
 
 
+def _number(stage: Stage, column: Column, req: Req) -> float:
+    """Return a request's number. Where that raises, the step with which it joins fails for it (`Points.pack`)."""
+    try:
+        return column.of(req) if req.flags & stage.flag else 0
+    except Exception:
+        return 0
+
+
 def flags_of(req: Req, asked: Iterable[Any]) -> int:
     """Return a request's flags. Calls plugin code (`wants`), so it may raise."""
     params = req.sampling
@@ -233,8 +252,6 @@ def flags_of(req: Req, asked: Iterable[Any]) -> int:
         flags |= SPECIAL
     if req.logprobs is not None:
         flags |= LOGPROBS
-    if req.output.hidden is not None:
-        flags |= HIDDEN | SPECIAL
     if req.media is not None:
         flags |= SHIFTED
     if params.grammar is not None:

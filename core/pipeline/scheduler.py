@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,6 @@ from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
 from pegboard.core.pipeline.lifecycle import Lifecycle
 from pegboard.core.pipeline.loops import make_loop
 from pegboard.core.pipeline.media.encoding import Encoding
-from pegboard.core.pipeline.packing import Packing
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.receive import Reception
 from pegboard.core.pipeline.recovery import Recovery
@@ -89,7 +89,7 @@ class Scheduler:
         """While it is, no step is started (see `EngineView.pause`)."""
         self.on_step: Callable[[], None] | None = None
         """Called after every step while it is set (a profiler sets it)."""
-        self._packing = Packing(stages, hooks.pack_batch)
+        stages.points.connect(partial(self.requests.end, keep=False), stages.memory)
         self._recovery = self._set_sources(limits)
         self._unsampled = stages.unsampled or Unsampled((), stages.culprits, stages.executor)
         self._was_idle = True
@@ -98,7 +98,7 @@ class Scheduler:
     def _set_sources(self, limits: Limits) -> Recovery:
         """Make the sources of steps, in the order in which they are asked, and what they recover with."""
         stages, planner = self.stages, self.planner
-        recovery = Recovery(stages, planner, self.requests, self._packing, self.counters, self._commit)
+        recovery = Recovery(stages, planner, self.requests, self.counters, self._commit)
         prefill = Prefill(planner, recovery, self._take)
         planner.prefills, planner.mixing = [prefill], [prefill]
         planner.decodes = [Decode(planner, recovery, self._take)]
@@ -215,7 +215,7 @@ class Scheduler:
             self._batch_scheduled(step.batch)
         launched = time.perf_counter()
         step.launched_at = self.clock()
-        step.pending = self._packing.submit(step)
+        step.pending = self.stages.submit(step)
         counters, drafter = self.counters, self.stages.drafter
         drafting = 0.0 if drafter is None else drafter.take_seconds()
         counters.draft_time += drafting
@@ -253,6 +253,7 @@ class Scheduler:
         if step.work.loads:
             for kv in step.kvs:
                 stages.memory.loaded(kv, True)
+        stages.points.arrived(step, result)
         finished, outputs = stages.results.commit(step, result, self.running, self.clock())
         self.requests.outbox += outputs
         if result.unsampled:
@@ -268,6 +269,7 @@ class Scheduler:
             self.counters.note_drafts(batch.trees.counts, batch.gained)
         if not batch.forward_mode.is_decode:
             self.requests.share(step)
+        stages.points.commit(step, result)
         if self._batch_committed:
             self._batch_committed(batch)
         if stages.report is not None and ran:

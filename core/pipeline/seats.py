@@ -85,6 +85,7 @@ class Seats:
             return
         elif arrived.token is not None:
             _note(req, arrived)
+            self._stages.points.adopt(req, arrived.rows)
             self._begin(req, arrived.length, arrived.token)
             return
         else:
@@ -123,6 +124,3 @@ def _note(req: Req, arrived: Arrived) -> None:
         kept.tops.append(list(arrived.tops))
         if kept.token_ids:
             kept.chosen.append(list(arrived.chosen))
-        kept.start = None  # those of the prompt are where it was computed
-    if req.output.hidden is not None and arrived.hidden is not None:
-        req.output.hidden.append(arrived.hidden)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.batch import ModelWorkerBatch, PrefillItem, ScheduleBatch
     from pegboard.core.interfaces.req import Req, ReqKV
-    from pegboard.core.pipeline.side_outputs import Wanted
     from pegboard.core.pipeline.speculation.drafts import Drafts
 
 
@@ -28,7 +27,9 @@ class Step(Launched):
     `final` is one part of a split prefill, of `whole`, and has nothing to commit.
     `again` int64 [requests]: so many tokens at a request's front, 0 or 1, are computed once more behind its cached
     prefix, and their KV goes to the padding slot; `prefix_lens` and `extend_lens` count them among the new ones. None
-    for none. `drafts` are verified in this step. `launched_at` is of the scheduler's clock.
+    for none. `asks` are the flags that some of its requests have. `columns`: what the running batch kept of each
+    column, in a decode. `notes`: see LaunchedStep. `packed` and `closed` say what stages were told.
+    `drafts` are verified in this step. `launched_at` is of the scheduler's clock.
     """
 
     batch: ScheduleBatch
@@ -40,7 +41,11 @@ class Step(Launched):
     version: int
     final: bool = True
     whole: Step | None = None
-    wanted: Wanted | None = None
+    asks: int = 0
+    columns: list[NDArray[np.generic]] = field(default_factory=list)
+    notes: dict[str, object] = field(default_factory=dict)
+    packed: bool = False
+    closed: bool = False
     again: NDArray[np.int64] | None = None
     drafts: Drafts | None = None
     launched_at: float = 0.0

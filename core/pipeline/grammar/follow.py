@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pegboard.core.pipeline.finish import LENGTH, Finisher, first_reason
 from pegboard.core.pipeline.grammar.state import advance, forced, look_ahead, state_of
 from pegboard.core.pipeline.grammar.work import GrammarWork
+from pegboard.core.pipeline.running import SINGLE
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
@@ -43,7 +44,7 @@ class GrammarFollower:
 
     def runs_ahead(self, req: Req) -> bool:
         """Return whether forced tokens may be taken: nothing is wanted that only the model can say of each token."""
-        return bool(self.jump_ahead) and req.logprobs is None and req.output.hidden is None
+        return bool(self.jump_ahead) and req.logprobs is None and not req.flags & SINGLE
 
     def forced(self, req: Req, state: GrammarState) -> Sequence[int]:
         """Return the tokens to take without asking the model, as far as the request's length allows."""

@@ -18,6 +18,7 @@ from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees
 from pegboard.core.pipeline.grammar.drafts import DraftWalk, NodeMasks
 from pegboard.core.pipeline.grammar.state import let_through, state_of
+from pegboard.core.pipeline.running import SINGLE
 from pegboard.core.pipeline.speculation.device import MAX_FAILURES, worth_telling
 from pegboard.core.pipeline.speculation.drafts import Drafts
 from pegboard.core.pipeline.speculation.worth import Acceptance, StepTimes, Worth
@@ -222,7 +223,7 @@ class Drafter:
         if kept.allowed is None:
             kept.allowed = False
             params = req.sampling
-            if req.output.hidden is None and not any(one.wants(params) for one in self._undrafted):
+            if not req.flags & SINGLE and not any(one.wants(params) for one in self._undrafted):
                 rolls_back = self._grammars is not None and self._grammars.rolls_back
                 kept.allowed = (params.grammar is None or rolls_back) and self._concerns(req)
         if kept.allowed and self._grammars is not None and state_of(req) is not None:

@@ -21,11 +21,11 @@ from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.page_mover import PageMover
-from pegboard.core.interfaces.pooler import Pooler
 from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator, SpeculatorContext
+from pegboard.core.interfaces.stage import Stage
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import Done, LocalExecutor
@@ -34,6 +34,7 @@ from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.grammar.work import GrammarWork
 from pegboard.core.pipeline.media.encoding import MEDIA
 from pegboard.core.pipeline.memory import RUN, MemoryManager
+from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
@@ -260,7 +261,7 @@ class Harness:
         reserve: int | None = None,
         judge: Judge | None = None,
         mover: PageMover | None = None,
-        pooler: Pooler[Any] | None = None,
+        joining: Sequence[Stage] = (),
         **scheduler: Any,
     ) -> None:
         registry = Registry.discover(())
@@ -274,6 +275,7 @@ class Harness:
         self.memory = MemoryManager(self.rows, allocator, prefix_cache, run=run)
         self.model = (model or FakeModel)(self.rows, (allocator.num_pages + 1) * page_size)
         grammars = GrammarFollower(work, jump_ahead, rolls_back=True)
+        points = Points(joining)
         executor = LocalExecutor(
             self.model.launch,
             self.model,
@@ -299,14 +301,14 @@ class Harness:
                 self.memory,
                 processors,
                 VOCAB,
-                pooler,
                 lookback=None if reserve is None else 1,
                 shared=CommonPrefix(self.rows, page_size),
+                points=points,
             ),
-            ResultStage(tokenizer, {EOS}, pooler, grammars),
+            ResultStage(tokenizer, {EOS}, grammars, points),
             executor,
-            pooler=pooler,
             hooks=hooks or StepHooks(),
+            points=points,
             **{name: part for name, part in parts.items() if name != "clock"},
         )
         clock = {"clock": parts["clock"]} if "clock" in parts else {}

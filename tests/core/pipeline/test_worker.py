@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, SplitPart, WantedRows
+from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, SplitPart
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput
 from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
@@ -37,10 +37,9 @@ def test_what_was_computed_comes_back_together(kind: Callable[..., DeviceQueue])
     output = ForwardOutput(
         torch.tensor([3, 4], device=queue.device), logprobs_on(queue.device), row_states=states.T[:3].T
     )
-    output.prompt_logprobs = LogprobOutput(torch.empty(0, device=queue.device))
-    nothing = np.empty(0, np.int64)
-    wanted = WantedRows(nothing, nothing, (), nothing, (), np.arange(3))
-    found = Computed.of(output, wanted, None)
+    assert output.row_states is not None
+    empty = torch.empty(0, device=queue.device)
+    found = Computed.of(output, {"acme": {"none": empty, "states": output.row_states.float()}})
     result = found.result(queue.fetch(found.tensors).wait())
     assert result.tokens.tolist() == [3, 4]
     assert result.logprobs is not None
@@ -49,10 +48,8 @@ def test_what_was_computed_comes_back_together(kind: Callable[..., DeviceQueue])
     assert result.logprobs.top_ids.tolist() == [[4, 5], [6, 7]]
     assert result.logprobs.top_values.tolist() == [[4.0, 5.0], [6.0, 7.0]]
     assert result.logprobs.chosen[1].tolist() == [0.0] * 3
-    assert result.prompt_logprobs is not None
-    assert result.prompt_logprobs.token_logprobs.shape == (0,)
-    assert result.hidden is not None
-    assert result.hidden.tolist() == [[0, 1, 2], [4, 5, 6], [8, 9, 10]]
+    assert result.parts["acme"]["none"].shape == (0,)
+    assert result.parts["acme"]["states"].tolist() == [[0, 1, 2], [4, 5, 6], [8, 9, 10]]
 
 
 class EchoRunner:

@@ -13,7 +13,7 @@ from pegboard.core.registry.blame import DELIBERATE, describe
 
 if TYPE_CHECKING:
     from pegboard.core.engine.choose import Chosen
-    from pegboard.core.interfaces.contracts import Contract, Ctx, T
+    from pegboard.core.interfaces.contract import Contract, Ctx, T
     from pegboard.core.interfaces.req import Req
     from pegboard.core.registry.hooks import Hooks
 

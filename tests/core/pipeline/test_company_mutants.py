@@ -57,7 +57,8 @@ def repeats_rows(monkeypatch: pytest.MonkeyPatch) -> None:
             row += count
 
     monkeypatch.setattr(side_outputs, "_keep_prompts", keep)
-    find = side_outputs._Seeker.prompt
+    seeker = vars(side_outputs)["_Seeker"]
+    find = seeker.prompt
 
     def from_the_start(self: Any, req: Any, at: int, prefix: int, extend: int) -> None:
         """As if none of them were known."""
@@ -65,7 +66,7 @@ def repeats_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         find(self, req, at, prefix, extend)
         req.logprobs.prompt = known
 
-    monkeypatch.setattr(side_outputs._Seeker, "prompt", from_the_start)
+    monkeypatch.setattr(seeker, "prompt", from_the_start)
 
 
 def loses_rows_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +95,7 @@ def loses_rows_that_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sends_rows_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the prompt come with every output."""
-    entries = results._prompt_entries
+    entries = vars(results)["_prompt_entries"]
 
     def changed(req: Any, kept: Any) -> Any:
         kept.prompt_sent = False
@@ -105,7 +106,7 @@ def sends_rows_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def takes_the_rows_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token of a tree gets the logprob of its place in what was gained, not that of its node."""
-    take = ResultStage._take
+    take = vars(ResultStage)["_take"]
 
     def changed(self: Any, req: Any, result: Any, accepted: Any, places: range, *args: Any) -> int:
         return take(self, req, result, replace(accepted, nodes=accepted.nodes * 0 + accepted.nodes[0]), places, *args)
@@ -115,7 +116,7 @@ def takes_the_rows_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def drafts_what_has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts for requests that want hidden states, of which a step brings one."""
-    allowed = Drafter._allowed
+    allowed = vars(Drafter)["_allowed"]
 
     def changed(self: Any, req: Any) -> bool:
         kept, req.output.hidden = req.output.hidden, None

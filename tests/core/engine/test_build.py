@@ -84,7 +84,7 @@ def test_the_loop_of_a_device(
     """A GPU computes beside the host, so that steps overlap without a thread."""
     chosen = torch.device(device)
     monkeypatch.setattr(build, "loop_of", lambda name, where: loop_of(name, chosen))
-    monkeypatch.setattr(build, "executor_of", lambda *parts: executor_of(*parts[:-1], chosen))
+    monkeypatch.setattr(build, "executor_of", lambda name, worker, parts, _: executor_of(name, worker, parts, chosen))
     one = built(model, scheduler={"loop": loop})
     try:
         executor = one.scheduler.stages.executor

@@ -171,10 +171,13 @@ class Points:
     # ---- a step ----------------------------------------------------------------------------------------------------
 
     def pack(self, step: Step) -> None:
-        """Put into a step what stages bring along. Raises what one of them raises."""
+        """Put into a step what stages bring along: into the whole of a split one, whose parts share it. Raises what one
+        of them raises.
+        """
         if not self.stages:
             return
-        (step if step.whole is None else step.whole).packed = True
+        step = step if step.whole is None else step.whole
+        step.packed = True
         extras = BatchExtras(len(step.batch.reqs), step.work.input_ids.shape[0], step.work.extras)
         for place, (stage, column) in enumerate(self.columns):
             if step.asks & stage.flag:

@@ -1,22 +1,32 @@
 """A fake model with all that a step may bring beside tokens: logprobs, hidden states, pooled vectors, media, and KV
-that is loaded from the host. What it says of a row follows from the whole context, so that a wrong row shows.
+that is loaded from the host. What it says of a row follows from the whole context, so that a wrong row shows. The
+stage `row_outputs` is the real one, and so is its device part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch, WantedRows
+from pegboard.conformance.stage import stage_context
+from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import LogprobOutput
+from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.interfaces.pooler import Pooler, PoolSpan
 from pegboard.core.interfaces.speculator import DraftTrees
+from pegboard.core.interfaces.stage import DevicePart, Stage, StageContext
 from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.executor import Done
+from pegboard.plugins.row_outputs.messages import NAME, Asked, Said
+from pegboard.plugins.row_outputs.part import RowPart
+from pegboard.plugins.row_outputs.stage import RowOutputs
 from pegboard.toolkit.speculation import tree
 from tests.core.pipeline.harness import EMPTY, VOCAB, next_token
 from tests.core.pipeline.media_harness import MediaModel, placed
@@ -65,8 +75,10 @@ class FakePooler(Pooler[Any]):
     def rows(self, span: PoolSpan) -> range:
         return range(max(0, self.first(span.length) - span.start), span.count)
 
-    def reduce(self, hidden: Any, spans: Sequence[PoolSpan]) -> Any:
-        raise AssertionError("the fake model reduces by itself")
+    def reduce(self, hidden: torch.Tensor, spans: Sequence[PoolSpan]) -> torch.Tensor:
+        counts = [len(self.rows(span)) for span in spans]
+        assert sum(counts) == hidden.shape[0], "rows are pooled that no span has"
+        return torch.stack([torch.stack([one[:, 0].sum(), one.new_tensor(len(one))]) for one in hidden.split(counts)])
 
     def combine(self, partials: Sequence[NDArray[np.float32]], length: int) -> NDArray[np.float32]:
         return np.array([sum(one[0] for one in partials), sum(one[1] for one in partials), length], np.float32)
@@ -75,6 +87,34 @@ class FakePooler(Pooler[Any]):
         """What a prompt is to get."""
         first, length = self.first(len(context)), len(context)
         return [float(sum(state(context[: i + 1]) for i in range(first, length))), float(length - first), float(length)]
+
+
+class RowStage:
+    """The halves of `row_outputs`, built as the engine builds them."""
+
+    def __init__(self, pooler: FakePooler) -> None:
+        config = SimpleNamespace(model=SimpleNamespace(hidden_states=True))
+        runner = frozenset({"hidden_states", "input_logprobs"})
+        ctx: StageContext = stage_context(config=config, runner=runner, provider=lambda contract, ctx: pooler)
+        self.stage: Stage = RowOutputs(ctx)
+        self.part: DevicePart = RowPart(ctx)
+
+
+def asking(logprob_start: int | None = None, hidden_states: bool = False, embed: bool = False) -> Any:
+    """The features of a request, as its frontend half prepares them."""
+    asked = Asked(logprob_start, hidden_states, embed)
+    return {} if asked == Asked() else {NAME: msgspec.Raw(msgspec.msgpack.encode(asked))}
+
+
+def said_by(output: TokenOutput) -> Said:
+    """What goes with an output."""
+    whole = (output.features or {}).get(NAME)
+    return Said() if whole is None else msgspec.msgpack.decode(whole, type=Said)
+
+
+def states_of(output: TokenOutput) -> bytes:
+    """The hidden states that an output brings, one after the other."""
+    return b"".join(msgspec.msgpack.decode(row, type=bytes) for row in (output.rows or {}).get(NAME, ()))
 
 
 class Late:
@@ -96,8 +136,7 @@ class CompanyModel(MediaModel, LoadingModel):
         super().__init__(*args)
         self.wrong: list[str] = []
         self.failed_loads = 0
-        self.rows_given = 0
-        """Rows beside tokens that were computed."""
+        self.device_parts: dict[str, DevicePart] = {}
         self._doubt = 0
         self._contexts: list[Context] = []
 
@@ -107,7 +146,10 @@ class CompanyModel(MediaModel, LoadingModel):
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
         self._doubt -= 1
         try:
-            return super().__call__(work)
+            result = super().__call__(work)
+            if work.part is not None and work.part.last:
+                assert result.parts.keys() == work.payloads.keys(), "the parts of a split differ"
+            return result
         except StepLost:
             self.failed_loads += 1
             self.early = None
@@ -157,8 +199,8 @@ class CompanyModel(MediaModel, LoadingModel):
         result = super().answer(work)
         if work.trees is None:
             result.logprobs = logprobs_of(self._contexts, result.tokens.tolist())
-        if work.wanted is not None:
-            self._give(work, work.wanted, result)
+        if work.payloads:
+            result.parts = self._parts(work)
         return result
 
     def verify(self, work: ModelWorkerBatch, trees: DraftTrees) -> BatchResult:
@@ -169,25 +211,27 @@ class CompanyModel(MediaModel, LoadingModel):
         result.logprobs = logprobs_of(self._contexts, tokens.tolist())
         return result
 
-    def _give(self, work: ModelWorkerBatch, wanted: WantedRows, result: BatchResult) -> None:
-        rows = wanted.logprob_rows.tolist()
-        result.prompt_logprobs = logprobs_of(
-            [self._context(work, row) for row in rows], wanted.logprob_targets.tolist()
-        )
-        result.hidden = np.array([hidden(self._context(work, row)) for row in wanted.hidden_rows.tolist()], np.float32)
-        states = iter([state(self._context(work, row)) for row in wanted.pool_rows.tolist()])
-        pooled = []
-        for span in wanted.pool_spans:
-            count = len(self.pooler_rows(span))
-            pooled.append([float(sum(next(states) for _ in range(count))), float(count)])
-        assert next(states, None) is None, "rows are pooled that no span has"
-        result.pooled = np.array(pooled, np.float32)
-        self.rows_given += len(rows) + len(result.hidden) + len(pooled)
+    def _parts(self, work: ModelWorkerBatch) -> dict[str, dict[str, NDArray[Any]]]:
+        """What device parts make of what a runner computes for them."""
+        batch: Any = SimpleNamespace(logprob_rows=None, logprob_targets=None, logprob_requests=(), hidden_rows=None)
+        output: Any = SimpleNamespace(prompt_logprobs=None, row_states=None)
+        for name, payload in work.payloads.items():
+            self.device_parts[name].unpack(payload, batch, torch.from_numpy)
+        if batch.logprob_rows is not None:
+            rows, targets = batch.logprob_rows.tolist(), batch.logprob_targets.tolist()
+            assert len(batch.logprob_requests) == len(rows)
+            found = logprobs_of([self._context(work, row) for row in rows], targets)
+            values, tops, top_ids = map(torch.from_numpy, (found.token_logprobs, found.top_values, found.top_ids))
+            output.prompt_logprobs = LogprobOutput(values, tops, top_ids)
+        if batch.hidden_rows is not None:
+            output.row_states = torch.tensor([hidden(self._context(work, row)) for row in batch.hidden_rows.tolist()])
+        computed = {
+            name: self.device_parts[name].computed(payload, batch, output) for name, payload in work.payloads.items()
+        }
+        return {name: {key: one.numpy() for key, one in found.items()} for name, found in computed.items()}
 
     flaky: Any = staticmethod(lambda: False)
     """Whether several pieces cannot be encoded together this time."""
-    pooler_rows: Any = staticmethod(lambda span: ())
-    """`Pooler.rows` of the pooler that is there."""
 
     def _context(self, work: ModelWorkerBatch, packed: int) -> Context:
         """All tokens up to one of a batch."""

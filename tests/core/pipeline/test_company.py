@@ -25,7 +25,7 @@ from pegboard.core.pipeline.media.encoder_cache import EncoderCache
 from pegboard.core.registry.hooks import Hooks
 from pegboard_drills.grammars import ScriptedMatcher
 from tests.core.pipeline.company import Asked, Author, Tokenizer
-from tests.core.pipeline.company_model import CompanyModel, FakePooler
+from tests.core.pipeline.company_model import CompanyModel, FakePooler, RowStage, asking, said_by, states_of
 from tests.core.pipeline.harness import Seer
 from tests.core.pipeline.media_harness import TOKEN_BYTES, Album, FakeEncoder, books_of
 from tests.core.pipeline.test_seats import World
@@ -87,6 +87,7 @@ class Company:
         limits = {"timeout": rng.choice([None, 0.5]), "hold_timeout": rng.choice([None, 0.4])}
         more = arrangement(rng)
         pooler = FakePooler(rng.choice([None, 1, 5]))
+        rows = RowStage(pooler)
         # Of 9 tokens a piece at most, the small one holds what a page of a prompt reads.
         small = 20 if more["page_size"] == 1 else 40
         books = EncoderCache(rng.choice([small, small, 400]) * TOKEN_BYTES, TOKEN_BYTES, rng.choice([9, 20]), 1)
@@ -97,7 +98,7 @@ class Company:
             grammars=True,
             model=CompanyModel,
             tokenizer=Tokenizer(),
-            pooler=pooler,
+            joining=[rows.stage],
             parts={"media": media},
             **limits,
             **more,
@@ -110,11 +111,12 @@ class Company:
         self.aborted: set[str] = set()
         assert isinstance(self.world.harness.model, CompanyModel)
         self.model = self.world.harness.model
-        self._arrange_accidents(directory, books.capacity, pooler)
+        self.model.device_parts = {rows.part.name: rows.part}
+        self._arrange_accidents(directory, books.capacity)
 
-    def _arrange_accidents(self, directory: Path, capacity: int, pooler: FakePooler) -> None:
+    def _arrange_accidents(self, directory: Path, capacity: int) -> None:
         rng, model = self.rng, self.model
-        model.directory, model.capacity, model.pooler_rows = directory, capacity, pooler.rows
+        model.directory, model.capacity = directory, capacity
         if self.mover is not None:
             model.mover, self.mover.slots = self.mover, model.slots
             model.fail_loads = rng.choice([0.0, 0.3, 0.3])
@@ -144,10 +146,8 @@ class Company:
             "priority": rng.randrange(3),
             "stream": asked.stream,
             "sampling": asked.sampling,
-            "embed": asked.embed,
-            "return_hidden_states": asked.wants_hidden,
             "logprobs": 1 if asked.wants_logprobs else None,
-            "logprob_start": asked.logprob_start,
+            "features": asking(asked.logprob_start, asked.wants_hidden, asked.embed),
             "media": None if asked.media is None else asked.media.media,
         }
         kind = rng.random() / max(self.author.gates, 1e-9)
@@ -226,7 +226,8 @@ class Company:
         assert tokens == asked.tokens[: len(tokens)], rid
         logprobs = [entry for output in outputs for entry in output.logprobs or ()]
         assert logprobs == (asked.logprobs(len(tokens)) if asked.wants_logprobs else []), rid
-        prompts = [output.input_logprobs for output in outputs if output.input_logprobs is not None]
+        said = [said_by(output) for output in outputs]
+        prompts = [one.prompt for one in said if one.prompt is not None]
         expected = asked.prompt_logprobs()
         if whole:
             # Where the prompt is not computed here, there are none of it.
@@ -235,9 +236,9 @@ class Company:
         else:
             assert len(prompts) <= 1
             assert all(one == (expected or [])[: len(one)] for one in prompts), rid
-        states = np.frombuffer(b"".join(output.hidden_states for output in outputs), "<f4")
+        states = np.frombuffer(b"".join(map(states_of, outputs)), "<f4")
         assert states.tolist() == (asked.hidden(len(tokens)) if asked.wants_hidden else []), rid
-        vector = np.frombuffer(b"".join(output.embedding for output in outputs), "<f4").tolist()
+        vector = np.frombuffer(b"".join(one.vector for one in said), "<f4").tolist()
         if whole or vector:
             assert vector == (self.author.pooler.vector(np.array(asked.kept)) if asked.embed else []), rid
 

@@ -1,4 +1,4 @@
-"""Broken parts of the core, each of which the game of test_company has to notice."""
+"""Broken parts of the core and of row outputs, each of which the game of test_company has to notice."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ import pytest
 
 from pegboard.core.interfaces.req import KeyedTokens, Req
 from pegboard.core.interfaces.status import FinishReason
-from pegboard.core.pipeline import results, scheduler, side_outputs
+from pegboard.core.pipeline import recovery
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.finish import EndTokens, StopText
 from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.media.encoder_cache import EncoderCache
+from pegboard.core.pipeline.media.encoding import Encoding
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.planner import Planner
+from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.results import ResultStage
+from pegboard.core.pipeline.running import SINGLE
 from pegboard.core.pipeline.speculation.drafter import Drafter
+from pegboard.core.pipeline.stages import Stages
 from pegboard.core.pipeline.text.stop import StopMatcher
+from pegboard.plugins.row_outputs import seeking, stage
+from pegboard.plugins.row_outputs.stage import RowOutputs
 from pegboard_drills.gate import DrillGate
 from tests.core.pipeline import test_company
 from tests.core.pipeline.test_company import play
@@ -38,7 +44,12 @@ def gives_seats_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def goes_on_with_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that was retracted while its matcher worked comes back as if it ran."""
-    monkeypatch.setattr(Planner, "come_back", lambda self, req: self.ahead.append(req))
+
+    def changed(self: Any, req: Any) -> None:
+        del self.parked[req]
+        self.running.join([req])
+
+    monkeypatch.setattr(Planner, "resume", changed)
 
 
 # ---- rows beside tokens ----------------------------------------------------------------------------------------------
@@ -47,45 +58,51 @@ def goes_on_with_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
 def repeats_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is computed once more, after a retraction or a failure, is told once more."""
 
-    def keep(wanted: Any, found: Any) -> None:
+    def keep(owners: Any, found: Any) -> None:
         row = 0
-        for req, kv, _, count in wanted.prompts:
-            kept = req.logprobs
-            if kept is not None and req.kv is kv:
-                for at in range(row, row + count):
-                    kept.prompt.append((float(found.token_logprobs[at]), side_outputs.tops_of(found, at, kept.top, ())))
+        for req, kv, _, count in owners.prompts:
+            if req.kv is kv:
+                values, *tops = (
+                    found[name][row : row + count].tolist() for name in ("logprobs", "top_values", "top_ids")
+                )
+                pairs = [list(zip(*one, strict=True)) for one in zip(*tops, strict=True)]
+                seeking.WANTED.of(req).prompt += zip(values, pairs, strict=True)
             row += count
 
-    monkeypatch.setattr(side_outputs, "_keep_prompts", keep)
-    seeker = vars(side_outputs)["_Seeker"]
+    monkeypatch.setattr(stage, "_keep_prompts", keep)
+    seeker = vars(seeking)["_Seeker"]
     find = seeker.prompt
 
     def from_the_start(self: Any, req: Any, at: int, prefix: int, extend: int) -> None:
         """As if none of them were known."""
-        known, req.logprobs.prompt = req.logprobs.prompt, []
+        wanted = seeking.WANTED.of(req)
+        known, wanted.prompt = wanted.prompt, []
         find(self, req, at, prefix, extend)
-        req.logprobs.prompt = known
+        wanted.prompt = known
 
     monkeypatch.setattr(seeker, "prompt", from_the_start)
 
 
 def loses_rows_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts of a failed step bring tokens only."""
-    part = BatchBuilder.part
-
-    def changed(self: Any, *args: Any) -> Any:
-        step = part(self, *args)
-        if step is not None:
-            step.wanted = None
-        return step
-
-    monkeypatch.setattr(BatchBuilder, "part", changed)
+    monkeypatch.setattr(Stages, "again", lambda self, part: self.executor.again(part.work))
 
 
 def loses_rows_of_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last part of a split prefill brings tokens only."""
     split = BatchBuilder.split
-    monkeypatch.setattr(BatchBuilder, "split", lambda *args, **more: replace(split(*args, **more), wanted=None))
+    monkeypatch.setattr(BatchBuilder, "split", lambda *args, **more: replace(split(*args, **more), notes={}))
+
+
+def packs_parts_of_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages see the first part of a split prefill, for which no token is drawn, in the place of the whole."""
+    pack = Points.pack
+
+    def changed(self: Any, step: Any) -> None:
+        pack(self, step if step.whole is None else replace(step, whole=None))
+        (step if step.whole is None else step.whole).packed = True
+
+    monkeypatch.setattr(Points, "pack", changed)
 
 
 def loses_rows_that_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,21 +112,23 @@ def loses_rows_that_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sends_rows_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the prompt come with every output."""
-    entries = vars(results)["_prompt_entries"]
+    send = RowOutputs.send
 
-    def changed(req: Any, kept: Any) -> Any:
-        kept.prompt_sent = False
-        return entries(req, kept)
+    def changed(self: Any, req: Any, start: int, stop: int) -> Any:
+        whole, rows = send(self, req, 0, stop), send(self, req, start, stop)
+        return whole and rows and replace(rows, whole=whole.whole)
 
-    monkeypatch.setattr(results, "_prompt_entries", changed)
+    monkeypatch.setattr(RowOutputs, "send", changed)
 
 
 def takes_the_rows_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token of a tree gets the logprob of its place in what was gained, not that of its node."""
     take = vars(ResultStage)["_take"]
 
-    def changed(self: Any, req: Any, result: Any, accepted: Any, places: range, *args: Any) -> int:
-        return take(self, req, result, replace(accepted, nodes=accepted.nodes * 0 + accepted.nodes[0]), places, *args)
+    def changed(self: Any, req: Any, result: Any, *args: Any) -> int:
+        if (accepted := result.accepted) is not None:
+            result = replace(result, accepted=replace(accepted, nodes=accepted.nodes * 0 + accepted.nodes[0]))
+        return take(self, req, result, *args)
 
     monkeypatch.setattr(ResultStage, "_take", changed)
 
@@ -119,9 +138,9 @@ def drafts_what_has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = vars(Drafter)["_allowed"]
 
     def changed(self: Any, req: Any) -> bool:
-        kept, req.output.hidden = req.output.hidden, None
+        flags, req.flags = req.flags, req.flags & ~SINGLE
         found = allowed(self, req)
-        req.output.hidden = kept
+        req.flags = flags
         return found
 
     monkeypatch.setattr(Drafter, "_allowed", changed)
@@ -175,9 +194,9 @@ def runs_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def changed(self: Any, items: Any, running: Any, **more: Any) -> Any:
         step = extend(self, items, running, **more)
-        pooled = [item.req for item in items if item.req.pooling is not None and not item.partial]
+        pooled = [item.req for item in items if not item.req.samples and not item.partial]
         if pooled:
-            running.merge(pooled, [req.flags for req in pooled], step.number, self.vocab_size)
+            running.join(pooled, step.number)
         return step
 
     monkeypatch.setattr(BatchBuilder, "extend", changed)
@@ -185,14 +204,13 @@ def runs_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pools_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is computed once more is pooled once more."""
-    keep = side_outputs.keep
+    pool = vars(RowOutputs)["_pool"]
 
-    def changed(wanted: Any, *args: Any) -> Any:
-        for req, *_ in wanted.pools:
-            req.pooling.first = -1
-        return keep(wanted, *args)
+    def changed(self: Any, req: Any, pooling: Any, *args: Any) -> None:
+        pooling.first = -1
+        pool(self, req, pooling, *args)
 
-    monkeypatch.setattr(side_outputs, "keep", changed)
+    monkeypatch.setattr(RowOutputs, "_pool", changed)
 
 
 # ---- media -----------------------------------------------------------------------------------------------------------
@@ -229,11 +247,11 @@ def takes_pictures_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 def fails_all_media(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces that cannot be encoded together are not tried one by one."""
 
-    def apart(step: Any, books: Any, executor: Any) -> Any:
-        books.forget(piece.key for piece in step.work.pieces)
-        yield [req for owners in step.owners for req in owners if not req.finished], RuntimeError("all of them")
+    def failed(self: Any, step: Any, error: Exception) -> None:
+        self.undo(step)
+        self._recovery.end(step.reqs, str(error), "media_failed")
 
-    monkeypatch.setattr(scheduler, "encode_apart", apart)
+    monkeypatch.setattr(Encoding, "failed", failed)
 
 
 # ---- loads -----------------------------------------------------------------------------------------------------------
@@ -241,7 +259,7 @@ def fails_all_media(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def blames_requests_for_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A load that was lost is taken for a pass that failed."""
-    monkeypatch.setattr(scheduler, "LoadFailed", type("Other", (Exception,), {}))
+    monkeypatch.setattr(recovery, "StepLost", type("Other", (Exception,), {}))
 
 
 def commits_failed_loads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,26 +294,27 @@ def never_ends_loads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CHANGES: dict[Change, int] = {
-    gives_seats_away: 0,
-    goes_on_with_the_dead: 1,
-    repeats_rows: 121,
+    gives_seats_away: 4,
+    goes_on_with_the_dead: 6,
+    repeats_rows: 192,
     loses_rows_of_halves: 5,
     loses_rows_of_splits: 5,
-    loses_rows_that_are_cached: 0,
+    packs_parts_of_splits: 6,
+    loses_rows_that_are_cached: 3,
     sends_rows_again: 6,
     takes_the_rows_of_others: 7,
     drafts_what_has_no_rows: 7,
     jumps_over_rows: 14,
-    sees_the_last_token_only: 0,
-    stops_too_early: 0,
-    ends_at_eos_only: 0,
+    sees_the_last_token_only: 3,
+    stops_too_early: 3,
+    ends_at_eos_only: 3,
     forces_beyond_stops: 4,
     runs_embeddings: 0,
     pools_twice: 31,
     never_releases_media: 1,
-    drops_media_that_are_read: 25,
+    drops_media_that_are_read: 41,
     forgets_what_is_encoded: 1,
-    takes_pictures_for_each_other: 11,
+    takes_pictures_for_each_other: 22,
     fails_all_media: 10,
     blames_requests_for_loads: 0,
     commits_failed_loads: 0,

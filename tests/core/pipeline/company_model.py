@@ -100,7 +100,7 @@ class RowStage:
         self.part: DevicePart = RowPart(ctx)
 
 
-def asking(logprob_start: int | None = None, hidden_states: bool = False, embed: bool = False) -> Any:
+def asking(logprob_start: int | None = None, hidden_states: bool = False, embed: bool = False) -> dict[str, msgspec.Raw]:
     """The features of a request, as its frontend half prepares them."""
     asked = Asked(logprob_start, hidden_states, embed)
     return {} if asked == Asked() else {NAME: msgspec.Raw(msgspec.msgpack.encode(asked))}

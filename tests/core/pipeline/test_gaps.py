@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,10 @@ import pytest
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.req import Req
+from pegboard.core.pipeline.memory import MemoryManager
+from pegboard.core.pipeline.planner import Planner
+from pegboard.core.pipeline.running import RunningBatch
+from tests.core.pipeline import test_company
 from tests.core.pipeline.harness import IGNORE, Harness, next_token
 
 LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
@@ -116,3 +120,50 @@ def test_a_step_that_fails_is_repaired(loop: str) -> None:
     harness.run()
     assert [harness.finish(req.rid)["type"] for req in reqs].count("abort") <= 1
     harness.check(*[req for req in reqs if harness.finish(req.rid)["type"] != "abort"])
+
+
+# ---- mutants ---------------------------------------------------------------------------------------------------------
+
+
+def goes_on_with_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that was retracted while its matcher worked comes back as if it ran."""
+    monkeypatch.setattr(Planner, "resume", lambda self, req: self.running.join([req]))
+
+
+def computes_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several tokens that have become known."""
+    take = RunningBatch._take
+
+    def newest(self: RunningBatch, place: int, req: Req, coming: int = 0) -> None:
+        take(self, place, req, coming)
+        self._ints[-1, place] = 1
+
+    monkeypatch.setattr(RunningBatch, "_take", newest)
+
+
+def has_room_for_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several tokens that have become known."""
+    extend = MemoryManager.extend_running
+
+    def one(self: MemoryManager, running: RunningBatch) -> bool:
+        uneven, running.uneven = running.uneven, False
+        found = extend(self, running)
+        running.uneven = uneven
+        return found
+
+    monkeypatch.setattr(MemoryManager, "extend_running", one)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("change", [goes_on_with_the_dead, computes_the_newest, has_room_for_the_newest])
+def test_broken_gaps_are_noticed_in_company(
+    change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(monkeypatch)
+    monkeypatch.setattr(test_company, "PATIENCE", 5.0)  # a hang is noticed, too
+    for seed in range(400):
+        try:
+            test_company.play(seed, monkeypatch)
+        except (Exception, pytest.fail.Exception):
+            return
+    pytest.fail("nothing is noticed")

@@ -70,7 +70,7 @@ class World:
         self.gate.write = self.write
         before: list[tuple[str, AdmissionGate]] = [("grammar", make_gate(self.clock))] if grammars else []
         self.keeper = GateKeeper([*before, ("drill", self.gate)], self.clock, PROVIDES)
-        parts = {"gates": self.keeper, "clock": self.clock}
+        parts = {**more.pop("parts", {}), "gates": self.keeper, "clock": self.clock}
         more.setdefault("work", GrammarWork(WorkLimits(step_seconds=60)))  # on a busy machine too, none sits out
         self.harness = Harness(loop=loop, parts=parts, **{"max_running_requests": 8, "model": LateModel, **more})
         self.prompts: dict[str, Sequence[int]] = {}
@@ -84,9 +84,13 @@ class World:
             self.seats.append((rid, seat.start))
         some = slice(seat.start, seat.length - 1) if first else slice(seat.length - 1, seat.length)
         if wanted:
-            self.harness.model.slots[seat.slots[some]] = self.prompts[rid][some]
+            self.harness.model.slots[seat.slots[some]] = self.kept(rid)[some]
         else:
             self.harness.model.slots[seat.slots[seat.start :]] = GARBAGE
+
+    def kept(self, rid: str) -> Sequence[int]:
+        """What the model keeps of a prompt."""
+        return self.prompts[rid]
 
     def submit(self, rid: str, prompt: Sequence[int] = PROMPT, n: int = 6, *, drill: Any = None, **more: Any) -> Any:
         self.prompts[rid] = prompt

@@ -139,15 +139,26 @@ def test_asking_a_stage_waits_for_its_answer(loop: str) -> None:
     harness.scheduler.stages.executor.close()
 
 
+def watch_closed(planner: Planner, closed: Counter[int]) -> None:
+    """Count how often each batch is closed, by its number."""
+    close = planner.closed
+
+    def counted(step: Step) -> None:
+        closed[(step.whole or step).number] += 1
+        close(step)
+
+    setattr(planner, "closed", counted)  # noqa: B010
+
+
 # ---- steps that are lost ---------------------------------------------------------------------------------------------
 
 
-def loses(harness: Harness, when: Callable[[ModelWorkerBatch], bool]) -> None:
-    """Have batches be lost, with their KV undefined."""
-    model = harness.model
+def loses(harness: Harness, number: int) -> None:
+    """Have the batch of this number be lost, with its KV undefined."""
+    model, batches = harness.model, iter(range(1, 10_000))
 
     def fail_on(work: ModelWorkerBatch) -> bool:
-        if when(work):
+        if next(batches) == number:
             model.slots[work.out_cache_loc] = -1
             model.early = None if work.part is not None else model.early
             raise StepLost("it has not come")
@@ -166,8 +177,7 @@ def test_a_lost_step_is_computed_again_and_never_halved(loop: str, settings: dic
     asked = dict(enumerate(prompts(6, seed=3)))
     for number in range(1, 12):
         harness = Harness(loop=loop, **settings)
-        batches = iter(range(1, 10_000))
-        loses(harness, lambda work, number=number, batches=batches: next(batches) == number)  # type: ignore[misc]
+        loses(harness, number)
         for rid, prompt in asked.items():
             harness.submit(str(rid), prompt, 6, **IGNORE)
             harness.step()
@@ -200,8 +210,7 @@ def test_a_half_that_is_lost_is_computed_again() -> None:
 def test_a_part_that_fails_after_all_have_gone_closes_nothing_twice() -> None:
     harness = Harness(loop="overlap", split_prefill_layers=1)
     scheduler, closed = harness.scheduler, Counter[int]()
-    close = scheduler.planner.closed
-    scheduler.planner.closed = lambda step: (closed.update([step.number]), close(step))[1]  # type: ignore[method-assign]
+    watch_closed(scheduler.planner, closed)
     harness.model.fail_on = lambda work: work.part is not None and not work.part.first
     harness.submit("d", [1, 2], 30, **IGNORE)
     for _ in range(3):
@@ -283,13 +292,8 @@ class Trouble:
             self.launched += [step] if step is not None else []
             return step
 
-        def closed(step: Step) -> None:
-            self.closed[(step.whole or step).number] += 1
-            close(step)
-
-        close = scheduler.planner.closed
-        scheduler.launch = launched  # type: ignore[method-assign]
-        scheduler.planner.closed = closed  # type: ignore[method-assign]
+        setattr(scheduler, "launch", launched)  # noqa: B010
+        watch_closed(scheduler.planner, self.closed)
         for source in scheduler.planner.sources:
             for name in ENDS:
                 setattr(source, name, self._counted(getattr(source, name)))

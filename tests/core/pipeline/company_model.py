@@ -1,0 +1,211 @@
+"""A fake model with all that a step may bring beside tokens: logprobs, hidden states, pooled vectors, media, and KV
+that is loaded from the host. What it says of a row follows from the whole context, so that a wrong row shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
+from pegboard.core.interfaces.batch_result import BatchResult
+from pegboard.core.interfaces.forward import LogprobOutput
+from pegboard.core.interfaces.pooler import Pooler, PoolSpan
+from pegboard.core.interfaces.speculator import DraftTrees
+from pegboard.core.interfaces.step import StepLost
+from pegboard.core.pipeline.executor import Done
+from pegboard.plugins.row_outputs.messages import NAME, Rows
+from pegboard.toolkit.speculation import tree
+from tests.core.pipeline.harness import VOCAB, next_token
+from tests.core.pipeline.media_harness import MediaModel, placed
+from tests.core.pipeline.tier_harness import LoadingModel
+
+STEPS_IN_DOUBT = 3
+"""After a failure, so many steps may have been launched that read what the failed one was to write."""
+
+Context = NDArray[np.int64]
+
+
+def kept_as(values: Context, positions: Context, index: Context) -> Context:
+    """What the model keeps of the tokens at `index`: the values themselves where positions are that on all axes."""
+    return placed(values, positions) - placed(values, np.stack([index] * 3)) + values
+
+
+def state(context: Context) -> int:
+    """The model's state after a context."""
+    return int((context * (np.arange(len(context)) * 13 + 5)).sum() % 997)
+
+
+def logprob(context: Context, token: int) -> float:
+    """Of a token after a context; exact in float32."""
+    return -((state(context) * 31 + token * 7) % 1009) / 8
+
+
+def top(context: Context) -> tuple[float, int]:
+    """The likeliest token after a context, as the model says."""
+    return -(state(context) % 8) / 8, state(context) % VOCAB
+
+
+def hidden(context: Context) -> list[float]:
+    """The hidden state after a context."""
+    return [float(state(context)), float(len(context))]
+
+
+class FakePooler(Pooler[Any]):
+    """Adds up the states of the last `most` tokens of a prompt; None: of all."""
+
+    def __init__(self, most: int | None) -> None:
+        self.most = most
+
+    def first(self, length: int) -> int:
+        return 0 if self.most is None else max(0, length - self.most)
+
+    def rows(self, span: PoolSpan) -> range:
+        return range(max(0, self.first(span.length) - span.start), span.count)
+
+    def reduce(self, hidden: Any, spans: Sequence[PoolSpan]) -> Any:
+        raise AssertionError("the fake model reduces by itself")
+
+    def combine(self, partials: Sequence[NDArray[np.float32]], length: int) -> NDArray[np.float32]:
+        return np.array([sum(one[0] for one in partials), sum(one[1] for one in partials), length], np.float32)
+
+    def vector(self, context: Context) -> list[float]:
+        """What a prompt is to get."""
+        first, length = self.first(len(context)), len(context)
+        return [float(sum(state(context[: i + 1]) for i in range(first, length))), float(length - first), float(length)]
+
+
+class Late:
+    """A step that is computed when its result is asked for."""
+
+    def __init__(self, model: CompanyModel, work: ModelWorkerBatch) -> None:
+        self.model, self.work = model, work
+
+    def result(self) -> BatchResult:
+        return self.model(self.work)
+
+
+class CompanyModel(MediaModel, LoadingModel):
+    """Computes as late as it may. What it finds wrong by itself is in `wrong`: the scheduler takes an exception for a
+    failed pass, and may get by with it.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.wrong: list[str] = []
+        self.failed_loads = 0
+        self.rows_given = 0
+        """Rows beside tokens that were computed."""
+        self._doubt = 0
+        self._contexts: list[Context] = []
+
+    def launch(self, work: ModelWorkerBatch) -> Any:
+        return Late(self, work)
+
+    def __call__(self, work: ModelWorkerBatch) -> BatchResult:
+        self._doubt -= 1
+        try:
+            return super().__call__(work)
+        except StepLost:
+            self.failed_loads += 1
+            self.early = None
+            self._doubt = STEPS_IN_DOUBT
+            raise
+        except Exception as error:
+            self._note(error)
+            raise
+
+    def encode(self, work: EncodeWork) -> Done[float]:
+        self._doubt -= 1
+        try:
+            if len(work.pieces) > 1 and self.flaky():
+                for key in work.drop:
+                    del self.encoded[key]
+                raise RuntimeError("too much at once")
+            return super().encode(work)
+        except Exception as error:
+            if not isinstance(error, OSError):
+                self._note(error)
+            self._doubt = STEPS_IN_DOUBT
+            raise
+
+    def _note(self, error: Exception) -> None:
+        if self._doubt <= 0 and not isinstance(error, RuntimeError):
+            self.wrong.append(f"{type(error).__name__}: {error}")
+        self._doubt = STEPS_IN_DOUBT
+
+    def check_place(self, work: ModelWorkerBatch, packed: int, length: int) -> None:
+        """What is kept of a token says where it is."""
+
+    def contents(self, work: ModelWorkerBatch, input_ids: Context) -> Context:
+        index = np.repeat(work.prefix_lens, work.extend_lens) + tree.places(work.extend_lens)
+        if work.trees is not None and work.sample_rows is not None:
+            index[work.sample_rows] += tree.depths(work.trees) - tree.places(work.trees.counts)
+        found = super().contents(work, input_ids)
+        return found - placed(np.zeros_like(index), np.stack([index] * 3))
+
+    def draw(self, context: Context) -> int:
+        self._contexts.append(context.copy())
+        return next_token(context)
+
+    def answer(self, work: ModelWorkerBatch) -> BatchResult:
+        self._contexts = []
+        result = super().answer(work)
+        if work.trees is None:
+            result.logprobs = logprobs_of(self._contexts, result.tokens.tolist())
+        wanted = work.payloads.get(NAME)
+        if isinstance(wanted, Rows):
+            result.parts = {NAME: self._parts(work, wanted)}
+        return result
+
+    def verify(self, work: ModelWorkerBatch, trees: DraftTrees) -> BatchResult:
+        result = super().verify(work, trees)
+        assert result.accepted is not None
+        tokens = np.full(len(self._contexts), VOCAB, np.int64)
+        tokens[result.accepted.nodes] = result.accepted.tokens
+        result.logprobs = logprobs_of(self._contexts, tokens.tolist())
+        return result
+
+    def _parts(self, work: ModelWorkerBatch, wanted: Rows) -> dict[str, NDArray[Any]]:
+        rows = wanted.logprob_rows.tolist()
+        logprobs = logprobs_of([self._context(work, row) for row in rows], wanted.logprob_targets.tolist())
+        states_of = np.array([hidden(self._context(work, row)) for row in wanted.hidden_rows.tolist()], np.float32)
+        states = iter([state(self._context(work, row)) for row in wanted.pool_rows.tolist()])
+        pooled = []
+        for span in wanted.pool_spans:
+            count = len(self.pooler_rows(span))
+            pooled.append([float(sum(next(states) for _ in range(count))), float(count)])
+        assert next(states, None) is None, "rows are pooled that no span has"
+        self.rows_given += len(rows) + len(states_of) + len(pooled)
+        return {
+            "logprobs": logprobs.token_logprobs,
+            "top_values": logprobs.top_values,
+            "top_ids": logprobs.top_ids,
+            "hidden": states_of,
+            "pooled": np.array(pooled, np.float32),
+        }
+
+    flaky: Any = staticmethod(lambda: False)
+    """Whether several pieces cannot be encoded together this time."""
+    pooler_rows: Any = staticmethod(lambda span: ())
+    """`Pooler.rows` of the pooler that is there."""
+
+    def _context(self, work: ModelWorkerBatch, packed: int) -> Context:
+        """All tokens up to one of a batch."""
+        index = int(np.searchsorted(np.cumsum(work.extend_lens), packed, "right"))
+        start = int(work.extend_lens[:index].sum())
+        return self.slots[self.table[work.rows[index], : int(work.prefix_lens[index]) + packed - start + 1]]
+
+
+def logprobs_of(contexts: Sequence[Context], tokens: Sequence[int]) -> Any:
+    """A LogprobOutput, in numpy: what the host gets."""
+    found: Any = LogprobOutput
+    tops = [top(context) for context in contexts]
+    return found(
+        np.array([logprob(context, token) for context, token in zip(contexts, tokens, strict=True)], np.float32),
+        np.array([[value] for value, _ in tops], np.float32).reshape(-1, 1),
+        np.array([[token] for _, token in tops], np.int64).reshape(-1, 1),
+    )

@@ -174,7 +174,9 @@ class Points:
         """Put into a step what stages bring along. Raises what one of them raises."""
         if not self.stages:
             return
-        (step if step.whole is None else step.whole).packed = True
+        if step.whole is not None:
+            step = step.whole  # a part of a split prefill, which shares extras, payloads and notes with it
+        step.packed = True
         extras = BatchExtras(len(step.batch.reqs), step.work.input_ids.shape[0], step.work.extras)
         for place, (stage, column) in enumerate(self.columns):
             if step.asks & stage.flag:

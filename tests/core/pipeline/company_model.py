@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch, WantedRows
+from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.pooler import Pooler, PoolSpan
 from pegboard.core.interfaces.speculator import DraftTrees
 from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.executor import Done
+from pegboard.plugins.row_outputs.messages import NAME, Rows
 from pegboard.toolkit.speculation import tree
 from tests.core.pipeline.harness import EMPTY, VOCAB, next_token
 from tests.core.pipeline.media_harness import MediaModel, placed
@@ -157,8 +158,9 @@ class CompanyModel(MediaModel, LoadingModel):
         result = super().answer(work)
         if work.trees is None:
             result.logprobs = logprobs_of(self._contexts, result.tokens.tolist())
-        if work.wanted is not None:
-            self._give(work, work.wanted, result)
+        wanted = work.payloads.get(NAME)
+        if isinstance(wanted, Rows):
+            result.parts = {NAME: self._parts(work, wanted)}
         return result
 
     def verify(self, work: ModelWorkerBatch, trees: DraftTrees) -> BatchResult:
@@ -169,20 +171,24 @@ class CompanyModel(MediaModel, LoadingModel):
         result.logprobs = logprobs_of(self._contexts, tokens.tolist())
         return result
 
-    def _give(self, work: ModelWorkerBatch, wanted: WantedRows, result: BatchResult) -> None:
+    def _parts(self, work: ModelWorkerBatch, wanted: Rows) -> dict[str, NDArray[Any]]:
         rows = wanted.logprob_rows.tolist()
-        result.prompt_logprobs = logprobs_of(
-            [self._context(work, row) for row in rows], wanted.logprob_targets.tolist()
-        )
-        result.hidden = np.array([hidden(self._context(work, row)) for row in wanted.hidden_rows.tolist()], np.float32)
+        logprobs = logprobs_of([self._context(work, row) for row in rows], wanted.logprob_targets.tolist())
+        states_of = np.array([hidden(self._context(work, row)) for row in wanted.hidden_rows.tolist()], np.float32)
         states = iter([state(self._context(work, row)) for row in wanted.pool_rows.tolist()])
         pooled = []
         for span in wanted.pool_spans:
             count = len(self.pooler_rows(span))
             pooled.append([float(sum(next(states) for _ in range(count))), float(count)])
         assert next(states, None) is None, "rows are pooled that no span has"
-        result.pooled = np.array(pooled, np.float32)
-        self.rows_given += len(rows) + len(result.hidden) + len(pooled)
+        self.rows_given += len(rows) + len(states_of) + len(pooled)
+        return {
+            "logprobs": logprobs.token_logprobs,
+            "top_values": logprobs.top_values,
+            "top_ids": logprobs.top_ids,
+            "hidden": states_of,
+            "pooled": np.array(pooled, np.float32),
+        }
 
     flaky: Any = staticmethod(lambda: False)
     """Whether several pieces cannot be encoded together this time."""

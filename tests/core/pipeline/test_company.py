@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from pegboard.core.engine.view import SchedulerView
-from pegboard.core.interfaces.messages import AbortRequest, Accepted
+from pegboard.core.interfaces.client import OutputChunk
+from pegboard.core.interfaces.messages import AbortRequest, Accepted, TokenOutput
 from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.media.arrival import MediaStage
 from pegboard.core.pipeline.media.encoder_cache import EncoderCache
@@ -30,6 +31,7 @@ from tests.core.pipeline.harness import Seer
 from tests.core.pipeline.media_harness import TOKEN_BYTES, Album, FakeEncoder, books_of
 from tests.core.pipeline.test_seats import World
 from tests.core.pipeline.tier_harness import SlotMover
+from tests.features import FEATURES
 
 REQUESTS = 40
 PATIENCE, MANY_STEPS = 60.0, 3000
@@ -68,6 +70,13 @@ def arrangement(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.5:
         more["speculator"] = Seer(rng.random(), rng.choice(["chain", "tree"]))
     return more
+
+
+def beside(output: TokenOutput) -> OutputChunk:
+    """What an output brings beside tokens."""
+    chunk = OutputChunk(output.rid, "", [], None, 0, 0, 0)
+    FEATURES.finish(chunk, output)
+    return chunk
 
 
 class CompanyWorld(World):
@@ -226,7 +235,7 @@ class Company:
         assert tokens == asked.tokens[: len(tokens)], rid
         logprobs = [entry for output in outputs for entry in output.logprobs or ()]
         assert logprobs == (asked.logprobs(len(tokens)) if asked.wants_logprobs else []), rid
-        prompts = [output.input_logprobs for output in outputs if output.input_logprobs is not None]
+        prompts = [one.input_logprobs for one in map(beside, outputs) if one.input_logprobs is not None]
         expected = asked.prompt_logprobs()
         if whole:
             # Where the prompt is not computed here, there are none of it.
@@ -235,9 +244,9 @@ class Company:
         else:
             assert len(prompts) <= 1
             assert all(one == (expected or [])[: len(one)] for one in prompts), rid
-        states = np.frombuffer(b"".join(output.hidden_states for output in outputs), "<f4")
-        assert states.tolist() == (asked.hidden(len(tokens)) if asked.wants_hidden else []), rid
-        vector = np.frombuffer(b"".join(output.embedding for output in outputs), "<f4").tolist()
+        states = [number for one in map(beside, outputs) for state in one.hidden_states or () for number in state]
+        assert states == (asked.hidden(len(tokens)) if asked.wants_hidden else []), rid
+        vector = [number for one in map(beside, outputs) for number in one.vector or ()]
         if whole or vector:
             assert vector == (self.author.pooler.vector(np.array(asked.kept)) if asked.embed else []), rid
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pegboard.core.interfaces.client import OutputChunk
 from tests.core.pipeline.company_model import CompanyModel, FakePooler
 from tests.core.pipeline.harness import Harness
+from tests.features import FEATURES
 
 PROMPT = [17 * i % 101 for i in range(24)]
 
@@ -25,5 +27,6 @@ def test_what_was_pooled_before_a_retraction_counts_once(most: int | None, chunk
     assert harness.scheduler.chunked is not None
     harness.scheduler.planner.retract(harness.scheduler.chunked)
     harness.run()
-    found = np.frombuffer(harness.outputs["a"][-1].embedding, "<f4").tolist()
-    assert found == pooler.vector(np.array(PROMPT))
+    chunk = OutputChunk("a", "", [], None, 0, 0, 0)
+    FEATURES.finish(chunk, harness.outputs["a"][-1])
+    assert chunk.vector == pooler.vector(np.array(PROMPT))

@@ -171,7 +171,9 @@ class Points:
     # ---- a step ----------------------------------------------------------------------------------------------------
 
     def pack(self, step: Step) -> None:
-        """Put into a step what stages bring along. Raises what one of them raises."""
+        """Put into a step what stages bring along: into the whole of a split one, whose parts share it. Raises what one
+        of them raises.
+        """
         if not self.stages:
             return
         if step.whole is not None:

@@ -84,6 +84,8 @@ class Bringing(Stage):
 
     def pack(self, step: LaunchedStep, extras: BatchExtras) -> None:
         batch = step.batch
+        # Of a split prefill the whole is packed.
+        assert step.sampled == [req for req in batch.reqs if req.rid not in batch.partial]
         is_bad = np.array([req.rid == "bad" for req in batch.reqs]) & (batch.seq_lens >= self.start)
         if is_bad.any() and self.how == "the stage raises":
             raise KeyError("no such adapter")

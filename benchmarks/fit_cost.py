@@ -20,9 +20,10 @@ import yaml
 
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.batch import ModelWorkerBatch
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.batch_result import BatchResult
+from pegboard.core.pipeline.executor import Done
 
 RUNS = 5
 SHAPES = [(1, 16), (1, 64), (1, 128), (1, 256), (1, 512), (4, 64), (8, 32), (2, 256)]
@@ -67,7 +68,7 @@ def features(work: ModelWorkerBatch) -> list[float]:
 
 def measure(engine: Engine) -> tuple[list[list[float]], list[float]]:
     timed = Timed(engine)
-    engine.built.scheduler.stages.executor._run = timed  # type: ignore[attr-defined]
+    engine.built.scheduler.stages.executor._launch = lambda work: Done(timed(work))  # type: ignore[attr-defined]
     draw = np.random.default_rng(0)
     rows: dict[tuple[float, ...], list[float]] = {}
     for count, length, decode in [(*one, False) for one in SHAPES] + [(*one, True) for one in DECODES]:

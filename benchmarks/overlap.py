@@ -27,7 +27,7 @@ from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
 from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
-from pegboard.core.pipeline.executor import InlineExecutor, ThreadExecutor
+from pegboard.core.pipeline.executor import LocalExecutor
 from pegboard.core.pipeline.worker import Worker
 
 LOOPS = ("normal", "overlap")
@@ -70,8 +70,7 @@ def engine_of(model: Path, loop: str, device: float, host: float) -> Engine:
     instant = cast(ModelRunner, AnswersAtOnce(runner.ctx))
     worker = Worker(instant, runner.ctx.attention, built.pool, rows, TimelineQueue(device))
     stages.executor.close()
-    overlap = loop == "overlap"
-    stages.executor = ThreadExecutor(worker.launch, worker.again) if overlap else InlineExecutor(worker.run)
+    stages.executor = LocalExecutor(worker.launch, worker.again, thread=loop == "overlap")
     built.scheduler.set_on_step(work)
     return engine
 

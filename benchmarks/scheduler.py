@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 
 from pegboard.core.config.sections import SchedulerSection
 from pegboard.core.interfaces.batch import ModelWorkerBatch
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.messages import FromScheduler, TokenizedBatch, TokenizedRequest, TokenOutputs
 from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
-from pegboard.core.pipeline.batch_result import BatchResult
-from pegboard.core.pipeline.executor import InlineExecutor
+from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
@@ -81,7 +81,7 @@ class Bench:
             chosen,
             BatchBuilder(memory, (), VOCAB),
             ResultStage(None, {EOS}),
-            InlineExecutor(self.model),
+            LocalExecutor(lambda work: Done(self.model(work))),
             hooks=hooks,
         )
         self.scheduler = Scheduler(config, stages, Limits(16384, eos_ids=frozenset({EOS})))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.core.engine.choose import choose_providers, load_model
-from pegboard.core.engine.device import device_of, executor_of, loop_of
+from pegboard.core.engine.device import device_of, executor_of, loop_of, stage_parts
 from pegboard.core.engine.drafting import check_speculator, make_drafter
 from pegboard.core.engine.dtype import resolve_dtype
 from pegboard.core.engine.gates import build_gates
@@ -21,6 +21,7 @@ from pegboard.core.engine.operation import Operation, RequestLog
 from pegboard.core.engine.profiler import Profiler
 from pegboard.core.engine.sizing import chunk_size, make_rows
 from pegboard.core.engine.source import prepare_model
+from pegboard.core.engine.stages import StageBuilder
 from pegboard.core.engine.tiers import Tiers, build_tiers, watches
 from pegboard.core.engine.transfer import TransferBuilder
 from pegboard.core.engine.view import SchedulerView
@@ -31,7 +32,6 @@ from pegboard.core.interfaces.contracts import (
     ATTENTION,
     GRAMMAR,
     MODEL_FAMILY,
-    POOLER,
     PREFIX_CACHE,
     SCHEDULE_POLICY,
     TOKEN_ALLOCATOR,
@@ -42,7 +42,6 @@ from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.layers import KVKind, ModelSpec
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.model_runner import ModelRunner
-from pegboard.core.interfaces.pooler import Pooler, PoolerContext
 from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig, SchedulerSection
     from pegboard.core.config.select import Selection
     from pegboard.core.engine.choose import Chosen, Loaded
+    from pegboard.core.interfaces.model_family import ModelFamily
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.registry.hooks import Hooks
 
@@ -126,16 +126,27 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
 
     Raises ConfigError, PluginError, ModelError or OutOfMemory with a message for the operator.
     """
-    from pegboard.core.config.early import import_chosen, on_engine_side
-    from pegboard.core.config.select import Selection
     from pegboard.core.registry.hooks import Hooks
 
-    config = resolved.engine
     hooks = Hooks.load(resolved.registry, resolved.plugin_options)
+    started = time.monotonic()
+    chosen, family = choose(resolved, hooks)
+    with torch.inference_mode():
+        loaded = load_model(chosen, family)
+    built = _join(chosen, loaded, hooks)
+    logger.info("ready after %.1f s: %s", time.monotonic() - started, ", ".join(_choices(chosen.selection)))
+    return built
+
+
+def choose(resolved: ResolvedConfig, hooks: Hooks) -> tuple[Chosen, ModelFamily]:
+    """Prepare the model and choose providers. No weights are read. Raises as `build_scheduler` does."""
+    from pegboard.core.config.early import import_chosen, on_engine_side
+    from pegboard.core.config.select import Selection
+
+    config = resolved.engine
     import_chosen(resolved, on_engine_side)
     hooks.call.configure(config=config)
     selection = Selection(resolved)
-    started = time.monotonic()
     prepared = prepare_model(resolved, selection)
     model = _model_context(config, prepared.directory)
     family_choice = selection.choose(MODEL_FAMILY, model)
@@ -147,11 +158,7 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
     check_speculator(chosen)
     for plugin, made in hooks.built:
         chosen.culprits.know_hooks(plugin.plugin.name, str(plugin.origin), made)
-    with torch.inference_mode():
-        loaded = load_model(chosen, family)
-    built = _join(chosen, loaded, hooks)
-    logger.info("ready after %.1f s: %s", time.monotonic() - started, ", ".join(_choices(selection)))
-    return built
+    return chosen, family
 
 
 def _choices(selection: Selection) -> list[str]:
@@ -212,24 +219,24 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
     memory = MemoryManager(rows, allocator, cache)
     memory.cache_name = chosen.culprits.name(cache)
     report = StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens)
-    gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed)
+    parts = StageBuilder(chosen, hooks)
+    gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, rows=parts.points.first_rows)
     grammars = _grammars(chosen, gate_ctx)
     gates, transfer = build_gates(chosen, loaded, grammars.gate, gate_ctx)
-    pooler = _pooler(chosen)
     chunk = chunk_size(config, chosen.model.device)
     media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
-    worker = _worker(chosen, loaded, rows, hooks, pooler, media, tiers)
-    executor = executor_of(settings.loop, worker, chosen.model.device)
+    worker = _worker(chosen, loaded, rows, hooks, parts, media, tiers)
+    executor = executor_of(settings.loop, worker, stage_parts(chosen, worker), chosen.model.device)
     request_log = RequestLog(on=config.log_requests)
-    results = _results(chosen, pooler, grammars)
+    results = _results(chosen, grammars, parts)
     stages = Stages(
         memory,
         _made(chosen, SCHEDULE_POLICY, SchedulePolicyContext(cache, settings.seed)),
-        BatchBuilder(memory, chosen.asked, spec.vocab_size, pooler, chosen.speculator.lookback, _shared(chosen, rows)),
+        _builder(chosen, memory, parts),
         results,
         executor,
         gates=gates,
-        pooler=pooler,
+        points=parts.points,
         media=None if media is None else media.stage,
         report=report,
         culprits=chosen.culprits,
@@ -237,7 +244,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
         drafter=make_drafter(chosen, memory, results.grammars, executor, worker),
         tiers=tiers,
         runner_figures=loaded.runner.figures,
-        unsampled=Unsampled(chosen.processors, spec.vocab_size, chosen.culprits, executor),
+        unsampled=Unsampled(chosen.processors, chosen.culprits, executor),
     )
     scheduler = Scheduler(settings, stages, _limits(chosen, loaded, chunk))
     profiler = Profiler(config.server.profile_dir, scheduler.set_on_step)
@@ -298,7 +305,7 @@ def _worker(
     loaded: Loaded,
     rows: ReqToTokenPool,
     hooks: Hooks,
-    pooler: Pooler | None,
+    parts: StageBuilder,
     media: MediaParts | None,
     tiers: Tiers | None,
 ) -> Worker:
@@ -310,7 +317,7 @@ def _worker(
         chosen.queue,
         before=GuardedHooks("before_forward", hooks.freeze("before_forward")),
         after=GuardedHooks("after_forward", hooks.freeze("after_forward")),
-        pooler=pooler,
+        parts=parts.parts,
         media=None if media is None else media.encoded,
         drafts=chosen.speculator.watch(),
         judge=chosen.speculator.judge(),
@@ -321,14 +328,21 @@ def _worker(
     return worker
 
 
-def _results(chosen: Chosen, pooler: Pooler | None, grammars: _Grammars) -> ResultStage:
+def _results(chosen: Chosen, grammars: _Grammars, parts: StageBuilder) -> ResultStage:
     grammar = chosen.resolved.engine.grammar
     limits = WorkLimits(grammar.step_seconds, grammar.work_seconds, grammar.work_seconds_earned)
     return ResultStage(
         chosen.tokenizer,
         chosen.spec.eos_token_ids,
-        pooler,
         GrammarFollower(GrammarWork(limits), grammar.jump_ahead, rolls_back=grammars.rolls_back),
+        parts.points,
+    )
+
+
+def _builder(chosen: Chosen, memory: MemoryManager, parts: StageBuilder) -> BatchBuilder:
+    shared = _shared(chosen, memory.rows)
+    return BatchBuilder(
+        memory, chosen.asked, chosen.spec.vocab_size, chosen.speculator.lookback, shared, points=parts.points
     )
 
 
@@ -343,7 +357,6 @@ def _shared(chosen: Chosen, rows: ReqToTokenPool) -> CommonPrefix | None:
 def _step_hooks(hooks: Hooks, request_log: RequestLog) -> StepHooks:
     return StepHooks(
         batch_scheduled=hooks.freeze("batch_scheduled"),
-        pack_batch=hooks.freeze("pack_batch"),
         batch_committed=hooks.freeze("batch_committed"),
         requests_finished=(*hooks.freeze("requests_finished"), request_log),
         idle=(hooks.call.idle,),
@@ -361,13 +374,6 @@ def _grammars(chosen: Chosen, gate_ctx: AdmissionGateContext) -> _Grammars:
     settings = chosen.resolved.engine.grammar
     gate = make_grammar_gate(choice.record, backend, choice.options, ctx, settings, gate_ctx)
     return _Grammars(gate, kinds, "rollback" in choice.provides)
-
-
-def _pooler(chosen: Chosen) -> Pooler | None:
-    """Return None where the runner gives no hidden states to pool."""
-    if "hidden_states" not in chosen.runner.provides:
-        return None
-    return _made(chosen, POOLER, PoolerContext(chosen.model.directory, chosen.spec.hidden_size))
 
 
 def _scheduler_settings(chosen: Chosen) -> SchedulerSection:

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.pipeline.executor import InlineExecutor, LaunchExecutor, ThreadExecutor, no_media
+from pegboard.core.pipeline.executor import LocalExecutor
+from pegboard.core.pipeline.media.encoding import MEDIA
+from pegboard.core.pipeline.speculation.drafter import SPECULATION
+from pegboard.core.pipeline.unsampled import BLAME, Blame
 
 if TYPE_CHECKING:
-    from pegboard.core.pipeline.executor import Executor
+    from collections.abc import Mapping
+
+    from pegboard.core.engine.choose import Chosen
+    from pegboard.core.interfaces.executor import Executor
+    from pegboard.core.pipeline.executor import RunStage
     from pegboard.core.pipeline.worker import Worker
 
 
@@ -35,12 +42,19 @@ def loop_of(name: str, device: torch.device) -> str:
     return "overlap" if device.type == "cuda" else "normal"
 
 
-def executor_of(loop: str, worker: Worker, device: torch.device) -> Executor:
-    """Return what runs batches. A GPU computes beside the host by itself, so that launches need no thread; on a CPU the
-    overlap loop needs one.
+def executor_of(loop: str, worker: Worker, stages: Mapping[str, RunStage], device: torch.device) -> Executor:
+    """Return what runs batches, and the work of `stages`. A GPU computes beside the host by itself, so that launches
+    need no thread; on a CPU the overlap loop needs one.
     """
-    encode = no_media if worker.media is None else worker.media.encode
-    parts = worker.again, worker.healthy, encode, worker.draft
-    if loop != "overlap":
-        return InlineExecutor(worker.run, *parts)
-    return LaunchExecutor(worker.launch, *parts) if device.type == "cuda" else ThreadExecutor(worker.launch, *parts)
+    thread = loop == "overlap" and device.type != "cuda"
+    return LocalExecutor(worker.launch, worker.again, worker.healthy, stages, thread=thread)
+
+
+def stage_parts(chosen: Chosen, worker: Worker) -> dict[str, RunStage]:
+    """Return what runs the work of stages, beside the worker's batches."""
+    parts: dict[str, RunStage] = {BLAME: Blame(chosen.processors, chosen.spec.vocab_size).run}
+    if worker.media is not None:
+        parts[MEDIA] = worker.media.encode
+    if worker.drafts is not None:
+        parts[SPECULATION] = worker.draft
+    return parts

@@ -10,9 +10,9 @@ from pegboard.core.pipeline.speculation.drafter import Drafter, OnDevice
 
 if TYPE_CHECKING:
     from pegboard.core.engine.choose import Chosen
+    from pegboard.core.interfaces.executor import Executor
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
     from pegboard.core.interfaces.sampler import Sampler
-    from pegboard.core.pipeline.executor import Executor
     from pegboard.core.pipeline.grammar.follow import GrammarFollower
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.worker import Worker
@@ -77,7 +77,7 @@ def make_drafter(
     undrafted += [one for one in chosen.asked if one is chosen.sampler]
     device = None
     if speculator.device is not None and worker.drafts is not None:
-        device = OnDevice(executor.draft, speculator.device.reserve, worker.drafts)
+        device = OnDevice(executor, speculator.device.reserve, worker.drafts)
     return Drafter(
         speculator.made, chosen.resolved.engine.speculation, memory, chosen.spec.vocab_size, undrafted=undrafted,
         grammars=grammars, device=device, judge=worker.judge, name=speculator.choice.name,

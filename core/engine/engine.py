@@ -22,6 +22,7 @@ from pegboard.core.engine.asking import (
 )
 from pegboard.core.engine.media_frontend import build_media
 from pegboard.core.engine.source import PreparedModel
+from pegboard.core.engine.stages import frontend_features
 from pegboard.core.engine.threads import yield_when_waiting
 from pegboard.core.interfaces.client import (
     Embedding,
@@ -77,6 +78,7 @@ class GenerateOutput:
     logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
     input_logprobs: list[Logprob] | None = None
     hidden_states: list[list[float]] | None = None
+    extra: dict[str, object] = field(default_factory=dict)
 
     def add(self, chunk: OutputChunk) -> None:
         self.text += chunk.text
@@ -89,6 +91,7 @@ class GenerateOutput:
             self.logprobs = (self.logprobs or []) + chunk.logprobs
         if chunk.input_logprobs is not None:
             self.input_logprobs = chunk.input_logprobs
+        self.extra.update(chunk.extra or {})
         if chunk.hidden_states is not None:
             self.hidden_states = (self.hidden_states or []) + chunk.hidden_states
         if chunk.finish_reason is not None:
@@ -117,7 +120,8 @@ class Engine:
         # It offers no API, and plugins that act for one need not.
         self.resolved = replace(resolved, engine=resolved.engine.model_copy(update={"apis": ()}))
         self._built: BuiltScheduler | None = build_scheduler(self.resolved)
-        self._intake = Intake(self.info, self.tokenizer)
+        self._features = frontend_features(self._built.hooks)
+        self._intake = Intake(self.info, self.tokenizer, self._features)
         self._media = self._media_of(self._built)
         self._prompts = Prompts(self._intake, self.tokenizer, self._media)
         self._files: dict[str, Packed] = {}
@@ -210,7 +214,7 @@ class Engine:
         """
         request = GenerateRequest(prompt=one_prompt(prompt), sampling=params_of(sampling), stream=True, **options)
         prepared = self._submit([request])[0]
-        state = OutputState(prepared, self.tokenizer)
+        state = OutputState(prepared, self.tokenizer, self._features)
         try:
             while True:
                 for output in self._take(prepared.rid):
@@ -231,7 +235,7 @@ class Engine:
         outputs = [GenerateOutput(one.rid) for one in prepared]
         try:
             for one, output in zip(prepared, outputs, strict=True):
-                state = OutputState(one, self.tokenizer)
+                state = OutputState(one, self.tokenizer, self._features)
                 while not output.finish_reason:
                     for part in self._take(one.rid):
                         output.add(state.push(part))
@@ -245,7 +249,7 @@ class Engine:
         For callers with many requests, some always under way, who want each answer as it is finished.
         """
         prepared = self._submit([request])[0]
-        self._polled[prepared.rid] = OutputState(prepared, self.tokenizer)
+        self._polled[prepared.rid] = OutputState(prepared, self.tokenizer, self._features)
         return prepared.rid
 
     def poll(self) -> list[OutputChunk]:
@@ -280,7 +284,7 @@ class Engine:
                 last = self._take(one.rid)[-1]
                 if (error := failure(last.finish_reason)) is not None:
                     raise error
-                found.append(finish_embedding(request, last))
+                found.append(finish_embedding(request, last, self._features))
         finally:
             self._forget([one.rid for one in prepared])
         return found

@@ -34,7 +34,7 @@ def model_info(chosen: Chosen, scheduler: Scheduler, grammars: Sequence[str], me
         version=__version__,
         created=int(time.time()),
         providers={contract: [one.name for one in some] for contract, some in chosen.selection.choices.items()},
-        features=_features(chosen, grammars),
+        features=_features(chosen, grammars, scheduler.stages.points.offers),
         hidden_size=spec.hidden_size,
         max_grammar_bytes=config.grammar.max_source_bytes,
         media_width=media_width,
@@ -43,14 +43,9 @@ def model_info(chosen: Chosen, scheduler: Scheduler, grammars: Sequence[str], me
     )
 
 
-def _features(chosen: Chosen, grammars: Sequence[str]) -> tuple[str, ...]:
+def _features(chosen: Chosen, grammars: Sequence[str], offers: Sequence[str]) -> tuple[str, ...]:
     """Return what requests may ask of this engine; see ModelInfo."""
-    provides = chosen.runner.provides
-    found = ["input_logprobs"] if "input_logprobs" in provides else []
-    if "hidden_states" in provides and chosen.resolved.engine.model.hidden_states:
-        found.append("hidden_states")
-    if "hidden_states" in provides:
-        found.append("embeddings")
+    found = list(offers)
     found += [f"grammar.{kind}" for kind in grammars]
     found += () if chosen.media is None else chosen.media.features
     for contract in ("logits_processor", "sampler"):

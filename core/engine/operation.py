@@ -100,8 +100,8 @@ class Operation:
         flight, scheduler.loop.flight = scheduler.loop.flight, None
         if flight is not None:
             scheduler.settle(flight)
-        planner.abandon_split()
+        planner.abandon()
         chunked = [] if planner.chunked is None else [planner.chunked]
         # Each goes to the head of the queue, so the first to run is the last to go.
-        for req in [*chunked, *reversed([*planner.running.reqs, *planner.ahead, *planner.holding])]:
+        for req in [*chunked, *reversed([*planner.running.reqs, *planner.holding])]:
             planner.retract(req)

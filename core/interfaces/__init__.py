@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.attention import AttentionContext as AttentionContext
     from pegboard.core.interfaces.batch import BatchExtras as BatchExtras
     from pegboard.core.interfaces.batch import ModelWorkerBatch as ModelWorkerBatch
+    from pegboard.core.interfaces.batch import PrefillItem as PrefillItem
     from pegboard.core.interfaces.batch import SamplingInfo as SamplingInfo
     from pegboard.core.interfaces.batch import ScheduleBatch as ScheduleBatch
+    from pegboard.core.interfaces.batch import StageWork as StageWork
+    from pegboard.core.interfaces.batch_result import BatchResult as BatchResult
     from pegboard.core.interfaces.client import EngineClient as EngineClient
     from pegboard.core.interfaces.client import GenerateRequest as GenerateRequest
     from pegboard.core.interfaces.client import MediaInput as MediaInput
@@ -42,13 +45,14 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.errors import PegboardError as PegboardError
     from pegboard.core.interfaces.errors import PluginError as PluginError
     from pegboard.core.interfaces.errors import Unsupported as Unsupported
+    from pegboard.core.interfaces.executor import Executor as Executor
+    from pegboard.core.interfaces.executor import Pending as Pending
     from pegboard.core.interfaces.forward import EmbedOverlay as EmbedOverlay
     from pegboard.core.interfaces.forward import ForwardBatch as ForwardBatch
     from pegboard.core.interfaces.forward import ForwardMode as ForwardMode
     from pegboard.core.interfaces.forward import ForwardOutput as ForwardOutput
     from pegboard.core.interfaces.forward import KVGroupView as KVGroupView
     from pegboard.core.interfaces.forward import LayerWatch as LayerWatch
-    from pegboard.core.interfaces.forward import LoadFailed as LoadFailed
     from pegboard.core.interfaces.forward import LogprobOutput as LogprobOutput
     from pegboard.core.interfaces.grammar import CompiledGrammar as CompiledGrammar
     from pegboard.core.interfaces.grammar import Grammar as Grammar
@@ -157,10 +161,26 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.speculator import DraftTrees as DraftTrees
     from pegboard.core.interfaces.speculator import Speculator as Speculator
     from pegboard.core.interfaces.speculator import SpeculatorContext as SpeculatorContext
+    from pegboard.core.interfaces.stage import Column as Column
+    from pegboard.core.interfaces.stage import DevicePart as DevicePart
+    from pegboard.core.interfaces.stage import FrontendStage as FrontendStage
+    from pegboard.core.interfaces.stage import Interest as Interest
+    from pegboard.core.interfaces.stage import LaunchedStep as LaunchedStep
+    from pegboard.core.interfaces.stage import Price as Price
+    from pegboard.core.interfaces.stage import Sent as Sent
+    from pegboard.core.interfaces.stage import Stage as Stage
+    from pegboard.core.interfaces.stage import StageContext as StageContext
+    from pegboard.core.interfaces.stage import StepResult as StepResult
+    from pegboard.core.interfaces.stage import Wait as Wait
     from pegboard.core.interfaces.status import FinishReason as FinishReason
     from pegboard.core.interfaces.status import FinishType as FinishType
     from pegboard.core.interfaces.status import IllegalTransition as IllegalTransition
     from pegboard.core.interfaces.status import ReqStatus as ReqStatus
+    from pegboard.core.interfaces.step import SETTLE as SETTLE
+    from pegboard.core.interfaces.step import Launched as Launched
+    from pegboard.core.interfaces.step import StageStep as StageStep
+    from pegboard.core.interfaces.step import StepLost as StepLost
+    from pegboard.core.interfaces.step import StepSource as StepSource
     from pegboard.core.interfaces.token_allocator import TokenAllocator as TokenAllocator
     from pegboard.core.interfaces.token_allocator import TokenAllocatorContext as TokenAllocatorContext
     from pegboard.core.interfaces.tokenizer import Tokenizer as Tokenizer
@@ -169,7 +189,8 @@ _EXPORTS = {
     "admission_gate": ("OPEN", "AdmissionGate", "AdmissionGateContext", "GateOptions", "GateState", "Verdict"),
     "api_router": ("ApiContext", "ApiRouter"),
     "attention": ("AttentionBackend", "AttentionContext"),
-    "batch": ("BatchExtras", "ModelWorkerBatch", "SamplingInfo", "ScheduleBatch"),
+    "batch": ("BatchExtras", "ModelWorkerBatch", "PrefillItem", "SamplingInfo", "ScheduleBatch", "StageWork"),
+    "batch_result": ("BatchResult",),
     "clock": ("Clock",),
     "engine_view": ("EngineView",),
     "client": (
@@ -192,6 +213,7 @@ _EXPORTS = {
         "PluginError",
         "Unsupported",
     ),
+    "executor": ("Executor", "Pending"),
     "forward": (
         "EmbedOverlay",
         "ForwardBatch",
@@ -199,7 +221,6 @@ _EXPORTS = {
         "ForwardOutput",
         "KVGroupView",
         "LayerWatch",
-        "LoadFailed",
         "LogprobOutput",
     ),
     "grammar": ("CompiledGrammar", "Grammar", "GrammarBackend", "GrammarContext", "GrammarMatcher"),
@@ -268,7 +289,21 @@ _EXPORTS = {
     "sampling": ("LogprobRequest", "SamplingBatch", "SamplingParams", "SamplingRow"),
     "schedule_policy": ("SchedulePolicy", "SchedulePolicyContext"),
     "speculator": ("Accepted", "DraftRow", "DraftTrees", "Speculator", "SpeculatorContext"),
+    "stage": (
+        "Column",
+        "DevicePart",
+        "FrontendStage",
+        "Interest",
+        "LaunchedStep",
+        "Price",
+        "Sent",
+        "Stage",
+        "StageContext",
+        "StepResult",
+        "Wait",
+    ),
     "status": ("FinishReason", "FinishType", "IllegalTransition", "ReqStatus"),
+    "step": ("SETTLE", "Launched", "StageStep", "StepLost", "StepSource"),
     "token_allocator": ("TokenAllocator", "TokenAllocatorContext"),
     "tokenizer": ("Tokenizer",),
 }

@@ -11,7 +11,7 @@ import abc
 import enum
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic
 
 from pegboard.core.interfaces.errors import Unsupported
@@ -56,13 +56,15 @@ class KVAccess:
 class AdmissionGateContext:
     """The clock that everything in the scheduler is timed by; the prefix cache, None where a gate is of no scheduler;
     the tokens of prompts that steps have computed per second of late, 0.0 while that is not known; and the KV pool,
-    None as well where there is no scheduler.
+    None as well where there is no scheduler. `rows` returns what stages send with a request's first token, by their
+    names: it goes along with KV that another engine takes over (`Arrived.rows`).
     """
 
     clock: Clock = time.monotonic
     cache: PrefixCache | None = None
     prefill_speed: Callable[[], float] = float
     kv: KVAccess | None = None
+    rows: Callable[[Req], Mapping[str, bytes]] = lambda req: {}
 
 
 class GateState(enum.Enum):
@@ -89,8 +91,9 @@ class Seat:
 class Arrived:
     """What a gate has brought for a seated request: KV of its first `length` tokens, and the token that was sampled
     behind its prompt elsewhere, with the logprobs that the request wants of it (`tops` and `chosen` as pairs of logprob
-    and token) and its hidden state float32 [hidden]. With a token, `length` is the whole prompt; without one (None) the
-    KV is cached, and the rest of the prompt is computed here. `cached_tokens` is what the client is told.
+    and token) and in `rows` what stages sent with it there (`AdmissionGateContext.rows`). With a token, `length` is the
+    whole prompt; without one (None) the KV is cached, and the rest of the prompt is computed here. `cached_tokens` is
+    what the client is told.
     """
 
     length: int
@@ -98,7 +101,7 @@ class Arrived:
     logprob: float | None = None
     tops: tuple[tuple[float, int], ...] = ()
     chosen: tuple[tuple[float, int], ...] = ()
-    hidden: NDArray[np.float32] | None = None
+    rows: Mapping[str, bytes] = field(default_factory=dict)
     cached_tokens: int = 0
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.forward import ForwardMode
     from pegboard.core.interfaces.media import MediaItem, PieceKey
-    from pegboard.core.interfaces.pooler import PoolSpan
     from pegboard.core.interfaces.prefix_cache import PageLoad
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
@@ -54,7 +53,7 @@ class ScheduleBatch:
     Arrays int64, one entry per request of `reqs`: `seq_lens` (KV after this step, that of drafts included),
     `extend_lens` (new tokens; 1 for a decode, and one more per draft) and `prefix_lens` (KV before the step).
     `decoding` is the number of requests at the end of `reqs` that only decode. `partial` holds the requests that get KV
-    but no token: their prompt is not finished by this step, or it is its embedding that is wanted.
+    but no token: their prompt is not finished by this step, or they sample nothing (`Req.samples`).
 
     `trees` has what a speculator has proposed, for all requests that a token is sampled for; None in a step without
     drafts.
@@ -107,14 +106,14 @@ class ScheduleBatch:
 
 
 class BatchExtras:
-    """What plugins bring along with one batch for the model (hook `pack_batch`).
+    """What stages bring along with one batch for the model (`Stage.pack`).
 
-    The model finds it in `ForwardBatch.extras` under the same names, ``"<plugin>.<what>"``, and arrays as tensors on
+    The model finds it in `ForwardBatch.extras` under the same names, ``"<stage>.<what>"``, and arrays as tensors on
     its device.
     """
 
-    def __init__(self, requests: int, tokens: int) -> None:
-        self.values: dict[str, object] = {}
+    def __init__(self, requests: int, tokens: int, values: dict[str, object] | None = None) -> None:
+        self.values: dict[str, object] = {} if values is None else values
         """All of it."""
         self._requests = requests
         self._tokens = tokens
@@ -136,17 +135,15 @@ class BatchExtras:
     def whole(self, name: str, value: object) -> None:
         """Bring one value for the whole batch. Raises ValueError for a name that is taken."""
         if name in self.values:
-            raise ValueError(f"extras {name!r} of pack_batch: the name is taken; begin it with your plugin's name")
+            raise ValueError(f"extras {name!r}: the name is taken; begin it with your stage's name")
         self.values[name] = value
 
     def _add_array(self, name: str, values: object, count: int, what: str) -> None:
         if not isinstance(values, np.ndarray) or values.ndim == 0 or values.dtype.kind not in "biuf":
             shown = f"{values.dtype}{list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
-            raise TypeError(f"extras {name!r} of pack_batch: expected a numpy array of numbers or bools, got {shown}")
+            raise TypeError(f"extras {name!r}: expected a numpy array of numbers or bools, got {shown}")
         if values.shape[0] != count:
-            raise ValueError(
-                f"extras {name!r} of pack_batch: expected {count} entries, one for each {what}, got {values.shape[0]}"
-            )
+            raise ValueError(f"extras {name!r}: expected {count} entries, one for each {what}, got {values.shape[0]}")
         self.whole(name, values)
 
 
@@ -174,8 +171,8 @@ class Observed:
     """What a speculator that reads the model's states is told of a batch, an entry per request.
 
     `fresh` bool: it has its row since this pass. `again` int64: so many tokens at its front, 0 or 1, are computed once
-    more behind a cached prefix; their KV goes to the padding slot, and `prefix_lens` and `extend_lens` count them among
-    the new ones. `slots` int64: for so many positions its row has slots.
+    more behind a cached prefix, and `prefix_lens` and `extend_lens` count them among the new ones. `slots` int64: for
+    so many positions its row has slots.
     """
 
     fresh: NDArray[np.bool_]
@@ -199,23 +196,6 @@ class DraftWork:
     newest: NDArray[np.int64]
     most: NDArray[np.int64]
     table: TableChanges | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WantedRows:
-    """What a step computes beside tokens, by packed tokens (int64 arrays).
-
-    `logprob_rows` [p] and `logprob_targets` [p]: see ForwardBatch; `logprob_requests` has (count, request) for rows
-    that stand together. `pool_rows` [h] are those that the pooler reads for `pool_spans`. `hidden_rows` [s] are those
-    whose hidden states go to a client.
-    """
-
-    logprob_rows: NDArray[np.int64]
-    logprob_targets: NDArray[np.int64]
-    logprob_requests: tuple[tuple[int, LogprobRequest], ...]
-    pool_rows: NDArray[np.int64]
-    pool_spans: tuple[PoolSpan, ...]
-    hidden_rows: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +225,32 @@ class OverlayPart:
     row: int
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillItem:
+    """One request's share of a prefill: `extend_len` new tokens after `prefix_len`; `partial` when its prompt goes
+    on after it; `fresh` when it has just got its row. `load` fills some of the prefix, of which a storage has brought
+    `stored_len`.
+    """
+
+    req: Req
+    prefix_len: int
+    extend_len: int
+    partial: bool
+    fresh: bool = False
+    load: PageLoad | None = None
+    stored_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """What a stage has done beside batches, where these run: `payload` is for the part of that name. Plain values and
+    arrays, so that it can be sent to other processes.
+    """
+
+    stage: str
+    payload: object
+
+
 @dataclass(slots=True)
 class ModelWorkerBatch:
     """What a worker needs of a ScheduleBatch: arrays and plain values; no Req, no cache, no allocator.
@@ -256,14 +262,14 @@ class ModelWorkerBatch:
 
     `pending` int64 [n] are the packed tokens whose id only the worker knows: it is the one it sampled last for the
     token's row; `input_ids` is -1 there. `table` are changes of the row table since the batch before. `part` is set for
-    a part of a split prefill. `wanted` is None in most steps. `overlay` says which tokens are media's.
+    a part of a split prefill. `overlay` says which tokens are media's.
 
     In a step with drafts `trees` are those of the sampled rows, whose `sampling` and `sample_rows` have an entry per
     node. Branches need `tail_lens` int64 [batch] and `tail_bits` int64 [tokens], see ForwardBatch; chains leave them
     None. `observed` is set where a speculator reads the model's states.
 
     `loads` fill device pages from the host before this batch reads them. `common_prefix`: see ForwardBatch. `extras`:
-    see BatchExtras.
+    see BatchExtras. `payloads` are for the device parts of stages, by their names.
     """
 
     bid: int
@@ -281,7 +287,6 @@ class ModelWorkerBatch:
     pending: NDArray[np.int64] | None = None
     table: TableChanges | None = None
     part: SplitPart | None = None
-    wanted: WantedRows | None = None
     overlay: tuple[OverlayPart, ...] = ()
     trees: DraftTrees | None = None
     tail_lens: NDArray[np.int64] | None = None
@@ -290,3 +295,4 @@ class ModelWorkerBatch:
     loads: tuple[PageLoad, ...] = ()
     common_prefix: int = 0
     extras: dict[str, Any] = field(default_factory=dict)
+    payloads: dict[str, object] = field(default_factory=dict)

@@ -90,6 +90,10 @@ class EmbedRequest(msgspec.Struct, metaclass=Converting, kw_only=True):
     model: str = ""
 
 
+STAGE_FIELDS: Mapping[str, object] = {"logprob_start": None, "return_hidden_states": False}
+"""Fields of GenerateRequest that stages serve, with the values that ask for nothing."""
+
+
 @dataclass(slots=True)
 class Embedding:
     """One prompt's vector, and what it took."""
@@ -110,9 +114,10 @@ class OutputChunk:
 
     Text lags behind tokens where characters or stop strings are incomplete. `logprobs` has, per token of `token_ids`,
     (logprob, token id, top list of (logprob, id)). `input_logprobs`, of the prompt from `logprob_start` on, come with
-    the first chunk. `hidden_states` has one list of numbers per token of `token_ids`. Counters are totals so far; of
-    `drafted_tokens` that were proposed and verified, `accepted_tokens` are part of the output. Of the `cached_tokens`
-    the device did not have `cached_host` and `cached_storage`.
+    the first chunk. `hidden_states` has one list of numbers per token of `token_ids`; `vector` is the prompt's;
+    `extra` is what other stages say, by their names. Counters are totals so far; of `drafted_tokens` that were proposed
+    and verified, `accepted_tokens` are part of the output. Of the `cached_tokens` the device did not have `cached_host`
+    and `cached_storage`.
     """
 
     rid: str
@@ -126,6 +131,8 @@ class OutputChunk:
     logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
     input_logprobs: list[Logprob] | None = None
     hidden_states: list[list[float]] | None = None
+    vector: list[float] | None = None
+    extra: dict[str, object] | None = None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     cached_host: int = 0

@@ -119,10 +119,6 @@ class Taps:
         return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
 
-class LoadFailed(RuntimeError):
-    """KV that a batch was to read has not come. The step fails, and its requests are computed again."""
-
-
 class LayerWatch(Protocol):
     """Learns how far a pass is, and holds it back until a layer's older KV is there. One thread calls it, layer after
     layer. The worker puts one into a batch some of whose KV is still being loaded, or is sent elsewhere.
@@ -135,13 +131,13 @@ class LayerWatch(Protocol):
     def flags(self) -> NDArray[np.int32]: ...
 
     def before(self, layer_id: int) -> None:
-        """Return once what is launched next may read the layer's older KV. Raises LoadFailed where it is lost."""
+        """Return once what is launched next may read the layer's older KV. Raises StepLost where it is lost."""
 
     def after(self, layer_id: int) -> None:
         """Learn that what writes the layer's new KV has been launched."""
 
     def before_all(self) -> None:
-        """Return once the older KV of all layers may be read. Raises LoadFailed."""
+        """Return once the older KV of all layers may be read. Raises StepLost."""
 
     def after_all(self) -> None:
         """Learn that what writes the new KV of all layers has been launched."""
@@ -236,6 +232,12 @@ class LogprobOutput:
     top_values: torch.Tensor | None = None
     top_ids: torch.Tensor | None = None
     chosen: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def tops(self, row: int, top: int) -> list[tuple[float, int]]:
+        """Return the `top` largest logprobs of one row, each with its token. On the host."""
+        if not top or self.top_values is None or self.top_ids is None:
+            return []
+        return list(zip(self.top_values[row, :top].tolist(), self.top_ids[row, :top].tolist(), strict=True))
 
 
 @dataclass(slots=True)

@@ -29,9 +29,10 @@ class RequestMedia(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class TokenizedRequest(Message):
     """A validated, tokenised request. `prompt` is int32 little-endian token ids; `max_new_tokens` is set by intake.
-    `embed` asks for the prompt's embedding, and nothing is generated. `rid` is unique; `name` is what its client calls
+    `rid` is unique; `name` is what its client calls
     it, where that is something else. `principal` says who asks: the name of the API key, "" without one. `model` is the
-    served name that it was asked for.
+    served name that it was asked for. `features` is what stages of the API process send to theirs in the scheduler, by
+    their names.
     """
 
     rid: str
@@ -41,15 +42,13 @@ class TokenizedRequest(Message):
     priority: int = 0
     namespace: str = ""
     logprobs: int | None = None
-    logprob_start: int | None = None
     token_ids_logprob: tuple[int, ...] = ()
-    return_hidden_states: bool = False
-    embed: bool = False
     name: str = ""
     params: dict[str, Any] = msgspec.field(default_factory=dict)
     principal: str = ""
     model: str = ""
     media: RequestMedia | None = None
+    features: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
 
 
 class TokenizedBatch(Message):
@@ -94,8 +93,8 @@ class Rejected(Message):
 
 
 class TokenOutput(Message):
-    """New tokens of one request, and its end. Only tokens not sent before; `logprobs` and `input_logprobs` as in
-    OutputChunk. `hidden_states` is float32 little-endian [tokens, hidden], `embedding` float32 little-endian [hidden].
+    """New tokens of one request, and its end. Only tokens not sent before; `logprobs` as in OutputChunk. What stages
+    add, by their names: `features` of the whole output, and `rows` with an entry per token (see `Sent`).
 
     The first output of a request and the last one have all counters. One without them (`has_counters`) is the steady
     stream of a decode: its reader adds the tokens to `completion_tokens`, and the other counters are as before.
@@ -113,9 +112,8 @@ class TokenOutput(Message):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
-    input_logprobs: list[tuple[float | None, int, list[tuple[float, int]]]] | None = None
-    hidden_states: bytes = b""
-    embedding: bytes = b""
+    features: dict[str, msgspec.Raw] | None = None
+    rows: dict[str, list[msgspec.Raw]] | None = None
 
     @property
     def has_counters(self) -> bool:

@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 NO_ROW = -1
 
+WHOLE_PREFIX = 2**62
+"""For `Req.reusable` and `Stage.reusable`: a cached prefix may cover all that it can."""
+
 
 class ReqSlot(Generic[T]):
     """A plugin's typed place in every request, so that no feature adds a field to the core.
@@ -166,8 +169,7 @@ class ReqOutput:
     storage `cached_storage`.
 
     `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one. `drafted`
-    counts tokens that were proposed for it and verified, `accepted` those of its output that were among them. `hidden`
-    float32 [hidden] per token is kept for requests that want hidden states, None for others.
+    counts tokens that were proposed for it and verified, `accepted` those of its output that were among them.
     """
 
     sent_len: int = 0
@@ -178,42 +180,17 @@ class ReqOutput:
     num_retractions: int = 0
     drafted: int = 0
     accepted: int = 0
-    hidden: list[NDArray[np.float32]] | None = None
 
 
 @dataclass(slots=True)
 class ReqLogprobs:
-    """Logprobs, kept only for requests that want them: `values`, `tops` and `chosen` have one entry per output token.
-
-    `start` is the first prompt position whose own logprob is wanted, None for none; `prompt` has those that are known,
-    from `start` on (from 1 on: nothing precedes a prompt's first token), as (logprob, top list).
-    """
+    """Logprobs, kept for requests that want them: `values`, `tops` and `chosen` have one entry per output token."""
 
     top: int = 0
-    start: int | None = None
     token_ids: tuple[int, ...] = ()
     values: list[float] = field(default_factory=list)
     tops: list[list[tuple[float, int]]] = field(default_factory=list)
     chosen: list[list[tuple[float, int]]] = field(default_factory=list)
-    prompt: list[tuple[float, list[tuple[float, int]]]] = field(default_factory=list)
-    prompt_sent: bool = False
-
-    @property
-    def next_prompt(self) -> int | None:
-        """The first prompt position whose logprob is wanted and not known; None where none is wanted."""
-        return None if self.start is None else max(self.start, 1) + len(self.prompt)
-
-
-@dataclass(slots=True)
-class ReqPooling:
-    """A prompt's embedding in the making: `partials` are (position, vector float32 [hidden]) of the steps so far, from
-    the position `first` on that the pooler needs.
-    """
-
-    first: int = 0
-    partials: list[tuple[int, NDArray[np.float32]]] = field(default_factory=list)
-    vector: NDArray[np.float32] | None = None
-    failure: str = ""
 
 
 @dataclass(slots=True)
@@ -246,7 +223,8 @@ class Req:
     `namespace` separates cached prefixes that must not be shared. A larger `priority` is more urgent. `params` is what
     the request says to plugins, by the name of the provider meant. `principal` says who asks: the name of the API key,
     never the key; "" on a server without keys. `model` is the served name that it was asked for. `flags` are the
-    pipeline's own notes. With `pooling` its embedding is wanted and no token. `media` are its pictures and video.
+    pipeline's own notes. `samples` False: it gets no token and ends with its prompt. Of a cached prefix at most
+    `reusable` tokens are used; see `Stage.reusable`. `media` are its pictures and video.
     """
 
     __slots__ = (
@@ -263,10 +241,11 @@ class Req:
         "namespace",
         "output",
         "params",
-        "pooling",
         "principal",
         "priority",
+        "reusable",
         "rid",
+        "samples",
         "sampling",
         "seed",
         "slots",
@@ -287,8 +266,8 @@ class Req:
         priority: int = 0,
         stream: bool = False,
         seed: int = 0,
+        samples: bool = True,
         logprobs: ReqLogprobs | None = None,
-        pooling: ReqPooling | None = None,
         media: ReqMedia | None = None,
         params: Mapping[str, Any] | None = None,
         name: str = "",
@@ -305,8 +284,8 @@ class Req:
         self.namespace = namespace
         self.priority = priority
         self.stream = stream
-        self.seed = seed
-        self.logprobs, self.pooling, self.media = logprobs, pooling, media
+        self.seed, self.samples, self.reusable = seed, samples, WHOLE_PREFIX
+        self.logprobs, self.media = logprobs, media
         self.output, self.kv = ReqOutput(), ReqKV()
         self.principal, self.model = principal, model
         self.params: Mapping[str, Any] = params or {}
@@ -349,16 +328,9 @@ class Req:
 
     def matchable_key(self) -> PrefixKey:
         """Return the part that a cached prefix may cover: at least one token is left to compute, for its logits, and
-        all tokens whose logits give a logprob that is wanted and not known, or whose hidden states are pooled.
+        all that a stage needs.
         """
-        most = self.seq_len - 1
-        if self.logprobs is not None and self.logprobs.start is not None:
-            missing = self.logprobs.next_prompt
-            if missing is not None and missing < self.input_len:
-                most = min(most, missing - 1)
-        if self.pooling is not None:
-            most = min(most, self.pooling.first)
-        return self.key(max(0, most))
+        return self.key(max(0, min(self.seq_len - 1, self.reusable)))
 
     def move_to(self, status: ReqStatus) -> None:
         """Change the status; an illegal transition raises IllegalTransition."""

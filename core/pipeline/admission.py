@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pegboard.core.interfaces.batch import PrefillItem
 from pegboard.core.interfaces.req import NO_ROW
+from pegboard.core.interfaces.stage import Wait
 from pegboard.core.pipeline.media.books import EncodeWishes
+from pegboard.core.pipeline.points import Points
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
     from pegboard.core.interfaces.media import PieceKey
-    from pegboard.core.interfaces.prefix_cache import PageLoad, PrefixMatch
+    from pegboard.core.interfaces.prefix_cache import PrefixMatch
     from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.media.books import EncoderBooks
     from pegboard.core.pipeline.memory import MemoryManager
@@ -75,22 +78,6 @@ class NewTokenRatio:
         self.current = max(self.current, min(1.0, (done + lookahead * len(running)) / max(1, allowed)))
 
 
-@dataclass(slots=True, frozen=True)
-class PrefillItem:
-    """One request's share of a prefill: `extend_len` new tokens after `prefix_len`; `partial` when its prompt goes
-    on after it; `fresh` when it has just got its row. `load` fills some of the prefix, of which a storage has brought
-    `stored_len`.
-    """
-
-    req: Req
-    prefix_len: int
-    extend_len: int
-    partial: bool
-    fresh: bool = False
-    load: PageLoad | None = None
-    stored_len: int = 0
-
-
 class PrefillAdder:
     """Collects one prefill. Memory is matched, locked and allocated as requests are added, so nothing is promised
     twice.
@@ -120,7 +107,9 @@ class PrefillAdder:
         max_load_tokens: int,
         apart: Sequence[Req] = (),
         media: EncoderBooks | None = None,
+        points: Points | None = None,
     ) -> None:
+        self._points = points or Points()
         self.items: list[PrefillItem] = []
         self.wishes = None if media is None else EncodeWishes(media)
         self.pieces: list[PieceKey] = []
@@ -153,7 +142,7 @@ class PrefillAdder:
         """Go on with a request whose prompt is partly computed. Whether it advanced."""
         done = req.kv.scheduled_len
         left = req.seq_len - done
-        take = self._encoded(req, done, self._chunk(left))
+        take = self._encoded(req, done, self._clipped(req, done, self._chunk(left), left)[0])
         if take <= 0 or not self._memory.extend(req, done + take):
             return False
         self._accept(req, done, take, take < left)
@@ -173,6 +162,10 @@ class PrefillAdder:
         left = req.seq_len - start
         result = AddResult.LATER if found.loading else self._verdict(req, left, found.host_len, has_chunked)
         take = self._chunk(left)
+        if result is AddResult.CONTINUE and self._points.clips:
+            take, result = self._clipped(req, start, take, left)
+            if result is AddResult.CONTINUE and take < left and has_chunked:
+                result = AddResult.LATER
         if result is AddResult.CONTINUE and req.media is not None:
             take = self._encoded(req, start, take)
             if take <= 0 or self.wishing or (take < left and has_chunked):
@@ -289,6 +282,17 @@ class PrefillAdder:
             return left
         return max(0, self._rem_chunk) // self._page * self._page
 
+    def _clipped(self, req: Req, start: int, take: int, left: int) -> tuple[int, AddResult]:
+        """Return how many of `take` tokens, of `left` to be computed, stages allow now: whole pages, or all that is
+        left; and whether the request goes on, waits while others are asked, or ends this prefill.
+        """
+        found = self._points.clip(req, start, take) if self._points.clips else take
+        if isinstance(found, Wait):
+            return 0, AddResult.LATER if found is Wait.SKIP else AddResult.OTHER
+        if found < left:
+            found = (start + found) // self._page * self._page - start
+        return (found, AddResult.CONTINUE) if found > 0 else (0, AddResult.LATER)
+
     @property
     def may_wish(self) -> bool:
         """Whether further requests should be offered, for what one step may encode beside what is wished for."""
@@ -355,7 +359,7 @@ class PrefillAdder:
         waits = np.diff(lasting, prepend=0.0)
         taken = np.cumsum(waits * others)
         given_back = np.concatenate([[0.0], np.cumsum(freed + lasting)[:-1]])
-        later = sum(one.seq_len - one.kv.scheduled_len for one in items)
+        later = sum(one.seq_len - one.kv.scheduled_len for one in items) + int((self._running.gaps[stay] - 1).sum())
         free = free - later - self._pages(left)
         # Each may hold a page of which it uses one token only.
         slack = others * (self._page - 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.messages import Rejected, TokenizedRequest
-from pegboard.core.interfaces.req import Req, ReqLogprobs, ReqMedia, ReqPooling
+from pegboard.core.interfaces.req import Req, ReqLogprobs, ReqMedia
 from pegboard.toolkit.text.encoding import overflow
 
 if TYPE_CHECKING:
@@ -26,10 +26,8 @@ def new_req(
     seed = message.sampling.seed
     logprobs = None
     if message.logprobs is not None:
-        logprobs = ReqLogprobs(
-            top=message.logprobs, start=message.logprob_start, token_ids=tuple(message.token_ids_logprob)
-        )
-    req = Req(
+        logprobs = ReqLogprobs(top=message.logprobs, token_ids=tuple(message.token_ids_logprob))
+    return Req(
         message.rid,
         ids_of(message),
         message.sampling,
@@ -39,7 +37,6 @@ def new_req(
         stream=message.stream,
         seed=int(rng.integers(2**62)) if seed is None else seed,
         logprobs=logprobs,
-        pooling=ReqPooling() if message.embed else None,
         media=media,
         params=message.params,
         name=message.name,
@@ -47,9 +44,6 @@ def new_req(
         principal=message.principal,
         model=message.model,
     )
-    if message.return_hidden_states:
-        req.output.hidden = []
-    return req
 
 
 def ids_of(message: TokenizedRequest) -> NDArray[np.int64]:

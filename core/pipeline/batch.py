@@ -11,28 +11,24 @@ import numpy as np
 
 from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch, SplitPart
 from pegboard.core.interfaces.forward import ForwardMode
-from pegboard.core.pipeline import side_outputs
 from pegboard.core.pipeline.media.placing import overlay_of, positions_of
-from pegboard.core.pipeline.running import HIDDEN, NEVER, SHIFTED, flags_of
+from pegboard.core.pipeline.points import Points, asks_of
+from pegboard.core.pipeline.running import NEVER, SHIFTED, flags_of
 from pegboard.core.pipeline.sampling_info import SamplingInfos, mark_pending
 from pegboard.core.pipeline.speculation.drafts import pack
 from pegboard.core.pipeline.speculation.observing import observe_decode, observe_prefill
-from pegboard.core.pipeline.step import Step
-from pegboard.toolkit.speculation import tree
+from pegboard.core.pipeline.step import Step, computed_again
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.batch import Observed, WantedRows
+    from pegboard.core.interfaces.batch import Observed, PrefillItem
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
-    from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampler import Sampler
-    from pegboard.core.pipeline.admission import PrefillItem
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.shared import CommonPrefix
-    from pegboard.core.pipeline.side_outputs import Wanted
     from pegboard.core.pipeline.speculation.drafts import Drafts
 
 PADDING = 0
@@ -43,9 +39,9 @@ class BatchBuilder:
     """Makes steps. What it hands out is never changed afterwards, since a worker may read it while the next step is
     built; the sampling arrays of a decode batch are shared by all steps of the same requests.
 
-    `asked` are the logits processors, and the sampler where requests may bring parameters for it. `lookback` is that of
-    a speculator which reads the model's states; None without one. `shared` finds what a decode batch has in common,
-    where attention makes use of that.
+    `asked` are the logits processors, and the sampler where requests may bring parameters for it. `lookback` tokens of
+    a cached prefix are computed again, for what reads the model's states; None where nothing does. `shared` finds what
+    a decode batch has in common, where attention makes use of that.
     """
 
     def __init__(
@@ -53,14 +49,14 @@ class BatchBuilder:
         memory: MemoryManager,
         asked: Sequence[LogitsProcessor | Sampler],
         vocab_size: int,
-        pooler: Pooler | None = None,
         lookback: int | None = None,
         shared: CommonPrefix | None = None,
+        points: Points | None = None,
     ) -> None:
+        self.points = points or Points()
         self._lookback = lookback
         self._shared = shared
         self.vocab_size = vocab_size
-        self._pooler = pooler
         self._memory = memory
         self._asked = tuple(asked)
         self._numbers = itertools.count(1)
@@ -75,13 +71,14 @@ class BatchBuilder:
         return flags_of(req, self._asked)
 
     def decode(self, running: RunningBatch, flight: int) -> Step | None:
-        """Make a batch of one token for each running request that may have one more; None when there is none.
+        """Make a batch of one token for each running request that may have one more token; None when there is none.
 
-        Their rows have room for it. `flight` is the number of the step under way (NEVER: none): the tokens that it
-        samples are not known yet. The running batch then counts the new tokens as scheduled.
+        Each has one to compute, and room for it. `flight` is the number of the step under way (NEVER: none): the tokens
+        that it samples are not known yet. The running batch then counts the new tokens as scheduled.
         """
         number = next(self._numbers)
-        active, whole = _active(running)
+        active = running.decoding()
+        whole = active.shape[0] == len(running)
         reqs = list(running.reqs) if whole else [running.reqs[place] for place in active.tolist()]
         if not reqs:
             return None
@@ -115,11 +112,12 @@ class BatchBuilder:
             observed=None if self._lookback is None else observe_decode(running, active),
             common_prefix=0 if self._shared is None else self._shared.of(running),
         )
-        found = side_outputs.find(batch, reqs, None, self._pooler) if running.any(HIDDEN) else None
+        asks = running.flags_any
+        columns = [_of(values, active, whole) for values in running.columns]
         left, flags = _schedule(running, active, whole, number)
         version = running.version if whole else NEVER
-        step = Step(number, batch, work, [req.kv for req in reqs], reqs, left, flags, version)
-        return _with(step, found)
+        kvs = [req.kv for req in reqs]
+        return Step(number, batch, work, kvs, reqs, left, flags, version, asks=asks, columns=columns)
 
     def extend(
         self,
@@ -132,24 +130,25 @@ class BatchBuilder:
         drafts: Drafts | None = None,
     ) -> Step:
         """Make a prefill, with decodes of the running batch mixed in at its end, and with their drafts, if any.
-        Requests whose prompt is through join the running batch; with `split`, only at `join`. Without `items` it is a
-        step that verifies drafts.
+        Requests whose prompt is through join the running batch; with `split`, only at `join`. The items of running
+        requests are all the tokens that they have to compute. Without `items` it is a step that verifies drafts.
         """
         number = next(self._numbers)
-        active, _ = _active(running) if mixed else (np.empty(0, np.int64), False)
+        active = running.decoding() if mixed else np.empty(0, np.int64)
         decoding = [running.reqs[place] for place in active.tolist()]
         reqs = [item.req for item in items] + decoding
         ends = running.seq_lens[active]
         prefix = np.fromiter((item.prefix_len for item in items), np.int64, len(items))
         extend = np.fromiter((item.extend_len for item in items), np.int64, len(items))
-        observed = None if self._lookback is None else observe_prefill(items, decoding, self._lookback)
-        if observed is not None:
-            prefix -= observed.again[: len(items)]
-            extend += observed.again[: len(items)]
+        again = computed_again(items, len(reqs), self._lookback or 0)
+        if again is not None:
+            prefix -= again[: len(items)]
+            extend += again[: len(items)]
+        observed = None if self._lookback is None else observe_prefill(items, reqs, again)
         prefix_lens = np.concatenate([prefix, ends - 1])
         drafted = np.ones(len(decoding), np.int64) if drafts is None else drafts.trees.counts
         extend_lens = np.concatenate([extend, drafted])
-        through = [item.req for item in items if not item.partial and item.req.pooling is None]
+        through = [item.req for item in items if not item.partial and item.req.samples]
         batch = ScheduleBatch(
             bid=number,
             forward_mode=_mode(items, decoding, split),
@@ -158,13 +157,12 @@ class BatchBuilder:
             extend_lens=extend_lens,
             prefix_lens=prefix_lens,
             decoding=len(decoding),
-            partial=frozenset(item.req.rid for item in items if item.partial or item.req.pooling is not None),
+            partial=frozenset(item.req.rid for item in items if item.partial or not item.req.samples),
         )
         if drafts is not None:
             drafts = drafts.behind([req.tokens.last for req in through])
-        work = self._work(batch, through + decoding, drafts, observed)
+        work = _keep_out(self._work(batch, through + decoding, drafts, observed), again)
         work.loads = tuple(item.load for item in items if item.load is not None)
-        found = side_outputs.find(batch, through + decoding, _last_rows(work), self._pooler, observed)
         if decoding and drafts is None:
             at = work.input_ids.shape[0] - len(decoding)
             ids, pending = _inputs(running, active, flight)
@@ -176,45 +174,39 @@ class BatchBuilder:
                     mark_pending(work.sampling, pending + len(through))
         left, flags = _schedule(running, active, False, number)
         new_left = np.fromiter((req.remaining_tokens - 1 for req in through), np.int64, len(through))
-        new_flags = [req.flags for req in through]
+        new_flags = np.fromiter((req.flags for req in through), np.int64, len(through))
         if not split:
-            running.merge(through, new_flags, number, self.vocab_size)
-        step = Step(
+            running.join(through, number)
+        return Step(
             number,
             batch,
             work,
             [req.kv for req in reqs],
             through + decoding,
             np.concatenate([new_left, left]),
-            np.concatenate([np.array(new_flags, np.int64), flags]),
+            np.concatenate([new_flags, flags]),
             NEVER,
+            again=again,
             drafts=drafts,
+            asks=asks_of(reqs),
         )
-        return _with(step, found)
 
     def join(self, step: Step, running: RunningBatch) -> None:
         """Let the requests of a split prefill join the running batch, but for those that have ended since."""
-        reqs = [req for req in step.sampled if not req.finished]
-        running.merge(reqs, [req.flags for req in reqs], step.number, self.vocab_size)
+        running.join((req for req in step.sampled if not req.finished), step.number)
 
-    def idle(self) -> ModelWorkerBatch:
-        """Make a batch without tokens, for a rank that has nothing to do while others do."""
-        none = np.empty(0, np.int64)
-        return ModelWorkerBatch(
-            bid=next(self._numbers),
-            forward_mode=ForwardMode.IDLE,
-            input_ids=none,
-            positions=none,
-            rows=none,
-            seq_lens=none,
-            extend_lens=none,
-            prefix_lens=none,
-            out_cache_loc=none,
-            sample_rows=None,
-            sampling=None,
-            sampled_rows=none,
-            table=self._memory.rows.take_changes(),
-        )
+    def prebuilt(self, req: Req, running: RunningBatch) -> Step:
+        """Make a step of which nothing is to run: a request has its KV, and one token after it, from elsewhere. It
+        joins the running batch.
+        """
+        number, none = next(self._numbers), np.empty(0, np.int64)
+        length = np.array([req.kv.committed_len], np.int64)
+        mode = ForwardMode.PREBUILT
+        batch = ScheduleBatch(number, mode, [req], length, np.zeros(1, np.int64), length)
+        work = ModelWorkerBatch(number, mode, none, none, none, none, none, none, none, none, None, none)
+        running.join([req], number)
+        left, flags = running.left[-1:].copy(), running.flags[-1:].copy()
+        return Step(number, batch, work, [req.kv], [req], left, flags, NEVER, asks=req.flags)
 
     def split(self, step: Step, layers: int, *, first: bool, last: bool) -> Step:
         """Make one part of a prefill that runs `layers` at a time: the step itself, as its last part; before that,
@@ -236,7 +228,6 @@ class BatchBuilder:
             flags=none,
             final=False,
             whole=step,
-            wanted=None,
         )
 
     def part(self, step: Step, start: int, stop: int) -> Step | None:
@@ -271,13 +262,17 @@ class BatchBuilder:
         )
         sampled = [req for req in reqs if req.rid not in whole.partial]
         drafts = step.drafts and step.drafts.part(_sampled_places(whole)[keep][_is_sampled(batch)])
+        again = None if step.again is None else step.again[keep]
         observed = None if step.work.observed is None else step.work.observed.part(keep)
-        work = self._work(batch, sampled, drafts, observed)
+        work = _keep_out(self._work(batch, sampled, drafts, observed), again)
         work.loads = tuple(kv.load for kv in kvs if kv.load is not None)
         left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
         flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
-        one = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, touched=True, drafts=drafts)
-        return _with(one, side_outputs.find(batch, sampled, _last_rows(work), self._pooler, observed))
+        half = Step(
+            step.number, batch, work, kvs, sampled, left, flags, NEVER, again=again, drafts=drafts, touched=True
+        )
+        half.asks, half.closed = asks_of(reqs), True
+        return half
 
     def _work(
         self, batch: ScheduleBatch, sampled: list[Req], drafts: Drafts | None, observed: Observed | None
@@ -288,8 +283,6 @@ class BatchBuilder:
         host = self._memory.rows.host
         spans = list(zip(reqs, batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True))
         out_cache_loc = np.concatenate([host[req.kv.row, start:stop] for req, start, stop in spans]).astype(np.int64)
-        if observed is not None:
-            out_cache_loc[(np.cumsum(batch.extend_lens) - batch.extend_lens)[observed.again > 0]] = PADDING
         if batch.forward_mode.is_decode:
             sample_rows, sampled_rows = None, rows
         else:
@@ -318,10 +311,11 @@ class BatchBuilder:
         return work
 
 
-def _with(step: Step, found: tuple[WantedRows, Wanted] | None) -> Step:
-    if found is not None:
-        step.work.wanted, step.wanted = found
-    return step
+def _keep_out(work: ModelWorkerBatch, again: NDArray[np.int64] | None) -> ModelWorkerBatch:
+    """Have the KV of tokens that are computed `again` written to the padding slot: their own are in the cache."""
+    if again is not None:
+        work.out_cache_loc[(np.cumsum(work.extend_lens) - work.extend_lens)[again > 0]] = PADDING
+    return work
 
 
 def _mode(items: Sequence[PrefillItem], decoding: Sequence[Req], split: bool) -> ForwardMode:
@@ -338,19 +332,6 @@ def _is_sampled(batch: ScheduleBatch) -> NDArray[np.bool_]:
 def _sampled_places(batch: ScheduleBatch) -> NDArray[np.int64]:
     """Return for each request of a batch its place among those that a token is sampled for."""
     return np.cumsum(_is_sampled(batch)) - 1
-
-
-def _last_rows(work: ModelWorkerBatch) -> NDArray[np.int64] | None:
-    """Return the packed token of each sampled request that is known and not drafted."""
-    if work.trees is None or work.sample_rows is None:
-        return work.sample_rows
-    return work.sample_rows[tree.starts(work.trees.counts)]
-
-
-def _active(running: RunningBatch) -> tuple[NDArray[np.int64], bool]:
-    """Places of the running requests that may have one more token, and whether that is all of them."""
-    active = np.flatnonzero(running.left > 0)
-    return active, active.shape[0] == len(running)
 
 
 def _of(values: NDArray[Any], active: NDArray[np.int64], whole: bool) -> NDArray[Any]:

@@ -2,53 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import LogprobOutput
-from pegboard.core.pipeline.batch_result import BatchResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.batch import WantedRows
     from pegboard.core.interfaces.forward import ForwardOutput
-    from pegboard.core.interfaces.pooler import Pooler
 
 
 @dataclass(slots=True)
 class Computed:
-    """`tensors`, tokens first, in the order in which `result` takes them apart again."""
+    """`tensors`, tokens first, in the order in which `result` takes them apart again; `names` are those of the last
+    ones: each a stage's, and its DevicePart's own.
+    """
 
     tensors: list[torch.Tensor]
-    logprobs: LogprobOutput | None = None
-    prompt_logprobs: LogprobOutput | None = None
-    states: list[str] = field(default_factory=list)
-    """Fields of BatchResult that the last tensors are."""
+    logprobs: LogprobOutput | None
+    names: list[tuple[str, str]]
 
     @classmethod
-    def of(cls, output: ForwardOutput, wanted: WantedRows | None, pooler: Pooler | None) -> Computed:
-        """Return what a step has computed for the host; pooled states as the pooler reduces them."""
-        found = cls([output.next_token_ids], output.logprobs, output.prompt_logprobs)
-        for logprobs in (output.logprobs, output.prompt_logprobs):
-            if logprobs is not None:
-                found.tensors += _parts(logprobs)
-        states = output.row_states
-        if wanted is not None and states is not None:
-            found._add_states(states, wanted, pooler)
-        return found
-
-    def _add_states(self, states: torch.Tensor, wanted: WantedRows, pooler: Pooler | None) -> None:
-        count = wanted.pool_rows.shape[0]
-        if count:
-            assert pooler is not None
-            self.states.append("pooled")
-            self.tensors.append(pooler.reduce(states[:count], wanted.pool_spans).float())
-        if states.shape[0] > count:
-            self.states.append("hidden")
-            self.tensors.append(states[count:].float())
+    def of(cls, output: ForwardOutput, parts: Mapping[str, Mapping[str, torch.Tensor]]) -> Computed:
+        """Return what a step has computed for the host, `parts` by their stages' names."""
+        tensors = [output.next_token_ids]
+        if output.logprobs is not None:
+            tensors += _parts(output.logprobs)
+        names = [(stage, name) for stage, found in parts.items() for name in found]
+        return cls([*tensors, *(parts[stage][name] for stage, name in names)], output.logprobs, names)
 
     def result(self, arrived: Sequence[torch.Tensor]) -> BatchResult:
         """Return it from the tensors on the host."""
@@ -57,9 +44,10 @@ class Computed:
         if rest:
             there = iter(rest)
             result.logprobs = _joined(self.logprobs, there)
-            result.prompt_logprobs = _joined(self.prompt_logprobs, there)
-            for name in self.states:
-                setattr(result, name, next(there).numpy())
+            parts: dict[str, dict[str, NDArray[np.generic]]] = {}
+            for stage, name in self.names:
+                parts.setdefault(stage, {})[name] = next(there).numpy()
+            result.parts = parts
         return result
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from pegboard.core.pipeline.admission import PrefillItem
+    from pegboard.core.interfaces.batch import PrefillItem
 
 
 @dataclass(slots=True)

@@ -68,6 +68,10 @@ class Culprits:
         """Remember the plugin whose hooks are the methods of `made`."""
         self._known[id(made)] = (made, Culprit("hooks", plugin, origin, type(made).__module__))
 
+    def know_part(self, kind: str, name: str, origin: str, made: object) -> None:
+        """Remember a stage or a device part, `origin` being its plugin's."""
+        self._known[id(made)] = (made, Culprit(kind, name, origin, type(made).__module__))
+
     def name(self, made: object) -> str:
         """Return the provider's name, or the class's where nothing is known of it."""
         culprit = self._find(made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
     import torch
 
     from pegboard.core.interfaces.attention import AttentionBackend
-    from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, TableChanges, WantedRows
+    from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, TableChanges
     from pegboard.core.interfaces.forward import Taps
     from pegboard.core.interfaces.kv_pool import KVPool
+    from pegboard.core.interfaces.stage import DevicePart
     from pegboard.core.pipeline.device import DeviceQueue
     from pegboard.core.pipeline.media.states import EncodedMedia
 
@@ -48,7 +50,9 @@ class DeviceBatches:
         attention: AttentionBackend,
         vocab_size: int,
         media: EncodedMedia | None = None,
+        parts: Mapping[str, DevicePart] | None = None,
     ) -> None:
+        self._parts = parts or {}
         self.queue = queue
         self.table = table
         self._last = last
@@ -134,8 +138,8 @@ class DeviceBatches:
             batch.tail_bits = put(work.tail_bits)
         if work.sample_rows is not None:
             batch.sample_rows = put(work.sample_rows)
-        if work.wanted is not None:
-            self._want(batch, work.wanted)
+        for name, payload in work.payloads.items():
+            self._parts[name].unpack(payload, batch, put)
         if work.overlay:
             assert self._media is not None
             batch.overlay = self._media.overlay(work.overlay, put)
@@ -144,15 +148,6 @@ class DeviceBatches:
     def _put_extra(self, value: object) -> object:
         """Bring a plugin's array along; another value stays what it is."""
         return self.queue.put(value) if isinstance(value, np.ndarray) else value
-
-    def _want(self, batch: ForwardBatch, wanted: WantedRows) -> None:
-        put = self.queue.put
-        if wanted.logprob_rows.shape[0]:
-            batch.logprob_rows = put(wanted.logprob_rows)
-            batch.logprob_targets = put(wanted.logprob_targets)
-            batch.logprob_requests = tuple(one for count, one in wanted.logprob_requests for _ in range(count))
-        if wanted.pool_rows.shape[0] or wanted.hidden_rows.shape[0]:
-            batch.hidden_rows = put(np.concatenate([wanted.pool_rows, wanted.hidden_rows]))
 
     def _put_sampling(self, info: SamplingInfo) -> SamplingBatch:
         """Return the sampling tensors; between two steps of the same requests only `steps` changes."""

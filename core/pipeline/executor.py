@@ -1,63 +1,24 @@
-"""Executors: how a launched batch reaches the worker: in the loop's own thread, or in one beside it."""
+"""LocalExecutor: runs batches in this process, in the loop's own thread or in one beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from pegboard.core.pipeline.batch_result import BatchResult
-from pegboard.core.pipeline.step import Pending, PendingEncode
+from pegboard.core.interfaces.batch import StageWork
+from pegboard.core.interfaces.executor import Executor, Pending
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.batch import DraftWork, EncodeWork, ModelWorkerBatch
-    from pegboard.core.interfaces.speculator import DraftTrees
+    from pegboard.core.interfaces.batch import ModelWorkerBatch
+    from pegboard.core.interfaces.batch_result import BatchResult
 
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
-Run = Callable[["ModelWorkerBatch"], BatchResult]
-Launch = Callable[["ModelWorkerBatch"], Pending]
-Encode = Callable[["EncodeWork"], PendingEncode]
-"""Launches the encoding of media."""
-Draft = Callable[["DraftWork"], "DraftTrees"]
-"""Drafts on the device."""
-
-
-def no_media(work: EncodeWork) -> PendingEncode:
-    """Stand for the encoder of a model without one."""
-    raise RuntimeError("this engine has no media encoder")
-
-
-def no_drafts(work: DraftWork) -> DraftTrees:
-    """Stand for the drafts of an engine whose speculator, if any, drafts on the host."""
-    raise RuntimeError("this engine does not draft on the device")
-
-
-class Executor(Protocol):
-    """Runs batches in the order in which they are submitted, never two at a time."""
-
-    def submit(self, work: ModelWorkerBatch) -> Pending:
-        """Start a batch. Never raises what the forward pass raises: `Pending.result` does."""
-
-    def again(self, work: ModelWorkerBatch) -> BatchResult:
-        """Run a part of a failed batch at once, without step hooks. Nothing else may be under way."""
-
-    def encode(self, work: EncodeWork) -> PendingEncode:
-        """Start to encode media, in launch order with the batches. Never raises what the encoder raises."""
-
-    def draft(self, work: DraftWork) -> DraftTrees:
-        """Draft on the device at once. Nothing else may be under way. Raises what the speculator raises."""
-
-    def call(self, what: Callable[[], R]) -> R:
-        """Call something where batches run, behind those that are under way, and return its result. Raises what it
-        raises.
-        """
-
-    def healthy(self) -> bool:
-        """Return whether another forward pass has a chance; False once the device itself has failed."""
-
-    def close(self) -> None:
-        """Wait for what is under way and take nothing more."""
+Work = TypeVar("Work")
+Launch = Callable[["ModelWorkerBatch"], Pending["BatchResult"]]
+RunStage = Callable[..., Pending[object]]
+"""Starts a stage's work, of which it gets the payload."""
 
 
 class Done(Generic[R]):
@@ -74,121 +35,81 @@ class Done(Generic[R]):
         return self._result
 
 
-class InlineExecutor:
-    """Runs a batch when it is submitted."""
-
-    def __init__(
-        self,
-        run: Run,
-        again: Run | None = None,
-        healthy: Callable[[], bool] | None = None,
-        encode: Encode = no_media,
-        draft: Draft = no_drafts,
-    ) -> None:
-        self._run = run
-        self._draft = draft
-        self._again = again or run
-        self._healthy = healthy
-        self._encode = encode
-
-    def submit(self, work: ModelWorkerBatch) -> Pending:
-        try:
-            return Done(self._run(work))
-        except Exception as error:
-            return Done(None, error)
-
-    def encode(self, work: EncodeWork) -> PendingEncode:
-        try:
-            return self._encode(work)
-        except Exception as error:
-            return Done(None, error)
-
-    def again(self, work: ModelWorkerBatch) -> BatchResult:
-        return self._again(work)
-
-    def draft(self, work: DraftWork) -> DraftTrees:
-        return self._draft(work)
-
-    def call(self, what: Callable[[], R]) -> R:
-        return what()
-
-    def healthy(self) -> bool:
-        return self._healthy is None or self._healthy()
-
-    def close(self) -> None:
-        pass
-
-
-class LaunchExecutor(InlineExecutor):
-    """Launches a batch when it is submitted, in the loop's own thread; an asynchronous device computes it meanwhile."""
-
-    def __init__(
-        self,
-        launch: Launch,
-        again: Run,
-        healthy: Callable[[], bool] | None = None,
-        encode: Encode = no_media,
-        draft: Draft = no_drafts,
-    ) -> None:
-        super().__init__(again, again, healthy, encode, draft)
-        self._launch = launch
-
-    def submit(self, work: ModelWorkerBatch) -> Pending:
-        try:
-            return self._launch(work)
-        except Exception as error:
-            return Done(None, error)
-
-
-class _Later(Protocol[R_co]):
-    def result(self) -> R_co: ...
+def outcome(pending: Pending[object] | None) -> tuple[object, Exception | None]:
+    """Wait for a step; its result, and what it raised."""
+    assert pending is not None
+    try:
+        return pending.result(), None
+    except Exception as error:
+        return None, error
 
 
 class _InThread(Generic[R]):
     """What the thread launched; on an asynchronous device it may still run when the launch is done."""
 
-    def __init__(self, launched: Callable[[], _Later[R]]) -> None:
+    def __init__(self, launched: Callable[[], Pending[R]]) -> None:
         self._launched = launched
 
     def result(self) -> R:
         return self._launched().result()
 
 
-class ThreadExecutor:
-    """Runs batches in one thread of its own, so that the loop's thread can plan the next one meanwhile."""
+class LocalExecutor(Executor):
+    """Runs batches where the scheduler is. Without `thread` a launch returns when the batch is computed, or, on an
+    asynchronous device, when it is under way there. With it, batches are launched in a thread of their own, so that the
+    loop can plan the next one meanwhile.
+
+    `again` runs a part of a failed batch; `launch` does where it is None. `stages` run the work of stages, by name.
+    """
 
     def __init__(
         self,
         launch: Launch,
-        again: Run,
+        again: Callable[[ModelWorkerBatch], BatchResult] | None = None,
         healthy: Callable[[], bool] | None = None,
-        encode: Encode = no_media,
-        draft: Draft = no_drafts,
+        stages: Mapping[str, RunStage] = MappingProxyType({}),
+        *,
+        thread: bool = False,
     ) -> None:
         self._launch = launch
-        self._draft = draft
         self._again = again
         self._healthy = healthy
-        self._encode = encode
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward")
+        self._stages = stages
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward") if thread else None
 
-    def submit(self, work: ModelWorkerBatch) -> Pending:
-        return _InThread(self._thread.submit(self._launch, work).result)
+    @property
+    def beside(self) -> bool:
+        """Whether batches are launched in a thread of their own."""
+        return self._thread is not None
+
+    def submit(self, work: ModelWorkerBatch | StageWork) -> Pending[object]:
+        if self._thread is not None:
+            return _InThread(self._thread.submit(self._start, work).result)
+        try:
+            return self._start(work)
+        except Exception as error:
+            return Done(None, error)
 
     def again(self, work: ModelWorkerBatch) -> BatchResult:
-        return self._thread.submit(self._again, work).result()
+        return self._now(self._again or (lambda part: self._launch(part).result()), work)
 
-    def draft(self, work: DraftWork) -> DraftTrees:
-        return self._thread.submit(self._draft, work).result()
-
-    def call(self, what: Callable[[], R]) -> R:
-        return self._thread.submit(what).result()
-
-    def encode(self, work: EncodeWork) -> PendingEncode:
-        return _InThread(self._thread.submit(self._encode, work).result)
+    def ask(self, stage: str, payload: object) -> object:
+        return self._now(lambda work: self._start(work).result(), StageWork(stage, payload))
 
     def healthy(self) -> bool:
         return self._healthy is None or self._healthy()
 
     def close(self) -> None:
-        self._thread.shutdown(wait=True)
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+
+    def _start(self, work: ModelWorkerBatch | StageWork) -> Pending[object]:
+        if not isinstance(work, StageWork):
+            return self._launch(work)
+        run = self._stages.get(work.stage)
+        if run is None:
+            raise RuntimeError(f"no part of the stage {work.stage!r} is where batches run")
+        return run(work.payload)
+
+    def _now(self, what: Callable[[Work], R], work: Work) -> R:
+        return what(work) if self._thread is None else self._thread.submit(what, work).result()

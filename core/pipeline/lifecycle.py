@@ -27,7 +27,7 @@ class Lifecycle:
     """Owns the requests by their ids. The other stages decide that one begins or ends; this one does it.
 
     `alive`: every request that has been accepted and not released. `outbox`: outputs that the next step sends.
-    `late`: requests that ended while some layers of their prefill were still to come; they are released after it.
+    `late`: requests that ended while a source held them for launches to come; they are released after these.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Lifecycle:
                 self._gates.drop(req)
         if req.finished:
             return
-        splitting = self._planner.split.holds(req)
+        held = self._planner.holds(req)
         self._stop(req, reason)
         self._touch_flight()
         self._counters.aborted += 1
@@ -102,16 +102,19 @@ class Lifecycle:
             self._requests_finished([req])
         if quarantined:
             req.move_to(ReqStatus.HELD)
-        elif splitting:
+        elif held:
             self.late.append(req)
         else:
             self._release(req, keep=keep)
 
     def release_late(self) -> None:
-        """Release those that ended during a split prefill. It is through, or all of it is launched."""
+        """Release those that no source holds any more: all that they were held for is launched."""
         late, self.late = self.late, []
         for req in late:
-            self._release(req)
+            if self._planner.holds(req):
+                self.late.append(req)
+            else:
+                self._release(req)
 
     def ask_gates(self, gates: GateKeeper) -> list[tuple[Req, Arrived | None]]:
         """Act on the gates' news: requests that have failed, or need not be held any more. Return those that may go on,
@@ -139,7 +142,7 @@ class Lifecycle:
                     self.end(req, reason)
 
     def follow_grammars(self) -> None:
-        """Move the requests whose matchers need longer, or know several tokens at once, to the planner's queues."""
+        """Park the requests whose matchers need longer, and count the tokens that grammars have forced."""
         grammars, planner = self._results.grammars, self._planner
         sitting, grammars.sitting_out = grammars.sitting_out, []
         self._counters.grammar_waits += len(sitting)
@@ -147,16 +150,11 @@ class Lifecycle:
         for req, token in sitting:
             if req.finished:
                 continue
-            planner.sit_out(req)
+            planner.park(req)
             grammars.work.sit_out(req, token)
         more = grammars.forced_tokens - self._counters.forced_tokens
-        if more:
-            self._counters.forced_tokens += more
-            self._counters.generated_tokens += more
-            gained, grammars.ahead = grammars.ahead, []
-            for req in gained:
-                if not req.finished:
-                    planner.run_ahead(req)
+        self._counters.forced_tokens += more
+        self._counters.generated_tokens += more
 
     def ask_matchers(self) -> None:
         """Take back the requests whose matchers have caught up."""
@@ -164,7 +162,7 @@ class Lifecycle:
             if req.finished:
                 continue
             if reason is None:
-                self._planner.come_back(req)
+                self._planner.resume(req)
                 continue
             self._stop(req, reason)
             self.finished([req])
@@ -199,6 +197,7 @@ class Lifecycle:
         self._memory.release(req, keep=keep)
         req.move_to(ReqStatus.FINISHED)
         del self.alive[req.rid]
+        self._results.points.gone(req)
         self.prompt_tokens -= req.input_len
         self._counters.finished += 1
 

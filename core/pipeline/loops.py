@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from pegboard.core.pipeline.step import Launched
+    from pegboard.core.interfaces.step import Launched
 
 
 class Driven(Protocol):

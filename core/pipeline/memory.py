@@ -61,6 +61,8 @@ class MemoryManager:
         self.pages_at_once = max(1, run // self.page_size)
         self.held_tokens = 0
         """Tokens in pages that requests hold themselves."""
+        self.unplaced: Callable[[Req], None] | None = None
+        """Told when its memory is taken from a request; where stages listen."""
         self.leaving: Callable[[Req], None] | None = None
         """Told before its memory is taken from a request."""
         self.cache_name = type(cache).__name__
@@ -183,28 +185,29 @@ class MemoryManager:
         return True
 
     def extend_running(self, running: RunningBatch) -> bool:
-        """Room for the next token of each request that is full and may go on; False, with nothing changed, when memory
-        does not suffice.
+        """Room for all tokens of each request that may go on, the next one included; False, with nothing changed, when
+        memory does not suffice.
         """
         full = np.flatnonzero((running.seq_lens > running.allocated) & (running.left > 0))
         count = full.shape[0]
         if not count:
             return True
         rows, starts, size = running.rows[full], running.allocated[full], self.page_size
-        each = self._pages_each(count, int(starts.max()))
-        pages = self._alloc(count * each)
+        each = np.full(count, self._pages_each(count, int(starts.max())))
+        if running.uneven:
+            each = np.maximum(each, -(-(running.seq_lens[full] - starts) // size))
+        total = int(each.sum())
+        pages = self._alloc(total)
         if pages is None:
             return False
-        if each == 1:
-            self.rows.write_pages(rows, starts, pages, size)
-        else:
-            places = starts[:, None] + np.arange(each) * size
-            self.rows.write_pages(np.repeat(rows, each), places.reshape(-1), pages, size)
+        if total > count:
+            within = np.arange(total) - np.repeat(np.cumsum(each) - each, each)
+            rows, starts = np.repeat(rows, each), np.repeat(starts, each) + within * size
+        self.rows.write_pages(rows, starts, pages, size)
         running.allocated[full] += each * size
-        reqs = running.reqs
-        for place in full.tolist():
-            reqs[place].kv.allocated_len += each * size
-        self.held_tokens += count * each * size
+        for place, more in zip(full.tolist(), (each * size).tolist(), strict=True):
+            running.reqs[place].kv.allocated_len += more
+        self.held_tokens += total * size
         return True
 
     def wish(self, running: RunningBatch, place: int, length: int) -> int:
@@ -246,6 +249,8 @@ class MemoryManager:
         if kv.row == NO_ROW:
             self.unmatch(req)
             return
+        if self.unplaced is not None:
+            self.unplaced(req)
         if keep and kv.committed_len > kv.cache_len:
             self._insert(req)
         own = self.rows.host[kv.row, kv.cache_len : kv.allocated_len : self.page_size]

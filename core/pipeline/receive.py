@@ -106,7 +106,7 @@ class Reception:
     def _media(self, message: TokenizedRequest, media: RequestMedia) -> tuple[ReqMedia | None, Rejected | None]:
         """Return a request's media, or why they cannot be taken."""
         stage = self._stages.media
-        if stage is None or message.embed:
+        if stage is None:
             return None, refusal(message, 400, "unsupported", "this engine takes no media here")
         try:
             return stage.read(media, ids_of(message), message.namespace), None
@@ -127,15 +127,15 @@ class Reception:
             return refusal(message, error.status, error.code, error.message, param=error.param or "")
         except Exception as error:
             return self._plugin_failed(message, "a logits processor or the sampler", error)
-        if req.pooling is not None:
-            if stages.pooler is None:
-                return refusal(message, 400, "no_embeddings", "this engine makes no embeddings")
-            try:
-                req.pooling.first = stages.pooler.first(req.input_len)
-            except Exception as error:
-                return self._plugin_failed(message, "the pooler", error)
+        try:
+            stages.points.arrive(req, message)
+        except InvalidRequest as error:
+            return refusal(message, error.status, error.code, error.message, param=error.param or "")
+        except Exception as error:
+            return self._plugin_failed(message, "a stage", error)
         failed = None if stages.gates is None else stages.gates.arrive(req)
         if failed is not None:
+            stages.points.gone(req)
             return refusal(message, failed.status, failed.code, failed.reason, param=failed.param)
         return None
 

@@ -1,139 +1,135 @@
-"""Recovery: a forward pass that raised is run again in halves, until the request to blame is alone. Media that cannot
-be encoded together are encoded one by one.
-"""
+"""Recovery: the source of a step that raised repairs it, a batch by halves, until the request to blame is alone."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.interfaces.step import StepLost
+from pegboard.core.pipeline.executor import outcome
+from pegboard.core.pipeline.step import Step
 from pegboard.core.registry.blame import text_of
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.batch import EncodePiece
-    from pegboard.core.interfaces.media import MediaItem
+    from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.pipeline.batch import BatchBuilder
-    from pegboard.core.pipeline.batch_result import BatchResult
-    from pegboard.core.pipeline.executor import Executor
-    from pegboard.core.pipeline.media.books import EncoderBooks
-    from pegboard.core.pipeline.packing import Packing
-    from pegboard.core.pipeline.req_to_token import ReqToTokenPool
-    from pegboard.core.pipeline.step import EncodeStep, Step
+    from pegboard.core.interfaces.step import Launched
+    from pegboard.core.pipeline.counters import Counters
+    from pegboard.core.pipeline.lifecycle import Lifecycle
+    from pegboard.core.pipeline.planner import Planner
+    from pegboard.core.pipeline.stages import Stages
 
 logger = logging.getLogger(__name__)
 
 MAX_SINGLE_FAILURES = 4
-"""After so many requests of a step, or pieces of media, have failed alone and none has passed, the fault is not that of
-one: all fail.
-"""
+"""After so many requests of a step have failed alone and none has passed, the fault is not that of one: all fail."""
 
 
 class DeviceFailed(RuntimeError):
     """The device does not come back. The process has to start anew."""
 
 
-def encode_apart(step: EncodeStep, books: EncoderBooks, executor: Executor) -> Iterator[tuple[list[Req], Exception]]:
-    """Encode the pieces of a failed step again, one by one. Yield those who want a piece that fails alone, and why.
-
-    Nothing else may be under way. Raises DeviceFailed where the device has failed. A file that is gone says nothing of
-    the encoder, so only other errors count towards `MAX_SINGLE_FAILURES`.
-    """
-    books.forget(piece.key for piece in step.work.pieces)
-    passed = failed = 0
-    last: Exception | None = None
-    for piece, owners in zip(step.work.pieces, step.owners, strict=True):
-        wanting = [req for req in dict.fromkeys(owners) if not req.finished]
-        if not wanting:
-            continue
-        hopeless = not passed and failed >= MAX_SINGLE_FAILURES
-        why = last if hopeless else _encode_copies(piece, wanting, books, executor)
-        if why is None:
-            passed += 1
-            continue
-        if not executor.healthy():
-            raise DeviceFailed("the device has failed; the scheduler process has to start anew") from why
-        if not isinstance(why, OSError):
-            failed, last = failed + 1, why
-        yield wanting, why
-
-
-def _encode_copies(
-    piece: EncodePiece, wanting: Iterable[Req], books: EncoderBooks, executor: Executor
-) -> Exception | None:
-    """Encode a piece from the first of its files that is there; what the last try raised."""
-    why: Exception | None = None
-    for item in _copies(piece, wanting):
-        why = _encode_alone(replace(piece, item=item), books, executor)
-        if not isinstance(why, OSError):
-            break  # another copy would do no better
-    return why
-
-
-def _copies(piece: EncodePiece, reqs: Iterable[Req]) -> list[MediaItem]:
-    """Return the item in each of the files that show it: a request's file goes when that one ends."""
-    items = (item for req in reqs if req.media is not None for item in req.media.items)
-    return list({item.file: item for item in items if item.digest == piece.key.digest}.values())
-
-
-def _encode_alone(piece: EncodePiece, books: EncoderBooks, executor: Executor) -> Exception | None:
-    work = books.plan((piece,), ())
-    try:
-        executor.encode(work).result()
-    except Exception as error:
-        books.forget((piece.key,))
-        return error
-    return None
-
-
 class Recovery:
-    """Bisection of a failed step, allowed because nothing of it was committed: its KV goes to the same places again."""
+    """Nothing of a step that raised was committed, so its KV may go to the same places again."""
 
-    def __init__(self, builder: BatchBuilder, rows: ReqToTokenPool, packing: Packing) -> None:
-        self._builder = builder
-        self._rows = rows
-        self._packing = packing
-        self._passed = 0
-        self._failed = 0
-
-    def parts(self, step: Step, error: Exception) -> Iterator[tuple[Step, BatchResult | None, Exception]]:
-        """Yield parts of the step with their results, or with None and the error where a request failed alone.
-
-        The caller commits each part before it asks for the next one. Raises DeviceFailed where another forward pass
-        has no chance.
-        """
+    def __init__(
+        self,
+        stages: Stages,
+        planner: Planner,
+        requests: Lifecycle,
+        counters: Counters,
+        commit: Callable[[Step, BatchResult], None],
+    ) -> None:
+        self._stages = stages
+        self._planner = planner
+        self._requests = requests
+        self._counters = counters
+        self._commit = commit
         self._passed = self._failed = 0
-        yield from self._split(step, 0, len(step.batch.reqs), error)
 
-    def _split(
-        self, step: Step, start: int, stop: int, error: Exception
-    ) -> Iterator[tuple[Step, BatchResult | None, Exception]]:
-        if not self._packing.healthy():
+    def recover(self, step: Launched, error: Exception, behind: Launched | None) -> None:
+        """Recover from a step that raised, and from `behind`, which had been launched after it, if one had."""
+        self._not_sent(step)
+        own_error = None
+        if behind is not None:
+            _, own_error = outcome(behind.pending)
+            self._not_sent(behind)
+        lost = isinstance(error, StepLost)
+        if lost:
+            self.note(step.number, f"{len(step.reqs)} requests", error)
+            if isinstance(step, Step) and step.work.loads:
+                self._stages.memory.load_failed()
+        else:
+            step.source.failed(step, error)
+        # Only now: a request whose chunk failed may have its next one in the step after, and has to be tried first.
+        if behind is not None:
+            behind.source.behind_failed(behind, step, own_error)
+        if lost:
+            step.source.undo(step)
+        self._planner.running.rewind()
+
+    def note(self, number: int, what: str, error: Exception) -> None:
+        """Count and log a failure of the step with this number: of `what`."""
+        self._counters.failed_batches += 1
+        culprit = self._stages.culprits.of(error)
+        self._stages.culprits.count(culprit)
+        plain = str(error) if isinstance(error, StepLost) else "the model failed"
+        accused = plain if culprit is None else culprit.accuse(error)
+        logger.error("batch %d of %s: %s", number, what, accused, exc_info=error)
+
+    def halve(self, step: Step, error: Exception) -> None:
+        """Run a failed step again in halves, until the requests at fault are alone; they end with status 500.
+
+        Nothing else may be under way. Raises DeviceFailed where another forward pass has no chance.
+        """
+        self.note(step.number, f"{len(step.batch)} requests", error)
+        self._passed = self._failed = 0
+        self._halve(step, 0, len(step.reqs), error)
+
+    def _halve(self, step: Step, start: int, stop: int, error: Exception) -> None:
+        if not self._stages.executor.healthy():
             raise DeviceFailed("the device has failed; the scheduler process has to start anew") from error
         hopeless = not self._passed and self._failed >= MAX_SINGLE_FAILURES
         if stop - start == 1 or hopeless:
             self._failed += 1
-            lost = self._builder.part(step, start, stop)
-            if lost is not None:
+            if (part := self._stages.builder.part(step, start, stop)) is not None:
                 # It is not run, and what the row table owes the worker is others' as well.
-                self._rows.send_again(lost.work.table)
-                yield lost, None, error
+                self._not_sent(part)
+                self.end(part.reqs, self.told("the model", error))
             return
         middle = (start + stop) // 2
         for low, high in ((start, middle), (middle, stop)):
-            part = self._builder.part(step, low, high)
-            if part is None:
+            if (part := self._stages.builder.part(step, low, high)) is None:
                 continue
             try:
-                result = self._packing.again(part)
+                result = self._stages.again(part)
             except Exception as again:
-                self._rows.send_again(part.work.table)
-                logger.warning(
-                    "requests %d to %d of batch %d fail again: %s", low, high - 1, step.number, text_of(again)
-                )
-                yield from self._split(step, low, high, again)
+                self._not_sent(part)
+                which = "requests %d to %d of batch %d fail again: %s"
+                logger.warning(which, low, high - 1, step.number, text_of(again))
+                if isinstance(again, StepLost):
+                    self._planner.rewind(part)
+                else:
+                    self._halve(step, low, high, again)
             else:
                 self._passed += 1
-                yield part, result, error
+                self._commit(part, result)
+
+    def end(self, reqs: Iterable[Req], message: str, code: str | None = None) -> None:
+        """End requests that are to blame for a failure, with status 500."""
+        reason = FinishReason(FinishType.ABORT, message=message, status=500, code=code)
+        for req in reqs:
+            if not req.finished:
+                self._requests.end(req, reason, keep=False)
+
+    def told(self, what: str, error: Exception) -> str:
+        """Return what clients learn of an error: the plugin that raised, else `what` failed."""
+        culprit = self._stages.culprits.of(error)
+        return f"{what} failed: {text_of(error)}" if culprit is None else culprit.tell(error)
+
+    def _not_sent(self, step: Launched) -> None:
+        """Have the worker told again what a step that has failed was to tell it of the row table."""
+        if isinstance(step, Step):
+            self._stages.memory.rows.send_again(step.work.table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,22 +11,19 @@ from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.pipeline import side_outputs
 from pegboard.core.pipeline.finish import END_TOKENS, LENGTH, Finisher, StopText, first_reason
 from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.grammar.state import state_of
+from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.running import NEVER, SPECIAL, STREAM
 from pegboard.core.pipeline.text.detokenize import TokenDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pegboard.core.interfaces.admission_gate import Arrived
+    from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.forward import LogprobOutput
-    from pegboard.core.interfaces.pooler import Pooler
-    from pegboard.core.interfaces.req import Req, ReqLogprobs
-    from pegboard.core.interfaces.speculator import Accepted
-    from pegboard.core.pipeline.batch_result import BatchResult
+    from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.step import Step
 
@@ -33,7 +31,6 @@ NOBODYS = -1
 """In `ScheduleBatch.tokens`: sampled for a request that had ended meanwhile, or that wanted none."""
 
 Entry = tuple[float, int, list[tuple[float, int]]]
-PromptEntry = tuple[float | None, int, list[tuple[float, int]]]
 
 
 _FINISHERS: ReqSlot[list[Finisher]] = ReqSlot(list)
@@ -46,12 +43,12 @@ class ResultStage:
         self,
         tokenizer: TokenDecoder | None,
         eos_ids: Iterable[int] = (),
-        pooler: Pooler | None = None,
         grammars: GrammarFollower | None = None,
+        points: Points | None = None,
     ) -> None:
+        self.points = points or Points()
         self.grammars = grammars or GrammarFollower()
         self._tokenizer = tokenizer
-        self._pooler = pooler
         self._eos_ids = frozenset(eos_ids)
 
     def commit(
@@ -68,22 +65,13 @@ class ResultStage:
         accepted = result.accepted
         newest = result.tokens if accepted is None else result.tokens[np.cumsum(accepted.counts) - 1]
         batch.intervals = running.note(step.sampled, newest, now, step.version)
-        embedded = [] if step.wanted is None else side_outputs.keep(step.wanted, result, self._pooler)
         if step.version != NEVER and not step.touched and not result.unsampled:
-            return self._commit_decode(step, result, now)
-        if accepted is None:
-            finished, outputs = self._commit_any(step, result, now)
-        else:
-            finished, outputs = self._commit_accepted(step, result, accepted, now)
-            running.settle(step.sampled)
-        for req in embedded:
-            self._end_embedding(req, now)
-            finished.append(req)
-            if (output := self.output(req)) is not None:
-                outputs.append(output)
-        return finished, outputs
+            return self._commit_decode(step, result, running, now)
+        return self._commit_any(step, result, running, now)
 
-    def _commit_decode(self, step: Step, result: BatchResult, now: float) -> tuple[list[Req], list[TokenOutput]]:
+    def _commit_decode(
+        self, step: Step, result: BatchResult, running: RunningBatch, now: float
+    ) -> tuple[list[Req], list[TokenOutput]]:
         """Commit one token for each of many. Only those that may end, or that want more than their token, are looked
         at.
         """
@@ -115,111 +103,76 @@ class ResultStage:
             self._finish(req, token, now, finished)
             if (output := self.output(req)) is not None:
                 outputs.append(output)
+        gained = [req for row in looked_at if _has_gained(req := step.sampled[row])]
+        if gained:
+            running.settle(gained)
         return finished, outputs
 
-    def _commit_any(self, step: Step, result: BatchResult, now: float) -> tuple[list[Req], list[TokenOutput]]:
-        batch = step.batch
-        finished: list[Req] = []
-        outputs = []
-        batch.tokens = taken = result.tokens.copy()
-        tokens = iter(enumerate(result.tokens.tolist()))
-        for req, kv, seq_len in zip(batch.reqs, step.kvs, batch.seq_lens.tolist(), strict=True):
-            # A request that ended or was retracted meanwhile has another `kv`: this one is no longer its own.
-            kv.committed_len = seq_len
-            if req.rid in batch.partial:
-                continue
-            row, token = next(tokens)
-            if req.finished or token == NO_TOKEN:
-                taken[row] = NOBODYS
-                continue
-            if req.remaining_tokens > 0:
-                self._append(req, token, row, result.logprobs, now)
-            else:
-                taken[row] = NOBODYS
-            self._finish(req, token, now, finished)
-            if (output := self.output(req)) is not None:
-                outputs.append(output)
-        return finished, outputs
-
-    def _commit_accepted(
-        self, step: Step, result: BatchResult, accepted: Accepted, now: float
+    def _commit_any(
+        self, step: Step, result: BatchResult, running: RunningBatch, now: float
     ) -> tuple[list[Req], list[TokenOutput]]:
-        """Commit what each request has gained, token by token; what comes behind an end is dropped."""
-        batch = step.batch
+        """Commit what each request has gained: one token, or those of its drafts that stand, and what its finishers
+        add. What comes after an end is dropped.
+        """
+        batch, accepted = step.batch, result.accepted
         finished: list[Req] = []
-        outputs = []
+        outputs: list[TokenOutput] = []
+        counts = itertools.repeat(1) if accepted is None else iter(accepted.counts.tolist())
         batch.tokens = taken = result.tokens.copy()
-        batch.gained = gained = np.zeros(len(step.sampled), np.int64)
-        ends = np.cumsum(accepted.counts).tolist()
+        tokens, kept = result.tokens.tolist(), []
         index = start = 0
         for req, kv, prefix, seq_len in zip(
             batch.reqs, step.kvs, batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True
         ):
+            # A request that ended or was retracted meanwhile has another `kv`: this one is no longer its own.
+            kv.committed_len = seq_len
             if req.rid in batch.partial:
-                kv.committed_len = seq_len
+                self._end_with_prompt(req, kv, now, finished, outputs)
                 continue
-            stop, drafted, ended = ends[index], step.drafts_of(index), req.finished
-            places = range(start, stop)
-            if result.unsampled and int(accepted.tokens[stop - 1]) == NO_TOKEN:
-                places = range(start, stop - 1)
-            kept = 0 if ended else self._take(req, result, accepted, places, now, finished)
-            # What was computed beyond the tokens that it took is of no use.
-            kv.committed_len = prefix + max(1, kept) if drafted else seq_len
-            taken[start + kept : stop] = NOBODYS
-            gained[index] = kept
+            stop, ended = start + next(counts), req.finished
+            took = 0 if ended else self._take(req, result, tokens, range(start, stop), now, finished)
+            if took < stop - start:
+                taken[start + took : stop] = NOBODYS
+            if drafted := step.drafts_of(index):
+                # What was computed beyond the tokens that it took is of no use.
+                kv.committed_len = prefix + max(1, took)
+                req.output.drafted += drafted * bool(took)
+                req.output.accepted += max(0, took - 1)
+            kept.append(took)
             index, start = index + 1, stop
-            if kept:
-                req.output.drafted += drafted
-                req.output.accepted += kept - 1
             if not ended and (output := self.output(req)) is not None:
                 outputs.append(output)
+        if accepted is not None:
+            batch.gained = np.array(kept, np.int64)
+        gained = step.sampled if accepted is not None else [req for req in step.sampled if _has_gained(req)]
+        if gained:
+            running.settle(gained)
         return finished, outputs
 
     def _take(
-        self,
-        req: Req,
-        result: BatchResult,
-        accepted: Accepted,
-        places: range,
-        now: float,
-        finished: list[Req],
+        self, req: Req, result: BatchResult, tokens: list[int], places: range, now: float, finished: list[Req]
     ) -> int:
-        """Give a request the gained tokens at `places`, as far as it goes on; how many it took."""
-        if not places:
-            return 0
-        if not req.remaining_tokens:
-            self._finish(req, int(accepted.tokens[places.start]), now, finished)
+        """Give a request the `tokens` of a result at `places`, as far as it goes on; how many it took."""
+        nodes = None if result.accepted is None else result.accepted.nodes
+        if tokens[places.stop - 1] == NO_TOKEN:
+            places = places[:-1]
+        if not req.remaining_tokens and places:
+            self._finish(req, tokens[places.start], now, finished)
             return 0
         state = state_of(req)
+        took = 0
         for place in places:
-            before, token = req.output_len, int(accepted.tokens[place])
+            before, token = req.output_len, tokens[place]
             if state is not None:
                 state.more = place + 1 < places.stop
-            self._append(req, token, int(accepted.nodes[place]), result.logprobs, now)
+            self._append(req, token, place if nodes is None else int(nodes[place]), result.logprobs, now)
             self._finish(req, token, now, finished)
-            if finished[-1:] == [req] or req.output_len > before + 1 or self.grammars.sits_out(req):
+            took += 1
+            if req.finished or req.output_len > before + 1 or self.grammars.sits_out(req):
                 break
         if state is not None:
             state.more = False
-        return place + 1 - places.start
-
-    def accept(self, req: Req, arrived: Arrived, now: float) -> tuple[list[Req], TokenOutput | None]:
-        """Give a request the token that was sampled behind its prompt elsewhere; as `commit` does, for it alone."""
-        assert arrived.token is not None
-        self.grammars.work.begin_step()
-        finished: list[Req] = []
-        kept = req.logprobs
-        if kept is not None and arrived.logprob is not None:
-            kept.values.append(arrived.logprob)
-            kept.tops.append(list(arrived.tops))
-            if kept.token_ids:
-                kept.chosen.append(list(arrived.chosen))
-            kept.start = None  # those of the prompt are where it was computed
-        if req.output.hidden is not None and arrived.hidden is not None:
-            req.output.hidden.append(arrived.hidden)
-        self._append(req, arrived.token, 0, None, now)
-        self._finish(req, arrived.token, now, finished)
-        return finished, self.output(req)
+        return took
 
     def output(self, req: Req) -> TokenOutput | None:
         """Return what has not been sent of a request; None when there is nothing to say yet."""
@@ -227,15 +180,8 @@ class ResultStage:
         if not req.finished and (not req.stream or out.sent_len == req.output_len):
             return None
         ids = req.tokens.view(req.input_len + out.sent_len).tolist()
-        logprobs, prompt, hidden, embedding = None, None, b"", b""
-        if req.logprobs is not None:
-            logprobs = _entries(req, ids)
-            prompt = _prompt_entries(req, req.logprobs)
-        if out.hidden is not None:
-            states = out.hidden[out.sent_len : out.sent_len + len(ids)]
-            hidden = b"".join(one.astype("<f4").tobytes() for one in states)
-        if req.pooling is not None and req.pooling.vector is not None:
-            embedding = req.pooling.vector.astype("<f4").tobytes()
+        logprobs = None if req.logprobs is None else _entries(req, ids)
+        features, rows = self.points.send(req, out.sent_len, out.sent_len + len(ids))
         out.sent_len += len(ids)
         return TokenOutput(
             rid=req.rid,
@@ -250,20 +196,21 @@ class ResultStage:
             drafted_tokens=out.drafted,
             accepted_tokens=out.accepted,
             logprobs=logprobs,
-            input_logprobs=prompt,
-            hidden_states=hidden,
-            embedding=embedding,
+            features=features,
+            rows=rows,
         )
 
-    @staticmethod
-    def _end_embedding(req: Req, now: float) -> None:
-        failure = "" if req.pooling is None else req.pooling.failure
-        req.output.finish_reason = (
-            FinishReason(FinishType.ABORT, message=failure, status=500, code="pooling_failed")
-            if failure
-            else FinishReason(FinishType.LENGTH)
-        )
+    def _end_with_prompt(
+        self, req: Req, kv: ReqKV, now: float, finished: list[Req], outputs: list[TokenOutput]
+    ) -> None:
+        """End a request that samples nothing, if all of its prompt is computed now."""
+        if req.samples or req.finished or req.kv is not kv or kv.committed_len < req.input_len:
+            return
+        req.output.finish_reason = FinishReason(FinishType.LENGTH)
         req.timing.finished = now
+        finished.append(req)
+        if (output := self.output(req)) is not None:
+            outputs.append(output)
 
     def _append(self, req: Req, token: int, row: int, logprobs: LogprobOutput | None, now: float) -> None:
         req.tokens.append(token)
@@ -288,10 +235,16 @@ class ResultStage:
             params = req.sampling
             if (params.stop or params.stop_regex) and self._tokenizer is not None:
                 own.append(StopText.of(req, self._tokenizer))
+            own += self.points.finishers(req)
             own.append(LENGTH if params.grammar is None else self.grammars.finisher(tuple(own)))
             found = _FINISHERS.of(req)
             found += own
         return found
+
+
+def _has_gained(req: Req) -> bool:
+    """Return whether a request whose step is committed has more tokens to compute than the newest one."""
+    return req.seq_len > req.kv.committed_len + 1
 
 
 def _keep_logprobs(req: Req, row: int, source: LogprobOutput) -> None:
@@ -299,20 +252,9 @@ def _keep_logprobs(req: Req, row: int, source: LogprobOutput) -> None:
     if kept is None:
         return
     kept.values.append(float(source.token_logprobs[row]))
-    kept.tops.append(side_outputs.tops_of(source, row, kept.top, ()))
+    kept.tops.append(source.tops(row, kept.top))
     if kept.token_ids and row in source.chosen:
         kept.chosen.append(list(zip(source.chosen[row].tolist(), kept.token_ids, strict=True)))
-
-
-def _prompt_entries(req: Req, kept: ReqLogprobs) -> list[PromptEntry] | None:
-    """Return logprobs of the prompt, once; None where they are not wanted or have been sent."""
-    if kept.start is None or kept.prompt_sent:
-        return None
-    kept.prompt_sent = True
-    tokens = req.tokens.view(kept.start, req.input_len).tolist()
-    unknown: list[PromptEntry] = [(None, tokens[0], [])] if kept.start == 0 else []
-    known = zip(kept.prompt, tokens[len(unknown) :], strict=False)
-    return unknown + [(value, token, tops) for (value, tops), token in known]
 
 
 def _entries(req: Req, ids: list[int]) -> list[Entry]:

@@ -1,12 +1,15 @@
 """RunningBatch: the requests that decode, with what each step needs of them in flat arrays.
 
-The arrays say how far a request is *scheduled*; the request itself says how far it is *committed*. Between the two lie
-the steps that were launched and whose tokens the host has not seen: none in the normal loop, one in the overlap loop.
+A request has three lengths: its *known* tokens, those whose KV is *scheduled*, and those whose KV is *computed*
+(`Req.kv.committed_len`). The arrays say how far it is known and scheduled; between scheduled and computed lie the steps
+that were launched and not committed: none in the normal loop, one in the overlap loop. A step samples the token after
+the scheduled ones, which counts as known from then on, so the gap between known and scheduled is one for a request that
+decodes. It is larger where several tokens became known at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.stage import Column, Stage
 
 SPECIAL = 1
 """Its finish or its output needs more than a look at the token: stop strings, stop token ids, logprobs."""
@@ -28,39 +32,48 @@ HISTORY = 8
 STREAM = 16
 GRAMMAR = 32
 """Its output follows a grammar."""
-HIDDEN = 64
-"""Its hidden states are wanted."""
+SINGLE = 64
+"""Each of its tokens is drawn in a row of its own: it gets neither drafts nor forced tokens."""
 SHIFTED = 128
 """Its prompt has media, and positions are not indices."""
+FIRST_STAGE = 256
+"""A stage takes part in it; each stage has a bit of its own from here on."""
 
 NEVER = -1
-"""No step; UNSTAMPED says the same of a request, and differs from it."""
+"""Step number of "no step"."""
 UNSTAMPED = -2
+"""Its counterpart for requests; the two never compare equal."""
 
 NUMBERS: np.dtype[np.void] = np.dtype(list(SAMPLING_ROW), align=True)
 """What a sampler needs of a request."""
 
-_ROW, _SEQ, _INPUT, _ALLOCATED, _LEFT, _LAST, _STAMP, _FLAGS, _DELTA = range(9)
+_ROW, _SEQ, _INPUT, _ALLOCATED, _LEFT, _LAST, _STAMP, _FLAGS, _DELTA, _GAP = range(10)
 
 
 class RunningBatch:
     """Requests in the order in which they joined. Arrays are views int64 [n] of buffers that are made once.
 
-    `rows` in the row table; `seq_lens` prompt and output tokens, those on their way included; `input_lens` the
-    prompt's; `allocated` slots of the row; `left` how many more tokens may be scheduled; `last` the newest token, where
-    the host knows it; `stamps` the number of the step that sampled it last; `flags` as above; `deltas` what a position
-    is beyond its index; `numbers` those of its sampling (NUMBERS); `last_times` float64 when its newest token was
-    committed. `version` changes whenever a request joins or leaves.
+    `rows` in the row table; `seq_lens` known tokens of prompt and output, those on their way included; `input_lens` the
+    prompt's; `gaps` known tokens that are not scheduled; `allocated` slots of the row; `left` how many more tokens may
+    be scheduled; `last` the newest token, where the host knows it; `stamps` the number of the step that sampled it
+    last; `flags` as above; `deltas` what a position is beyond its index; `numbers` those of its sampling (NUMBERS);
+    `columns` what stages have declared of it; `last_times` float64 when its newest token was committed. `version`
+    changes whenever a request joins or leaves. `uneven` says that some gap is larger than one.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, vocab_size: int, columns: Sequence[tuple[Stage, Column]] = ()) -> None:
         self.reqs: list[Req] = []
         self.version = 0
-        self._ints = np.zeros((9, capacity), np.int64)
+        self.uneven = False
+        self._vocab_size = vocab_size
+        self._ints = np.zeros((10, capacity), np.int64)
         self._numbers = np.zeros(capacity, NUMBERS)
         self._times = np.zeros(capacity, np.float64)
+        self._declared = tuple(columns)
+        self._columns = [np.zeros(capacity, column.dtype) for _, column in columns]
         self._places: dict[int, int] | None = None
-        self._flags_any = 0
+        self.flags_any = 0
+        """Flags that some request has."""
         self._view()
 
     def _view(self) -> None:
@@ -76,10 +89,13 @@ class RunningBatch:
         self.stamps: NDArray[np.int64] = ints[_STAMP]
         self.flags: NDArray[np.int64] = ints[_FLAGS]
         self.deltas: NDArray[np.int64] = ints[_DELTA]
+        self.gaps: NDArray[np.int64] = ints[_GAP]
         self.numbers: NDArray[np.void] = self._numbers[:n]
+        self.columns: list[NDArray[np.generic]] = [values[:n] for values in self._columns]
         self.last_times: NDArray[np.float64] = self._times[:n]
-        self._flags_any = int(np.bitwise_or.reduce(self.flags)) if n else 0
+        self.flags_any = int(np.bitwise_or.reduce(self.flags)) if n else 0
         self._places = None
+        self.uneven = n > 0 and int(self.gaps.max()) > 1
         self.version += 1
 
     def __len__(self) -> int:
@@ -103,18 +119,42 @@ class RunningBatch:
 
     def any(self, flag: int) -> bool:
         """Return whether some request has this flag."""
-        return bool(self._flags_any & flag)
+        return bool(self.flags_any & flag)
 
-    def merge(self, reqs: Iterable[Req], flags: Iterable[int], stamp: int, vocab_size: int) -> None:
-        """Let requests join whose prompts the step `stamp` computes and for each of which it samples a token."""
-        start = len(self.reqs)
-        for index, (req, flag) in enumerate(zip(reqs, flags, strict=True), start):
-            kv, left = req.kv, max(0, req.remaining_tokens - 1)
-            delta = 0 if req.media is None else req.media.delta
-            self._ints[:, index] = kv.row, req.seq_len + 1, req.input_len, kv.allocated_len, left, 0, stamp, flag, delta
-            self._numbers[index] = req.sampling.row(req.seed, vocab_size)
-            self._times[index] = req.timing.last_token
-            self.reqs.append(req)
+    def decoding(self) -> NDArray[np.int64]:
+        """Return the places of the requests that may have one more token, and have one to compute for it."""
+        decoding = self.left > 0
+        return np.flatnonzero(decoding & (self.gaps == 1) if self.uneven else decoding)
+
+    def catching_up(self) -> NDArray[np.int64]:
+        """Return the places of the requests that have several tokens to compute; first the one that waits longest."""
+        if not self.uneven:
+            return np.empty(0, np.int64)
+        places = np.flatnonzero((self.left > 0) & (self.gaps > 1))
+        return places[np.argsort(self.stamps[places], kind="stable")]
+
+    def waits_for(self, stamp: int, flag: int) -> bool:
+        """Return whether the step `stamp` samples a token for some request with this flag."""
+        return self.any(flag) and bool(((self.stamps == stamp) & (self.flags & flag != 0)).any())
+
+    def join(self, reqs: Iterable[Req], stamp: int = UNSTAMPED) -> None:
+        """Let requests join for which the step `stamp` samples a token; UNSTAMPED: whose tokens are all known. Those
+        that are here already have no gap but that token then.
+        """
+        here = self.places if self.uneven else {}
+        for req in reqs:
+            place = here.get(id(req))
+            if place is None:
+                place = len(self.reqs)
+                self.reqs.append(req)
+                delta = 0 if req.media is None else req.media.delta
+                self._ints[:, place] = req.kv.row, 0, req.input_len, req.kv.allocated_len, 0, 0, 0, req.flags, delta, 0
+                self._numbers[place] = req.sampling.row(req.seed, self._vocab_size)
+                self._times[place] = req.timing.last_token
+                for (stage, column), values in zip(self._declared, self._columns, strict=True):
+                    values[place] = _number(stage, column, req)
+            self._take(place, req, coming=int(stamp != UNSTAMPED))
+            self._ints[_STAMP, place] = stamp
         self._view()
 
     def keep(self, mask: NDArray[np.bool_]) -> None:
@@ -128,6 +168,8 @@ class RunningBatch:
         self._ints[:, :m] = self._ints[:, :n][:, places]
         self._numbers[:m] = self._numbers[:n].take(places)  # an index would copy records field by field
         self._times[:m] = self._times[:n][places]
+        for values in self._columns:
+            values[:m] = values[:n][places]
         self.reqs = [self.reqs[place] for place in places.tolist()]
         self._view()
 
@@ -148,23 +190,29 @@ class RunningBatch:
 
     def rewind(self) -> None:
         """Forget everything scheduled that is not committed: what was launched is not going to be used."""
-        for index, req in enumerate(self.reqs):
-            self.seq_lens[index] = req.seq_len
-            self.left[index] = req.remaining_tokens
-            self.last[index] = req.tokens.last
+        for place, req in enumerate(self.reqs):
+            self._take(place, req)
         self.stamps[:] = UNSTAMPED
+        self.uneven = bool((self.gaps > 1).any())
 
     def settle(self, reqs: Iterable[Req]) -> None:
-        """Take from these requests how far they are: each has gained some tokens in a step, and no step is under
-        way.
+        """Take from these requests how far they are: each has gained some tokens in a step, and none of them is in a
+        step under way.
         """
         places = self.places
         for req in reqs:
             place = places.get(id(req))
             if place is not None:
-                self.seq_lens[place] = req.seq_len
-                self.left[place] = req.remaining_tokens
-                self.last[place] = req.tokens.last
+                self._take(place, req)
+        self.uneven = bool((self.gaps > 1).any())
+
+    def _take(self, place: int, req: Req, coming: int = 0) -> None:
+        """Take from a request how far it is, with no step of it under way but one that samples `coming` tokens."""
+        known = req.seq_len
+        self._ints[_SEQ, place] = known + coming
+        self._ints[_LEFT, place] = max(0, req.remaining_tokens - coming)
+        self._ints[_LAST, place] = 0 if coming else req.tokens.last
+        self._ints[_GAP, place] = coming or known - req.kv.committed_len
 
     def note(self, reqs: list[Req], tokens: NDArray[np.int64], now: float, version: int) -> NDArray[np.float64]:
         """Take what was sampled for `reqs`; the seconds since each one's token before, NaN for a first one.
@@ -188,6 +236,14 @@ class RunningBatch:
         return intervals
 
 
+def _number(stage: Stage, column: Column, req: Req) -> float:
+    """Return a request's number. Where that raises, the step with which it joins fails for it (`Points.pack`)."""
+    try:
+        return column.of(req) if req.flags & stage.flag else 0
+    except Exception:
+        return 0
+
+
 def flags_of(req: Req, asked: Iterable[Any]) -> int:
     """Return a request's flags. Calls plugin code (`wants`), so it may raise."""
     params = req.sampling
@@ -196,8 +252,6 @@ def flags_of(req: Req, asked: Iterable[Any]) -> int:
         flags |= SPECIAL
     if req.logprobs is not None:
         flags |= LOGPROBS
-    if req.output.hidden is not None:
-        flags |= HIDDEN | SPECIAL
     if req.media is not None:
         flags |= SHIFTED
     if params.grammar is not None:

@@ -5,36 +5,43 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.forward import LoadFailed
-from pegboard.core.interfaces.status import FinishReason, FinishType
+import numpy as np
+
+from pegboard.core.interfaces.batch_result import BatchResult
+from pegboard.core.interfaces.forward import ForwardMode
+from pegboard.core.interfaces.status import ReqStatus
+from pegboard.core.interfaces.step import StageStep
 from pegboard.core.pipeline.arrivals import QueueBounds
 from pegboard.core.pipeline.counters import Counters
+from pegboard.core.pipeline.executor import outcome
 from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
 from pegboard.core.pipeline.lifecycle import Lifecycle
 from pegboard.core.pipeline.loops import make_loop
-from pegboard.core.pipeline.packing import Packing
+from pegboard.core.pipeline.media.encoding import Encoding
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.receive import Reception
-from pegboard.core.pipeline.recovery import Recovery, encode_apart
+from pegboard.core.pipeline.recovery import Recovery
 from pegboard.core.pipeline.results import NOBODYS
 from pegboard.core.pipeline.seats import Seats
+from pegboard.core.pipeline.sources import Decode, Prefill
+from pegboard.core.pipeline.split_prefill import SplitPrefill
 from pegboard.core.pipeline.stats import Stats
-from pegboard.core.pipeline.step import EncodeStep
+from pegboard.core.pipeline.step import Step
 from pegboard.core.pipeline.unsampled import Unsampled, unsampled
-from pegboard.core.registry.blame import text_of
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.engine_view import Control
     from pegboard.core.interfaces.messages import FromScheduler, TokenOutput, ToScheduler
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.pipeline.batch_result import BatchResult
+    from pegboard.core.interfaces.status import FinishReason
+    from pegboard.core.interfaces.step import Launched
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.settings import SchedulerSettings
     from pegboard.core.pipeline.stages import Limits, Stages
-    from pegboard.core.pipeline.step import Launched, Pending, Step
 
 logger = logging.getLogger(__name__)
 
@@ -76,17 +83,30 @@ class Scheduler:
         self.controls["info"] = lambda args: self.info()
         all_hooks = (self._batch_scheduled, self._batch_committed, requests_finished, self._idle_hooks)
         self.stats = Stats(stages, self.planner, self.guarded_policy, all_hooks, self.bounds, self.counters)
-        self.seats = Seats(self.planner, stages, self.requests, clock, (self._batch_scheduled, self._batch_committed))
+        self.seats = Seats(self.planner, stages, self.requests, self.begin_computed)
         self.loop = self.requests.loop = make_loop(settings.loop, self)
         self.paused = False
         """While it is, no step is started (see `pegboard.core.engine.operation`)."""
         self.on_step: Callable[[], None] | None = None
         """Called after every step while it is set (a profiler sets it)."""
-        self._packing = Packing(stages, hooks.pack_batch)
-        self._recovery = Recovery(stages.builder, stages.memory.rows, self._packing)
-        self._unsampled = stages.unsampled or Unsampled((), 0, stages.culprits, stages.executor)
+        stages.points.connect(partial(self.requests.end, keep=False), stages.memory)
+        self._recovery = self._set_sources(limits)
+        self._unsampled = stages.unsampled or Unsampled((), stages.culprits, stages.executor)
         self._was_idle = True
         self._stuck = False  # whether nothing could be planned last time
+
+    def _set_sources(self, limits: Limits) -> Recovery:
+        """Make the sources of steps, in the order in which they are asked, and what they recover with."""
+        stages, planner = self.stages, self.planner
+        recovery = Recovery(stages, planner, self.requests, self.counters, self._commit)
+        prefill = Prefill(planner, recovery, self._take)
+        planner.prefills, planner.mixing = [prefill], [prefill]
+        planner.decodes = [Decode(planner, recovery, self._take)]
+        if 0 < (layers := self.settings.split_prefill_layers) < limits.num_layers:
+            planner.prefills.insert(0, SplitPrefill(planner, recovery, self._take, layers, limits.num_layers))
+        if stages.books is not None:
+            planner.prefills.append(Encoding(stages.books, prefill, stages, recovery, self.counters))
+        return recovery
 
     def bound_queue(self, requests: int, fills: int) -> QueueBounds:
         """Bound what may wait, as far as the config leaves it open: so many requests, and tokens that fill KV memory so
@@ -135,15 +155,15 @@ class Scheduler:
 
     @property
     def resting(self) -> bool:
-        """Whether a step can wait some milliseconds: gates hold back or keep all requests, or they wait for those that
-        sit out, or the scheduler is paused.
+        """Whether a step can wait some milliseconds: gates hold back or keep all requests, or all are parked, or the
+        scheduler is paused.
         """
         planner = self.planner
         if self.requests.outbox or self.loop.flight is not None:
             return False
-        if self.paused or (planner.sitting and self._stuck):
+        if self.paused or (planner.parked and self._stuck):
             return True
-        return not (planner.waiting or planner.running or planner.ahead or planner.chunked or planner.split.step)
+        return not (planner.waiting or planner.running or planner.chunked or planner.under_way)
 
     @property
     def busy(self) -> bool:
@@ -164,10 +184,10 @@ class Scheduler:
                 self.seats.join(req, arrived)
             if gates.seats:
                 self.seats.fill(gates, self.loop.flight)
-        if self.planner.sitting:
+        if self.planner.parked:
             requests.ask_matchers()
         self.loop.turn()
-        if requests.late and self.planner.split.step is None:
+        if requests.late:
             requests.release_late()
         if self.on_step is not None:
             self.on_step()
@@ -186,15 +206,16 @@ class Scheduler:
         if step is None:
             return None
         self._was_idle = False
-        if isinstance(step, EncodeStep):
-            step.pending = self.stages.executor.encode(step.work)
+        if isinstance(step, StageStep):
+            step.pending = self.stages.executor.submit(step.work)
             return step
+        assert isinstance(step, Step)
         step.batch.planned_at = planned_at
         if self._batch_scheduled and (step.work.part is None or step.work.part.first):
             self._batch_scheduled(step.batch)
         launched = time.perf_counter()
         step.launched_at = self.clock()
-        step.pending = self._packing.submit(step)
+        step.pending = self.stages.submit(step)
         counters, drafter = self.counters, self.stages.drafter
         drafting = 0.0 if drafter is None else drafter.take_seconds()
         counters.draft_time += drafting
@@ -206,45 +227,33 @@ class Scheduler:
         """Wait for a step and take its results. Return False where it failed, and with it `behind`, which was launched
         after it: then neither is under way any more.
         """
-        if isinstance(step, EncodeStep):
-            return self._settle_encode(step, behind)
-        assert step.pending is not None
         start = time.perf_counter()
-        result, error = _outcome(step.pending)
+        result, error = outcome(step.pending)
         ran = time.perf_counter()
-        self.counters.forward_time += ran - start
-        if result is not None:
-            took = self.clock() - step.launched_at
-            if step.final:
-                self._commit(step, result)
-                if self.stages.drafter is not None:
-                    self.stages.drafter.learn(step, took)
+        if error is None:
+            step.source.settle(step, result)
         else:
-            assert error is not None
-            self._recover(step, error, behind)
-        if step.final or result is None:
-            self.planner.encoding.release(step if step.whole is None else step.whole)
-        self.counters.results_time += time.perf_counter() - ran
-        return result is not None
+            self._recovery.recover(step, error, behind)
+        if isinstance(step, Step):
+            self.counters.forward_time += ran - start
+            self.counters.results_time += time.perf_counter() - ran
+        return error is None
 
-    def _settle_encode(self, step: EncodeStep, behind: Launched | None) -> bool:
-        assert step.pending is not None
-        try:
-            seconds = step.pending.result()
-        except Exception as error:
-            self._recover_encode(step, error, behind)
-            return False
-        self.counters.encode_time += seconds
-        if self.stages.report is not None:
-            self.stats.log_encode(self.stages.report, step.work, seconds)
-        return True
+    def _take(self, step: Step, result: BatchResult) -> None:
+        """Commit a step that came through whole, and let the drafter learn from it."""
+        took = self.clock() - step.launched_at
+        self._commit(step, result)
+        if self.stages.drafter is not None:
+            self.stages.drafter.learn(step, took)
 
     def _commit(self, step: Step, result: BatchResult) -> None:
         """Give a step's tokens to their requests, share what was prefilled, and let go of those that have ended."""
         batch, stages = step.batch, self.stages
+        ran = batch.forward_mode is not ForwardMode.PREBUILT
         if step.work.loads:
             for kv in step.kvs:
                 stages.memory.loaded(kv, True)
+        stages.points.arrived(step, result)
         finished, outputs = stages.results.commit(step, result, self.running, self.clock())
         self.requests.outbox += outputs
         if result.unsampled:
@@ -252,120 +261,35 @@ class Scheduler:
             for req in unsampled(step, result):
                 self.requests.end(req, self._unsampled.reason(req), keep=False)
 
-        self.counters.generated_tokens += result.tokens.shape[0]
-        if batch.tokens is not result.tokens and batch.tokens is not None:
-            self.counters.generated_tokens -= int((batch.tokens == NOBODYS).sum())
+        if ran:
+            self.counters.generated_tokens += result.tokens.shape[0]
+            if batch.tokens is not result.tokens and batch.tokens is not None:
+                self.counters.generated_tokens -= int((batch.tokens == NOBODYS).sum())
         if batch.trees is not None and batch.gained is not None:
             self.counters.note_drafts(batch.trees.counts, batch.gained)
         if not batch.forward_mode.is_decode:
             self.requests.share(step)
+        stages.points.commit(step, result)
         if self._batch_committed:
             self._batch_committed(batch)
-        if stages.report is not None:
+        if stages.report is not None and ran:
             self.stats.log(stages.report, batch)
         if finished:
             self.requests.finished(finished)
         self.requests.follow_grammars()
 
-    # ---- failure --------------------------------------------------------------------------------------------------
-
-    def _recover(self, step: Step, error: Exception, behind: Launched | None) -> None:
-        """Recover from a forward pass that raised. What it computed is undefined, but nothing of it was committed."""
-        self._note_failure(step.number, f"{len(step.batch)} requests", error)
-        self.stages.memory.rows.send_again(step.work.table)
-        late = None if behind is None else self._wait_for(behind)
-        if step.whole is not None:
-            # A part of a split prefill: all of it is computed again, in one go.
-            step = step.whole
-            self.planner.split.end(step)
-        lost = isinstance(error, LoadFailed)
-        if lost:
-            self.stages.memory.load_failed()
-        else:
-            self._try_in_parts(step, error)
-        # Only now: a request whose chunk failed may have its next one in the step after, and has to be tried first.
-        if isinstance(behind, EncodeStep):
-            if late is not None:
-                self._recover_encode(behind, late, None)
-        elif behind is not None and behind.batch is not step.batch:
-            if behind.final:
-                self.planner.rewind(behind)
-            elif late is not None or any(req.rid in step.batch.partial for req in behind.batch.reqs):
-                # The first layers of a split prefill. They failed too, or have read what the failed chunk was to write.
-                self.planner.abandon_split()
-        if lost:
-            # No request is to blame: what it admitted waits again, and is loaded or computed then.
-            self.planner.rewind(step)
-        self.running.rewind()
-
-    def _recover_encode(self, step: EncodeStep, error: Exception, behind: Launched | None) -> None:
-        """Recover from an encoder that raised: its pieces are encoded one by one. Requests that want one which fails
-        alone end with status 500. A file that is gone does not count as a failure: its request may have ended.
+    def begin_computed(self, req: Req, length: int, token: int) -> None:
+        """Let a request run whose KV of the first `length` tokens, in slots of its own, and whose next token are from
+        elsewhere. What it wants of that token beside it has been noted.
         """
-        books = self.stages.books
-        assert books is not None
-        if not isinstance(error, OSError):
-            self._note_failure(step.number, f"{len(step.work.pieces)} pieces of media", error)
-        late = None if behind is None else self._wait_for(behind)
-        for wanting, why in encode_apart(step, books, self.stages.executor):
-            reason = FinishReason(FinishType.ABORT, message=self._told(why), status=500, code="media_failed")
-            for req in wanting:
-                self.requests.end(req, reason, keep=False)
-        if isinstance(behind, EncodeStep):
-            if late is not None:
-                self._recover_encode(behind, late, None)
-        elif behind is not None:
-            if behind.final:
-                self.planner.rewind(behind)
-            else:
-                self.planner.abandon_split()
-        self.running.rewind()
-
-    def _told(self, why: Exception) -> str:
-        """Return what clients learn of media that cannot be encoded."""
-        if isinstance(why, OSError):
-            logger.error("a file of media cannot be read: %s", why)
-            return "the media of this request were lost; try again"
-        culprit = self.stages.culprits.of(why)
-        return f"encoding media failed: {text_of(why)}" if culprit is None else culprit.tell(why)
-
-    def _note_failure(self, number: int, what: str, error: Exception) -> None:
-        self.counters.failed_batches += 1
-        culprit = self.stages.culprits.of(error)
-        self.stages.culprits.count(culprit)
-        plain = str(error) if isinstance(error, LoadFailed) else "the model failed"
-        accused = plain if culprit is None else culprit.accuse(error)
-        logger.error("batch %d of %s: %s", number, what, accused, exc_info=error)
-
-    def _wait_for(self, behind: Launched) -> Exception | None:
-        """Wait for a step whose results may be of no use; what it raised."""
-        if isinstance(behind, EncodeStep):
-            assert behind.pending is not None
-            try:
-                self.counters.encode_time += behind.pending.result()
-            except Exception as error:
-                return error
-            return None
-        assert behind.pending is not None
-        _, failed = _outcome(behind.pending)
-        self.stages.memory.rows.send_again(behind.work.table)
-        return failed
-
-    def _try_in_parts(self, step: Step, error: Exception) -> None:
-        """Run a failed step again in halves, until the requests at fault are alone; they end with status 500."""
-        for part, result, why in self._recovery.parts(step, error):
-            if result is not None:
-                self._commit(part, result)
-                continue
-            if isinstance(why, LoadFailed):
-                self.planner.rewind(part)
-                continue
-            culprit = self.stages.culprits.of(why)
-            text = f"the model failed: {text_of(why)}" if culprit is None else culprit.tell(why)
-            reason = FinishReason(FinishType.ABORT, message=text, status=500)
-            for req in part.batch.reqs:
-                if not req.finished:
-                    self.requests.end(req, reason, keep=False)
+        req.kv.committed_len = req.kv.scheduled_len = length
+        req.move_to(ReqStatus.RUNNING)
+        req.timing.ready = req.timing.first_scheduled = planned_at = self.clock()
+        step = self.stages.builder.prebuilt(req, self.running)
+        step.batch.planned_at = planned_at
+        if self._batch_scheduled:
+            self._batch_scheduled(step.batch)
+        self._commit(step, BatchResult(np.array([token], np.int64)))
 
     def _cannot_fit(self, req: Req, reason: FinishReason) -> None:
         """End a request that memory can never hold."""
@@ -386,10 +310,3 @@ class Scheduler:
         if self.stages.report is not None:
             self.stages.report.rest()
         self._idle_hooks()
-
-
-def _outcome(pending: Pending) -> tuple[BatchResult | None, Exception | None]:
-    try:
-        return pending.result(), None
-    except Exception as error:
-        return None, error

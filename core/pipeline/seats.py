@@ -5,11 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pegboard.core.interfaces.admission_gate import Seat
-from pegboard.core.interfaces.batch import ScheduleBatch
-from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
 from pegboard.core.pipeline.admission import PrefillAdder
@@ -17,15 +13,15 @@ from pegboard.core.pipeline.verdicts import misfit
 from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pegboard.core.interfaces.admission_gate import Arrived
-    from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.step import Launched
     from pegboard.core.pipeline.gates import GateKeeper
-    from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.lifecycle import Lifecycle
     from pegboard.core.pipeline.planner import Planner
     from pegboard.core.pipeline.stages import Stages
-    from pegboard.core.pipeline.step import Launched
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +40,13 @@ class Seats:
         planner: Planner,
         stages: Stages,
         requests: Lifecycle,
-        clock: Clock,
-        hooks: tuple[GuardedHooks, GuardedHooks],
+        begin: Callable[[Req, int, int], None],
     ) -> None:
         self._planner = planner
         self._memory = stages.memory
         self._stages = stages
         self._requests = requests
-        self._clock = clock
-        self._batch_scheduled, self._batch_committed = hooks
+        self._begin = begin
         self._settling: list[tuple[Req, Launched]] = []
         """Those that have their pages, and the step that was under way then."""
 
@@ -79,9 +73,9 @@ class Seats:
 
     def join(self, req: Req, arrived: Arrived | None) -> None:
         """Let a request go on that had a seat, or may have had one, with what a gate has brought for it."""
-        planner, memory, now = self._planner, self._memory, self._clock()
+        memory = self._memory
         seated = req.kv.row != NO_ROW
-        planner.seated.discard(req)
+        self._planner.seated.discard(req)
         if arrived is None:
             memory.release(req, keep=False)
         elif problem := misfit(req, arrived, self._stages.builder.vocab_size, seated):
@@ -89,49 +83,16 @@ class Seats:
             text = f"what a gate has brought for this request does not fit: {problem}"
             self._requests.end(req, FinishReason(FinishType.ABORT, message=text, status=500, code="gate_failed"))
             return
+        elif arrived.token is not None:
+            _note(req, arrived)
+            self._stages.points.adopt(req, arrived.rows)
+            self._begin(req, arrived.length, arrived.token)
+            return
         else:
             req.kv.committed_len = req.kv.scheduled_len = max(arrived.length, req.kv.cache_len)
-            if arrived.token is not None:
-                self._run(req, arrived, arrived.token, now)
-                return
             memory.release(req)  # its KV is cached; the queue finds it there
         req.move_to(ReqStatus.WAITING)
         self._requests.ready(req)
-
-    def _run(self, req: Req, arrived: Arrived, token: int, now: float) -> None:
-        """Let a request run on whose prompt and first token were computed elsewhere."""
-        stages, requests = self._stages, self._requests
-        self._memory.cache_unfinished(req)
-        req.move_to(ReqStatus.RUNNING)
-        req.timing.ready = req.timing.first_scheduled = req.timing.last_token = now
-        req.output.cached_tokens = arrived.cached_tokens
-        batch = self._batch(req, now)
-        if self._batch_scheduled:
-            self._batch_scheduled(batch)
-        finished, output = stages.results.accept(req, arrived, now)
-        batch.tokens, batch.intervals, batch.committed_at = np.array([token]), np.array([np.nan]), now
-        if output is not None:
-            requests.outbox.append(output)
-        if self._batch_committed:
-            self._batch_committed(batch)
-        grammars = stages.results.grammars
-        if finished:
-            requests.finished([req])
-        elif req not in grammars.ahead and not grammars.sits_out(req):
-            self._planner.ahead.append(req)
-        requests.follow_grammars()
-
-    def _batch(self, req: Req, now: float) -> ScheduleBatch:
-        length = np.array([req.input_len], np.int64)
-        return ScheduleBatch(
-            bid=self._stages.builder.next_number(),
-            forward_mode=ForwardMode.PREBUILT,
-            reqs=[req],
-            seq_lens=length,
-            extend_lens=np.zeros(1, np.int64),
-            prefix_lens=length,
-            planned_at=now,
-        )
 
     def _tell(self, gates: GateKeeper, req: Req) -> None:
         length = req.input_len
@@ -150,5 +111,16 @@ class Seats:
             decode_tokens=0,
             max_new_rows=self._memory.rows.free_rows,
             max_load_tokens=0,
-            apart=(*planner.ahead, *planner.holding, *planner.seated),
+            apart=(*planner.holding, *planner.seated),
         )
+
+
+def _note(req: Req, arrived: Arrived) -> None:
+    """Give a request what it wants of its first token, beside that token."""
+    req.output.cached_tokens = arrived.cached_tokens
+    kept = req.logprobs
+    if kept is not None and arrived.logprob is not None:
+        kept.values.append(arrived.logprob)
+        kept.tops.append(list(arrived.tops))
+        if kept.token_ids:
+            kept.chosen.append(list(arrived.chosen))

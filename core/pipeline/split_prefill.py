@@ -2,57 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from pegboard.core.interfaces.step import Launched
+from pegboard.core.pipeline.sources import BatchSource
+from pegboard.core.pipeline.step import Step
+
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.req import Req
-    from pegboard.core.pipeline.batch import BatchBuilder
-    from pegboard.core.pipeline.running import RunningBatch
-    from pegboard.core.pipeline.step import Step
+    from pegboard.core.interfaces.batch import PrefillItem
+    from pegboard.core.interfaces.batch_result import BatchResult
+    from pegboard.core.pipeline.planner import Planner
+    from pegboard.core.pipeline.recovery import Recovery
 
 
-class SplitPrefill:
-    """At most one prefill at a time; `step` is the whole of it, None when there is none. It runs `layers` per part; 0:
-    no prefill is split.
+class SplitPrefill(BatchSource):
+    """At most one prefill at a time, of `num_layers` layers, `layers` per part. It takes those beside which there is
+    something to decode.
     """
 
-    def __init__(self, builder: BatchBuilder, running: RunningBatch, layers: int, num_layers: int) -> None:
-        self.step: Step | None = None
-        self.layers = layers if layers < num_layers else 0
-        self._num_layers = num_layers
-        self._builder = builder
-        self._running = running
+    def __init__(
+        self,
+        planner: Planner,
+        recovery: Recovery,
+        commit: Callable[[Step, BatchResult], None],
+        layers: int,
+        num_layers: int,
+    ) -> None:
+        super().__init__(planner, recovery, commit)
+        self._whole: Step | None = None
+        self._open: set[int] = set()
         self._done = 0
+        self._layers = layers
+        self._num_layers = num_layers
+
+    @property
+    def under_way(self) -> Step | None:
+        return self._whole
+
+    def takes(self, items: Sequence[PrefillItem]) -> bool:
+        return bool(self._planner.running)
 
     def begin(self, step: Step) -> Step:
-        """Return the first part of a prefill."""
-        self.step, self._done = step, 0
-        return self.next_part(step)
+        step.source = self
+        self._whole, self._done = step, 0
+        self._open.add(step.number)
+        return self._part(step)
 
-    def next_part(self, step: Step) -> Step:
-        """Return the next layers of the prefill that is under way; its requests join the running batch with the
-        last.
-        """
-        done, self._done = self._done, self._done + self.layers
+    def next(self, flight: Launched | None) -> Step | None:
+        return None if self._whole is None else self._part(self._whole)
+
+    def _part(self, whole: Step) -> Step:
+        """Return the next layers of the prefill; its requests join the running batch with the last."""
+        done, self._done = self._done, self._done + self._layers
         last = self._done >= self._num_layers
-        part = self._builder.split(step, self.layers, first=done == 0, last=last)
+        part = self._planner.builder.split(whole, self._layers, first=done == 0, last=last)
+        part.source = self
         if last:
-            self.end(step)
+            self._end(whole)
         return part
 
-    def end(self, step: Step) -> None:
+    def _end(self, whole: Step) -> None:
         """No more parts of this prefill: its requests are running ones from now on."""
-        if self.step is step:
-            self.step = None
-            self._builder.join(step, self._running)
+        if self._whole is whole:
+            self._whole = None
+            self._planner.builder.join(whole, self._planner.running)
 
-    def take(self) -> Step | None:
-        """Give up the prefill that is under way, and return it."""
-        step, self.step = self.step, None
-        return step
+    def settle(self, step: Step, result: BatchResult) -> None:
+        if step.final:
+            super().settle(step, result)
 
-    def holds(self, req: Req) -> bool:
-        """Return whether a request is in a prefill some of whose layers are still to come: its slots are being written
-        to.
-        """
-        return self.step is not None and req in self.step.batch.reqs
+    def failed(self, step: Step, error: Exception) -> None:
+        # All of it is computed again, in one go.
+        whole = step.whole or step
+        self._end(whole)
+        super().failed(whole, error)
+
+    def undo(self, step: Step) -> None:
+        whole = step.whole or step
+        if self._whole is whole:
+            self._whole = None
+        super().undo(whole)
+
+    def _close(self, step: Step) -> None:
+        if step.number in self._open:  # a part of one that was undone may fail yet
+            self._open.remove(step.number)
+            super()._close(step)
+
+    def behind_failed(self, step: Step, failed: Launched, own_error: Exception | None) -> None:
+        """Undo it where its first layers failed too, or have read what the failed step was to compute."""
+        before = failed if isinstance(failed, Step) else None
+        if before is not None and before.batch is step.batch:
+            return  # the part before it failed: all of it has been computed again
+        if (
+            step.final
+            or own_error is not None
+            or before is None
+            or any(req.rid in before.batch.partial for req in step.reqs)
+        ):
+            self.undo(step)

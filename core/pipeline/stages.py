@@ -7,18 +7,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from pegboard.core.pipeline.culprits import Culprits
+from pegboard.core.pipeline.executor import Done
+from pegboard.core.pipeline.points import Points
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.pooler import Pooler
+    from pegboard.core.interfaces.batch_result import BatchResult
+    from pegboard.core.interfaces.executor import Executor, Pending
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy
     from pegboard.core.pipeline.batch import BatchBuilder
-    from pegboard.core.pipeline.executor import Executor
     from pegboard.core.pipeline.gates import GateKeeper
     from pegboard.core.pipeline.media.arrival import MediaStage
     from pegboard.core.pipeline.media.books import EncoderBooks
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.results import ResultStage
     from pegboard.core.pipeline.speculation.drafter import Drafter
+    from pegboard.core.pipeline.step import Step
     from pegboard.core.pipeline.step_log import StepReport
     from pegboard.core.pipeline.unsampled import Unsampled
 
@@ -40,7 +43,6 @@ class StepHooks:
     """Frozen step hooks of the scheduler: empty tuples cost nothing."""
 
     batch_scheduled: tuple[Hook, ...] = ()
-    pack_batch: tuple[Hook, ...] = ()
     batch_committed: tuple[Hook, ...] = ()
     requests_finished: tuple[Hook, ...] = ()
     idle: tuple[Hook, ...] = ()
@@ -48,8 +50,8 @@ class StepHooks:
 
 @dataclass(slots=True)
 class Stages:
-    """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without a
-    `pooler` there are no embeddings, without `media` no pictures, without a `drafter` one token per
+    """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without `media`
+    no pictures, without a `drafter` one token per
     request and step, without `tiers` nothing is kept beyond the device, without `unsampled` the model is to blame for
     bad logits, and without a `report` steps are not logged. `runner_figures` is what the runner counts.
     """
@@ -60,7 +62,6 @@ class Stages:
     results: ResultStage
     executor: Executor
     gates: GateKeeper | None = None
-    pooler: Pooler | None = None
     report: StepReport | None = None
     media: MediaStage | None = None
     drafter: Drafter | None = None
@@ -69,6 +70,22 @@ class Stages:
     runner_figures: Callable[[], Mapping[str, int]] | None = None
     culprits: Culprits = field(default_factory=Culprits)
     hooks: StepHooks = field(default_factory=StepHooks)
+    points: Points = field(default_factory=Points)
+
+    def submit(self, step: Step) -> Pending[object]:
+        """Start a step. Never raises: what a stage or the forward pass raises, `Pending.result` does."""
+        try:
+            # The later parts of a split prefill are of the same batch, and share what was packed.
+            if step.work.part is None or step.work.part.first:
+                self.points.pack(step)
+        except Exception as error:
+            return Done(None, error)
+        return self.executor.submit(step.work)
+
+    def again(self, part: Step) -> BatchResult:
+        """Run a part of a failed step at once. Raises what a stage or the forward pass raises."""
+        self.points.pack(part)
+        return self.executor.again(part.work)
 
     @property
     def books(self) -> EncoderBooks | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pegboard.core.pipeline.step_log import DraftFigures, MediaFigures, TierTokens
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.batch import EncodeWork, ScheduleBatch
+    from pegboard.core.interfaces.batch import ScheduleBatch
     from pegboard.core.pipeline.arrivals import QueueBounds
     from pegboard.core.pipeline.counters import Counters
     from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
@@ -113,10 +113,6 @@ class Stats:
                 drafts=self._draft_figures,
             )
 
-    def log_encode(self, report: StepReport, work: EncodeWork, seconds: float) -> None:
-        """Log a step that encoded media, where debug lines are wanted."""
-        report.encode(len(work.pieces), sum(piece.tokens for piece in work.pieces), seconds)
-
     @property
     def _media_figures(self) -> MediaFigures | None:
         if self._stages.media is None:
@@ -140,7 +136,7 @@ class Stats:
     @property
     def _running_requests(self) -> int:
         planner = self._planner
-        return len(planner.running) + len(planner.ahead) + len(planner.sitting) + (planner.chunked is not None)
+        return len(planner.running) + len(planner.parked) + (planner.chunked is not None)
 
     @property
     def _used_tokens(self) -> int:

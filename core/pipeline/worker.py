@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from pegboard.core.pipeline.batch_result import BatchResult
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.pipeline.computed import Computed
 from pegboard.core.pipeline.device import OnHost
 from pegboard.core.pipeline.device_batch import DeviceBatches
+from pegboard.core.pipeline.executor import Done
 from pegboard.core.pipeline.sampled import check_ids, check_tokens
 from pegboard.core.pipeline.speculation.judging import with_logprobs_of
 from pegboard.core.pipeline.tiers.loading import WatchedAttention, loading_for
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.attention import AttentionBackend
-    from pegboard.core.interfaces.batch import DraftWork, ModelWorkerBatch, SplitPart, WantedRows
+    from pegboard.core.interfaces.batch import DraftWork, ModelWorkerBatch, SplitPart
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.model_runner import ModelRunner
-    from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.speculator import Accepted, DraftTrees
+    from pegboard.core.interfaces.stage import DevicePart
     from pegboard.core.pipeline.device import DeviceQueue, Fetched
     from pegboard.core.pipeline.device_batch import Sent
     from pegboard.core.pipeline.guards import GuardedHooks
@@ -87,12 +88,12 @@ class Worker:
         *,
         before: GuardedHooks | None = None,
         after: GuardedHooks | None = None,
-        pooler: Pooler | None = None,
         media: EncodedMedia | None = None,
         drafts: DeviceDrafts | None = None,
         judge: Judge | None = None,
         loads: HostLoads | None = None,
         watches: Watches = "nothing",
+        parts: Sequence[DevicePart] = (),
     ) -> None:
         self.loads = loads
         self._watches = watches
@@ -100,7 +101,7 @@ class Worker:
         self.drafts = drafts
         self.judge = judge
         self._runner = runner
-        self._pooler = pooler
+        self.parts = {part.name: part for part in parts}
         self._pool = pool
         self._queue = queue
         self._before = before
@@ -108,7 +109,7 @@ class Worker:
         self._last = torch.zeros(rows.max_rows + 1, dtype=torch.int64, device=queue.device)
         self._last_host = self._last.numpy() if queue.looks else None
         table = rows.device_table(queue.device)
-        self.batches = DeviceBatches(queue, table, self._last, pool, attention, self._vocab_size, media)
+        self.batches = DeviceBatches(queue, table, self._last, pool, attention, self._vocab_size, media, self.parts)
         self._split: _Split | None = None
 
     def run(self, work: ModelWorkerBatch) -> BatchResult:
@@ -187,15 +188,15 @@ class Worker:
             newest = self._keep_last(work.sampled_rows, sent.sampled_rows, output)
         if self.drafts is not None:
             self.drafts.observe(work, batch, newest, None, self._tensor)
-        return self._bring(output, work.wanted)
+        return self._bring(output, work, batch)
 
     @torch.inference_mode()
-    def draft(self, work: DraftWork) -> DraftTrees:
+    def draft(self, work: DraftWork) -> Done[DraftTrees]:
         """Draft on the device, with no batch under way. Raises what the speculator raises."""
         if self.drafts is None:
             raise RuntimeError("this worker has no speculator")
         self.batches.send_table(work.table)
-        return self.drafts.draft(work, self.batches.table, self._pool)
+        return Done(self.drafts.draft(work, self.batches.table, self._pool))
 
     def _by(self, output: ForwardOutput) -> object:
         """Return the sampler that drew the tokens."""
@@ -242,7 +243,7 @@ class Worker:
         if self.drafts is not None:
             self.drafts.observe(work, batch, last, accepted, self._tensor)
         output.next_token_ids = torch.from_numpy(tokens)
-        return self._bring(output, work.wanted, accepted)
+        return self._bring(output, work, batch, accepted)
 
     def _accept(
         self, work: ModelWorkerBatch, trees: DraftTrees, drawn: NDArray[np.int64], output: ForwardOutput
@@ -265,10 +266,12 @@ class Worker:
         return self._queue.healthy()
 
     def _bring(
-        self, output: ForwardOutput, wanted: WantedRows | None, accepted: Accepted | None = None
+        self, output: ForwardOutput, work: ModelWorkerBatch, batch: ForwardBatch, accepted: Accepted | None = None
     ) -> PendingResult:
         """Have all that a step computed for the host copied there, at once."""
-        found = Computed.of(output, wanted, self._pooler)
+        payloads = work.payloads.items()
+        parts = {name: self.parts[name].computed(payload, batch, output) for name, payload in payloads}
+        found = Computed.of(output, parts)
         fetched = self._queue.fetch(found.tensors)
 
         def arrived(tensors: Sequence[torch.Tensor]) -> BatchResult:

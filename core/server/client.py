@@ -24,6 +24,7 @@ from pegboard.core.interfaces.client import (
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import AbortRequest, ControlReply, ControlRequest, TokenizedRequest
 from pegboard.core.pipeline.frontend.budget import Budget, Demand
+from pegboard.core.pipeline.frontend.features import Features
 from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.pipeline.frontend.outputs import finish_embedding
 from pegboard.core.pipeline.frontend.prompts import Asked, Packed, Prompts
@@ -37,6 +38,7 @@ from pegboard.toolkit.text.encoding import Text, check_length, encode_all
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.media import MediaProcessor
+    from pegboard.core.interfaces.stage import Price
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.pipeline.frontend.budget import BudgetLimits
     from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
@@ -70,7 +72,9 @@ class AsyncEngineClient(EngineClient):
         media: MediaFrontend | None = None,
         salts: Mapping[str, str] | None = None,
         names: ModelNames | None = None,
+        features: Features | None = None,
     ) -> None:
+        self._features = features or Features()
         self._names = names
         self._tokenizer = tokenizer
         self._settings = redact(settings or {})
@@ -98,7 +102,7 @@ class AsyncEngineClient(EngineClient):
     def _become(self, info: ModelInfo) -> None:
         self._info = info
         self._media = None if self._frontend is None else self._frontend.with_features(info.features, info.media_width)
-        self._intake = Intake(info, self._tokenizer)
+        self._intake = Intake(info, self._tokenizer, self._features)
         self._prompts = Prompts(self._intake, self._tokenizer, self._media, self.budget)
 
     def detach(self, message: str) -> None:
@@ -195,7 +199,9 @@ class AsyncEngineClient(EngineClient):
         finally:
             for stream in streams:
                 await stream.aclose()
-        return [finish_embedding(request, output) for request, output in zip(requests, outputs, strict=True)]
+        return [
+            finish_embedding(request, output, self._features) for request, output in zip(requests, outputs, strict=True)
+        ]
 
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         for text in texts:
@@ -229,7 +235,7 @@ class AsyncEngineClient(EngineClient):
                     await asyncio.sleep(0)
                 prepared += prepare(requests[at : at + AT_ONCE], [one.ids for one in packed[at : at + AT_ONCE]])
             prepared = [one.complete(request) for one, request in zip(packed, prepared, strict=True)]
-            prepared = self.budget.fit(requests, prepared, self._info.hidden_size)
+            prepared = self.budget.fit(requests, prepared, self._price)
             return await self._send(requests, [self._of_asker(self.asker, one) for one in prepared], packed)
 
     async def _send(
@@ -239,11 +245,11 @@ class AsyncEngineClient(EngineClient):
         self._check_ready()
         self.pending.check_ids(prepared)
         self._intake.check_size(prepared)
-        demand = Demand.of(prepared, self._info.hidden_size)
+        demand = Demand.of(prepared, self._price)
         self.budget.charge(demand)
         engine_has((_base(one.prompt) for one in requests), demand.settings)
         streams = [
-            RequestStream(one, self._tokenizer, self.pending.leave, prompt.tokens)
+            RequestStream(one, self._tokenizer, self.pending.leave, prompt.tokens, self._features)
             for one, prompt in zip(prepared, packed, strict=True)
         ]
         self.pending.add(streams)
@@ -259,6 +265,9 @@ class AsyncEngineClient(EngineClient):
                 self.pending.leave(stream)
             raise
         return streams
+
+    def _price(self, message: TokenizedRequest) -> Price:
+        return self._features.price(message, self._info)
 
     async def abort(self, rid: str = "", *, all_requests: bool = False) -> None:
         """Abort one request, or all. The id of a batch aborts its parts, which are called ``<rid>_<number>``. Where

@@ -24,6 +24,7 @@ from pegboard.core.config.early import import_chosen, on_api_side
 from pegboard.core.config.select import Selection
 from pegboard.core.engine.media_frontend import build_media
 from pegboard.core.engine.source import prepare_model
+from pegboard.core.engine.stages import frontend_features
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.client import EngineClient, ModelInfo
 from pegboard.core.interfaces.contract import Contract, Ctx, T
@@ -203,8 +204,9 @@ class _Server:
         salts = self._keys.salts() if engine.server.cache_salt_by_key else {}
         names = ModelNames(self._hooks.freeze("model_names"))
         client = AsyncEngineClient(
-            info, model.tokenizer, settings, limits=budget, media=self._media, salts=salts, names=names
-        )
+            info, model.tokenizer, settings, limits=budget, media=self._media, salts=salts, names=names,
+            features=frontend_features(self._hooks),
+        )  # fmt: skip
         client.attach(wire, info)
         return client
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.media import MediaKind
     from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
     from pegboard.core.interfaces.tokenizer import Tokenizer
+    from pegboard.core.pipeline.frontend.features import Features
 
 
 class RequestStream(OutputStream):
@@ -31,13 +32,14 @@ class RequestStream(OutputStream):
         tokenizer: Tokenizer,
         leave: Callable[[RequestStream], None],
         media_tokens: Mapping[MediaKind, int] = OutputStream.media_tokens,
+        features: Features | None = None,
     ) -> None:
         self.rid = request.name or request.rid
         self.media_tokens = media_tokens
         self.wire_id = request.rid
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._leave = leave
-        self._state = OutputState(request, tokenizer)
+        self._state = OutputState(request, tokenizer, features)
         self._pending: TokenOutput | None = None
         self._error: InvalidRequest | None = None
         self._closed = False

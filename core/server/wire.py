@@ -275,27 +275,27 @@ def output_frames(
 
 def _halves(output: TokenOutput) -> tuple[list[TokenOutput], list[TokenOutput]] | None:
     """Return an output as two that are the same when merged; None for one of a single token. The end and the counters,
-    which are totals, go with the second half, and what is said of the prompt with the first.
+    which are totals, go with the second half, and what stages say of the whole with the first.
     """
     count = len(output.token_ids)
     middle = count // 2
     if not middle:
         return None
-    hidden = len(output.hidden_states) // count * middle
+    rows = output.rows
     logprobs = output.logprobs
     first = TokenOutput(
         rid=output.rid,
         token_ids=output.token_ids[:middle],
         logprobs=None if logprobs is None else logprobs[:middle],
-        input_logprobs=output.input_logprobs,
-        hidden_states=output.hidden_states[:hidden],
+        features=output.features,
+        rows=None if rows is None else {name: some[:middle] for name, some in rows.items()},
     )
     second = msgspec.structs.replace(
         output,
         token_ids=output.token_ids[middle:],
         logprobs=None if logprobs is None else logprobs[middle:],
-        input_logprobs=None,
-        hidden_states=output.hidden_states[hidden:],
+        features=None,
+        rows=None if rows is None else {name: some[middle:] for name, some in rows.items()},
     )
     return [first], [second]
 

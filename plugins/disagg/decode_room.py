@@ -143,6 +143,6 @@ class DecodeRoom:
             meta.logprob,
             meta.tops,
             meta.chosen,
-            np.frombuffer(meta.hidden, dtype="<f4") if meta.hidden else None,
+            meta.rows,
             meta.cached_tokens,
         )

@@ -57,7 +57,7 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
         if options.role == "prefill":
             tokens = kv.regions[0].nbytes // kv.regions[0].slot_bytes
             self.side = PrefillSide(
-                options, self.network, transfer, clock=ctx.clock, page_size=kv.page_size, tokens=tokens
+                options, self.network, transfer, clock=ctx.clock, rows=ctx.rows, page_size=kv.page_size, tokens=tokens
             )
         else:
             reader = Reader(transfer, layout_of(kv.regions), options.max_bytes_in_flight, self.plan)
@@ -68,7 +68,7 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
         return "there is no KV pool here that could be read or filled" if ctx.kv is None else None
 
     def concerns(self, req: Req) -> bool:
-        if req.pooling is not None:
+        if not req.samples:
             return False
         return has_room(req) or not self.options.allow_plain
 

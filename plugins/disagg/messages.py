@@ -18,8 +18,8 @@ MAX_OPENING = 64 * 2**10
 """Bytes of a frame from a peer that has not shown who it is."""
 MAX_FRAME = 4 * 2**20
 """Bytes of any frame."""
-MAX_HIDDEN = 2**20
-"""Bytes of a hidden state: a longer one stays with the prefill server."""
+MAX_ROW = 2**20
+"""Bytes of what one stage sends with a token: a longer row stays with the prefill server."""
 MAX_RUNS = 2**18
 """Runs of slots in one `ready`; more are told in several. 8 bytes each."""
 
@@ -111,7 +111,7 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
 
 class Meta(msgspec.Struct, frozen=True):
     """What goes with the end of a prompt: the token sampled behind it, what the request wants to know of it, and the
-    digest of the prompt that was computed. `hidden` is float32.
+    digest of the prompt that was computed. `rows`: see `Arrived`.
     """
 
     token: int
@@ -120,7 +120,7 @@ class Meta(msgspec.Struct, frozen=True):
     logprob: float | None = None
     tops: tuple[tuple[float, int], ...] = ()
     chosen: tuple[tuple[float, int], ...] = ()
-    hidden: bytes = b""
+    rows: dict[str, bytes] = {}
 
 
 class Want(msgspec.Struct, frozen=True, tag="want"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,11 +56,12 @@ class PrefillSide:
         transfer: KVTransfer,
         *,
         clock: Clock,
+        rows: Callable[[Req], Mapping[str, bytes]],
         page_size: int,
         tokens: int,
     ) -> None:
         self._options, self._network, self._transfer = options, network, transfer
-        self._clock, self._page_size = clock, page_size
+        self._clock, self._page_size, self._rows = clock, page_size, rows
         self._held = Held(options.max_held_share * tokens)
         self._rooms: dict[RoomKey, PrefillRoom] = {}
         self._keys: dict[str, RoomKey] = {}
@@ -127,7 +128,7 @@ class PrefillSide:
         room = self._room(req)
         if room is None:
             return False
-        meta = meta_of(req)
+        meta = meta_of(req, self._rows(req))
         if room.failed or room.unwanted or meta is None or room.slots.shape[0] < room.length:
             self._failed_there(req)
             return False

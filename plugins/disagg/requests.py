@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pegboard.core.interfaces.admission_gate import Verdict
 from pegboard.core.interfaces.status import FinishType
 from pegboard.plugins.disagg.events import Address
-from pegboard.plugins.disagg.messages import MAX_HIDDEN, Meta, RoomKey
+from pegboard.plugins.disagg.messages import MAX_ROW, Meta, RoomKey
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
@@ -85,12 +85,13 @@ def prompt_digest(req: Req) -> bytes:
     return digest.digest()
 
 
-def meta_of(req: Req) -> Meta | None:
-    """Return what goes along with the KV of a request that has ended; None where it has failed."""
+def meta_of(req: Req, rows: Mapping[str, bytes]) -> Meta | None:
+    """Return what goes along with the KV of a request that has ended; None where it has failed. `rows` is
+    what stages send with its first token.
+    """
     reason, output, logprobs = req.output.finish_reason, req.output, req.logprobs
     if req.output_len < 1 or reason is None or reason.type is FinishType.ABORT:
         return None
-    hidden = output.hidden[0].astype("<f4").tobytes() if output.hidden else b""
     values = logprobs is not None and bool(logprobs.values)
     return Meta(
         token=int(req.output_ids[0]),
@@ -99,5 +100,5 @@ def meta_of(req: Req) -> Meta | None:
         logprob=logprobs.values[0] if logprobs is not None and values else None,
         tops=tuple(logprobs.tops[0]) if logprobs is not None and logprobs.tops else (),
         chosen=tuple(logprobs.chosen[0]) if logprobs is not None and logprobs.chosen else (),
-        hidden=hidden if len(hidden) <= MAX_HIDDEN else b"",
+        rows={name: row for name, row in rows.items() if len(row) <= MAX_ROW},
     )

@@ -12,6 +12,9 @@ from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.frontend import budget
 from pegboard.core.pipeline.frontend.budget import Budget, BudgetLimits, Demand
+from pegboard.core.pipeline.points import encoded
+from pegboard.plugins.row_outputs.messages import NAME, Asked
+from tests.features import prices
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "operation.md").read_text("utf-8")
@@ -22,8 +25,11 @@ MOST = BudgetLimits()
 
 def demand(n: int, prompt: int, length: int = 16, hidden_size: int = 64, **wanted: Any) -> Demand:
     sampling = SamplingParams(max_new_tokens=length, **wanted.pop("sampling", {}))
+    embed = wanted.pop("embed", False)
     one = TokenizedRequest(rid="r", prompt=b"\1\0\0\0" * prompt, sampling=sampling, **wanted)
-    return Demand.of([one] * n, hidden_size)
+    if embed:
+        one.features[NAME] = encoded(Asked(embed=True))
+    return Demand.of([one] * n, prices(hidden_size))
 
 
 def test_prices() -> None:

@@ -46,6 +46,10 @@ def test_a_gate(tmp_path: Path, model: Path) -> None:
     assert follow("writing-a-gate.md", tmp_path, model).startswith("400 params.not_before ")
 
 
+def test_a_stage(tmp_path: Path, model: Path) -> None:
+    assert follow("writing-a-stage.md", tmp_path, model) == "True\n"
+
+
 def test_hooks(tmp_path: Path, model: Path) -> None:
     printed = follow("hooks.md", tmp_path, model)
     assert printed.count("\n") == 2

@@ -18,6 +18,7 @@ import numpy as np
 
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
 from pegboard.core.interfaces.batch import ModelWorkerBatch
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.messages import (
     AbortRequest,
     Accepted,
@@ -28,7 +29,6 @@ from pegboard.core.interfaces.messages import (
 from pegboard.core.interfaces.req import NO_ROW, Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.status import ReqStatus
-from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.stages import StepHooks
@@ -346,7 +346,7 @@ class Soak:
 
     def _place(self, req: Req) -> str:
         planner = self.scheduler.planner
-        if planner.split.holds(req):
+        if planner.holds(req):
             return "split"
         if req is planner.chunked:
             return "chunked"
@@ -358,7 +358,7 @@ class Soak:
         """Every request is in one place, and every slot and row is somebody's and nobody else's."""
         scheduler, memory, planner = self.scheduler, self.harness.memory, self.scheduler.planner
         alive = list(scheduler.requests.alive.values())
-        split = [] if planner.split.step is None else planner.split.step.batch.reqs
+        split = [req for step in planner.under_way for req in step.reqs]
         known = Counter(map(id, [*planner.waiting, *planner.running]))
         known.update({id(req) for req in [*split, planner.chunked] if req is not None and not req.finished})
         seated = [req for req in alive if req.kv.row != NO_ROW]

@@ -16,6 +16,7 @@ from pegboard.core.interfaces.messages import Accepted
 from pegboard.core.pipeline.frontend.budget import BudgetLimits
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.toolkit.http.generation import Answers
+from tests.features import FEATURES
 
 
 class Wire:
@@ -59,7 +60,7 @@ def play(
     model = info or FakeEngineClient().info
 
     async def whole() -> None:
-        client, wire = AsyncEngineClient(model, tokenizer or FakeTokenizer(), limits=limits), Wire()
+        client, wire = AsyncEngineClient(model, tokenizer or FakeTokenizer(), limits=limits, features=FEATURES), Wire()
         client.attach(wire, model)  # type: ignore[arg-type]
         await scene(client, wire)
         client.detach("the test is over")

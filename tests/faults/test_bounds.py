@@ -31,6 +31,7 @@ from pegboard.core.pipeline.frontend.budget import (
     BudgetLimits,
 )
 from pegboard.core.pipeline.frontend.outputs import OutputState, merge
+from pegboard.core.pipeline.points import encoded
 from pegboard.core.pipeline.text.stop import compiled
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.core.server.wire import ApiWire, Endpoint, SchedulerWire, WireError, decode_from_scheduler, output_frames
@@ -67,10 +68,10 @@ def sent(frames: Sequence[bytes]) -> dict[str, TokenOutput]:
 def test_outputs_that_are_split_are_what_they_were(sizes: list[tuple[int, int, bool]]) -> None:
     outputs = []
     for i, (tokens, entries, last) in enumerate(sizes):
-        more: dict[str, Any] = {"hidden_states": bytes(range(8)) * tokens}
+        more: dict[str, Any] = {"rows": {"acme": [encoded(bytes(range(8)))] * tokens}}
         if last:
             more |= {"finish_reason": {"type": "length"}, "prompt_tokens": 3, "completion_tokens": tokens + 5}
-            more["input_logprobs"] = [(None, 1, []), (-0.5, 2, [(-0.5, 2)])]
+            more["features"] = {"acme": encoded([(None, 1, []), (-0.5, 2, [(-0.5, 2)])])}
         outputs.append(output(f"r{i}", tokens, entries, **more))
     frames, refused = output_frames(outputs, PIECE, MOST)
     assert not refused

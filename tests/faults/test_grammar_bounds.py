@@ -207,7 +207,7 @@ def test_one_that_sits_out_gives_way(
     prompts = {f"slow{i}": [20 + i] * (3 if what != "memory" else 12) for i in range(4)}
     for rid, prompt in prompts.items():
         made.submit(rid, prompt, 8, sampling=drilled([5, 6, 8]))
-    run(made, lambda: len(made.scheduler.planner.sitting) == 4)
+    run(made, lambda: len(made.scheduler.planner.parked) == 4)
     made.submit("free", [4] * 12, 16, sampling={"ignore_eos": True})
     run(made, lambda: "free" in made.outputs)
     assert made.tokens("free") == oracle([4] * 12, 16, ignore_eos=True)
@@ -247,7 +247,7 @@ def test_memory_that_they_grow_into_is_not_given_away(
     drill.held = True
     for i in range(2):
         made.submit(f"slow{i}", [1, 2, i], 28, sampling=drilled(tokens_of(i, 28)))
-    run(made, lambda: len(made.scheduler.planner.sitting) == 2)
+    run(made, lambda: len(made.scheduler.planner.parked) == 2)
     for i in range(6):
         made.submit(f"free{i}", [3, i], 20, sampling={"ignore_eos": ignore_eos})
     run(made, lambda: len(made.outputs) >= 2)

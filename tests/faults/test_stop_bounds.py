@@ -19,7 +19,9 @@ from pegboard.core.pipeline.text.stop import StopMatcher, Stops, compiled
 from pegboard.core.pipeline.text.stop_regex import Program
 from pegboard.core.server.client import AsyncEngineClient
 from tests.faults.test_bounds import Prepared, play, submitted  # type: ignore[attr-defined]
+from tests.features import prices
 
+PRICES = prices(1)
 Spelt = tuple[tuple[str, ...], tuple[str, ...]]
 CLASS = "".join(chr(0x4E00 + i) for i in range(1000))
 """Characters of a costly class: each automaton has few states, and takes long to make."""
@@ -95,7 +97,7 @@ def test_what_is_too_costly_is_refused_before_it_is_compiled(stops: list[dict[st
 
 def test_a_long_expression_costs_more_than_its_states_once() -> None:
     one = Prepared(stop_regex=tuple(f"[{CLASS}]{i}" for i in range(16))).prepared
-    alone, three = Demand.of([one], 1).steps, Demand.of([one] * 3, 1).steps
+    alone, three = Demand.of([one], PRICES).steps, Demand.of([one] * 3, PRICES).steps
     states = compiled((), one.sampling.stop_regex).steps
     assert alone == states + sum(map(len, one.sampling.stop_regex)) // CHARS_PER_STEP - FREE_STEPS
     assert three - alone == 2 * (states - FREE_STEPS)
@@ -114,7 +116,7 @@ def test_prices_are_those_that_are_charged(made: list[Any]) -> None:
     async def scene(client: AsyncEngineClient, wire: Any) -> None:
         async with stops_of_requests.compiled_stops(requests, client._intake, Told()):
             prepared = client._intake.prepare_all(requests, [b"\1\0\0\0"] * len(requests))
-            assert Demand.of(prepared, 1).steps == seen[-1] > 0
+            assert Demand.of(prepared, PRICES).steps == seen[-1] > 0
 
     play(scene)
 

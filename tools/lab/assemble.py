@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,9 @@ from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
-from pegboard.core.pipeline.executor import InlineExecutor, no_media
+from pegboard.core.pipeline.executor import LocalExecutor
 from pegboard.core.pipeline.gates import GateKeeper
+from pegboard.core.pipeline.media.encoding import MEDIA
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
@@ -29,11 +30,9 @@ from pegboard.tools.lab.tiers import IDENTITY
 
 if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig
-    from pegboard.core.interfaces.batch import ModelWorkerBatch
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.speculator import Speculator
-    from pegboard.core.pipeline.batch_result import BatchResult
-    from pegboard.core.pipeline.executor import Encode
+    from pegboard.core.pipeline.executor import Launch, RunStage
     from pegboard.core.pipeline.media.arrival import MediaStage
     from pegboard.tools.lab.tiers import LabTiers
 
@@ -52,17 +51,17 @@ def resolve(files: Sequence[str | Path], overrides: Sequence[str]) -> ResolvedCo
 
 def assemble(
     resolved: ResolvedConfig,
-    execute: Callable[[ModelWorkerBatch], BatchResult],
+    launch: Launch,
     clock: Clock,
     hooks: StepHooks,
     vocab_size: int,
     *,
     media: MediaStage | None = None,
-    encode: Encode = no_media,
+    encode: RunStage | None = None,
     speculator: Speculator | None = None,
     tiers: LabTiers | None = None,
 ) -> Scheduler:
-    """Return a scheduler around `execute`, and around `encode` where it takes `media`; with drafts if there is a
+    """Return a scheduler around `launch`, and around `encode` where it takes `media`; with drafts if there is a
     `speculator`, and a mover of `tiers`. Raise ConfigError where the config asks for what the lab cannot do.
     """
     config = resolved.engine
@@ -78,7 +77,7 @@ def assemble(
         selection.choose(SCHEDULE_POLICY, policy_ctx).build(policy_ctx),
         BatchBuilder(memory, (), vocab_size),
         ResultStage(None, {EOS}),
-        InlineExecutor(execute, encode=encode),
+        LocalExecutor(launch, stages={} if encode is None else {MEDIA: encode}),
         gates=_gates(selection, AdmissionGateContext(clock, memory.cache, report.prefill_speed)),
         report=report,
         media=media,

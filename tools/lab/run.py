@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.messages import Rejected, TokenizedBatch, TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.executor import Done
 from pegboard.core.pipeline.stages import StepHooks
 from pegboard.toolkit.cache.radix_tree import RadixTree
@@ -161,7 +161,7 @@ class Simulation:
         stage = None if self._media is None else self._media.stage
         speculator = RatedSpeculator(rates, VOCAB) if rates else None
         self.scheduler = assemble(
-            resolved, self.device, self.clock, hooks, VOCAB,
+            resolved, lambda work: Done(self.device(work)), self.clock, hooks, VOCAB,
             media=stage, encode=self.device.encode, speculator=speculator, tiers=self._tiers,
         )  # fmt: skip
         self._asks = workload.arrivals()

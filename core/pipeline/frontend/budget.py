@@ -17,7 +17,11 @@ import msgspec
 from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
+from pegboard.core.interfaces.stage import Price
 from pegboard.core.pipeline.text.stop import Stops, compiled
+
+Prices = Callable[[TokenizedRequest], Price]
+"""What stages say that an answer will cost."""
 
 ENTRY_BYTES = 320
 """One log-probability: numbers in a tuple as it arrives, the object it becomes in an answer, and its JSON."""
@@ -72,7 +76,7 @@ class Demand:
     """Bytes of sampling parameters and of those of plugins, and of the positions of prompts with media."""
 
     @classmethod
-    def of(cls, requests: Sequence[TokenizedRequest], hidden_size: int) -> Demand:
+    def of(cls, requests: Sequence[TokenizedRequest], price: Prices) -> Demand:
         """Count. Nothing is built but the automata of stops that are not compiled yet."""
         prompts = entries = numbers = steps = settings = 0
         known: dict[int, int] = {}
@@ -81,12 +85,10 @@ class Demand:
             length, longest = len(one.prompt) // 4, one.sampling.max_new_tokens or 0
             prompts += length
             if one.logprobs is not None:
-                places = longest + (0 if one.logprob_start is None else length - one.logprob_start)
-                entries += places * _entries_per_token(one)
-            if one.return_hidden_states:
-                numbers += longest * hidden_size
-            if one.embed:
-                numbers += hidden_size
+                entries += longest * _entries_per_token(one)
+            if one.features:
+                found = price(one)
+                entries, numbers = entries + found.entries, numbers + found.numbers + longest * found.numbers_per_token
             if one.sampling.stop or one.sampling.stop_regex:
                 stops = compiled(one.sampling.stop, one.sampling.stop_regex)
                 steps += stop_steps(stops, first=stops not in met)
@@ -162,21 +164,21 @@ class Budget:
         self._charge(max(0, size - FREE_BYTES), 0)
 
     def fit(
-        self, asked: Sequence[GenerateRequest | EmbedRequest], prepared: list[TokenizedRequest], hidden_size: int
+        self, asked: Sequence[GenerateRequest | EmbedRequest], prepared: list[TokenizedRequest], price: Prices
     ) -> list[TokenizedRequest]:
         """Shorten answers whose length the client has left open, so that `charge` takes them: they share alike what the
         rest leaves of `request_bytes`. Each keeps one token, whatever that costs.
         """
         prices = {
-            i: price
+            i: token
             for i, (one, made) in enumerate(zip(asked, prepared, strict=True))
             if isinstance(one, GenerateRequest)
             and one.sampling.max_new_tokens is None
-            and (price := _token_bytes(made, hidden_size))
+            and (token := _token_bytes(made, price))
         }
         if not prices:
             return prepared
-        rest = Demand.of([_cut(one, 0) if i in prices else one for i, one in enumerate(prepared)], hidden_size)
+        rest = Demand.of([_cut(one, 0) if i in prices else one for i, one in enumerate(prepared)], price)
         left = self.limits.request_bytes + FREE_BYTES - rest.whole_bytes - sum(prices.values())
         share = max(0, left) // len(prices)
         return [_cut(one, 1 + share // prices[i]) if i in prices else one for i, one in enumerate(prepared)]
@@ -232,10 +234,10 @@ def _entries_per_token(request: TokenizedRequest) -> int:
     return 1 + (request.logprobs or 0) + len(request.token_ids_logprob)
 
 
-def _token_bytes(request: TokenizedRequest, hidden_size: int) -> int:
+def _token_bytes(request: TokenizedRequest, price: Prices) -> int:
     """Return what another token of this answer costs."""
     entries = 0 if request.logprobs is None else _entries_per_token(request)
-    return entries * ENTRY_BYTES + (hidden_size * NUMBER_BYTES if request.return_hidden_states else 0)
+    return entries * ENTRY_BYTES + price(request).numbers_per_token * NUMBER_BYTES
 
 
 def _cut(request: TokenizedRequest, longest: int) -> TokenizedRequest:

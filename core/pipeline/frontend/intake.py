@@ -14,6 +14,7 @@ from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, Media
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.pipeline.frontend.features import Features
 from pegboard.core.pipeline.text.stop import compiled
 from pegboard.core.pipeline.text.stop_regex import StopRegexError
 from pegboard.toolkit.grammars.grammar import parts_of
@@ -46,8 +47,9 @@ class Intake:
     Knows the model and its tokenizer, keeps nothing between requests, and may be used from several threads.
     """
 
-    def __init__(self, info: ModelInfo, tokenizer: Tokenizer) -> None:
+    def __init__(self, info: ModelInfo, tokenizer: Tokenizer, features: Features | None = None) -> None:
         self._info = info
+        self._features = features or Features()
         self._tokenizer = tokenizer
         pool = info.max_total_tokens
         self._limit = min(info.max_context_len, pool) if pool > 0 else info.max_context_len
@@ -119,10 +121,15 @@ class Intake:
         return found
 
     def prepare(
-        self, request: GenerateRequest, packed: bytes | None = None, *, checked: bool = False
+        self,
+        request: GenerateRequest,
+        packed: bytes | None = None,
+        *,
+        checked: bool = False,
+        asked: EmbedRequest | None = None,
     ) -> TokenizedRequest:
         """Return the request, tokenised and with every default filled in. `packed` is its prompt, where `pack` has made
-        it; `checked` says that lists and mappings among its parameters have been checked.
+        it; `checked` says that lists and mappings among its parameters have been checked. `asked` is what stages see.
 
         `max_new_tokens` is always set afterwards, and clipped to what the context leaves after the prompt. Raises
         InvalidRequest, naming the field, for what cannot be served.
@@ -134,14 +141,12 @@ class Intake:
             self.check_collections(sampling)
             _check_plain("parameters for plugins", request.params, "params")
         self._check_logprobs(request)
-        if request.return_hidden_states:
-            self._check_feature("hidden_states", "return_hidden_states", "set model.hidden_states in its config")
         if packed is None:
             packed = self.pack(text_of(request.prompt), add_special_tokens=request.add_special_tokens)
         length = len(packed) // 4
         if length > self.max_prompt_len and sampling.max_new_tokens != 0:
             raise self._too_long(length)
-        return TokenizedRequest(
+        message = TokenizedRequest(
             rid=request.rid or uuid.uuid4().hex,
             prompt=packed,
             sampling=self._fit(sampling, length),
@@ -149,16 +154,15 @@ class Intake:
             priority=request.priority,
             namespace=_namespace(request.cache_salt),
             logprobs=request.logprobs,
-            logprob_start=self._logprob_start(request, length),
             token_ids_logprob=request.token_ids_logprob,
-            return_hidden_states=request.return_hidden_states,
             params=request.params,
             model=self._info.named(request.model),
         )
+        self._features.prepare(asked or request, message, self._info)
+        return message
 
     def prepare_embed(self, request: EmbedRequest, packed: bytes | None = None) -> TokenizedRequest:
         """As `prepare`, of a prompt whose embedding is wanted."""
-        self._check_feature("embeddings", "embeddings", "runner.use must be a runner with hidden_states")
         if request.dimensions is not None and request.dimensions < 1:
             raise InvalidRequest(f"dimensions must be at least 1, got {request.dimensions}", param="dimensions")
         as_generation = GenerateRequest(
@@ -171,7 +175,7 @@ class Intake:
             params=request.params,
             model=request.model,
         )
-        return msgspec.structs.replace(self.prepare(as_generation, packed), embed=True)
+        return self.prepare(as_generation, packed, asked=request)
 
     def prepare_embeds(self, requests: Sequence[EmbedRequest], packed: Sequence[bytes]) -> list[TokenizedRequest]:
         """`prepare_embed` of requests that belong together."""
@@ -180,20 +184,6 @@ class Intake:
     def _check_feature(self, feature: str, param: str, remedy: str) -> None:
         if feature not in self._info.features:
             raise InvalidRequest(f"{param}: this server does not have it; {remedy}", param=param, code="not_available")
-
-    def _logprob_start(self, request: GenerateRequest, prompt_len: int) -> int | None:
-        start = request.logprob_start
-        if start is None:
-            return None
-        if request.logprobs is None:
-            raise InvalidRequest("logprob_start is for requests that want logprobs", param="logprob_start")
-        if not 0 <= start < prompt_len:
-            raise InvalidRequest(
-                f"logprob_start must be from 0 to {prompt_len - 1}, the prompt's last token, got {start}",
-                param="logprob_start",
-            )
-        self._check_feature("input_logprobs", "logprob_start", "runner.use must be a runner with input_logprobs")
-        return start
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
         if not ids:

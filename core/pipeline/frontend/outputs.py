@@ -10,6 +10,7 @@ import numpy as np
 from pegboard.core.interfaces.client import Embedding, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenOutput
+from pegboard.core.pipeline.frontend.features import Features, not_served
 from pegboard.core.pipeline.text.detokenize import IncrementalDetokenizer
 from pegboard.core.pipeline.text.stop import StopMatcher, StopPrefixes, compiled
 
@@ -27,8 +28,9 @@ class OutputState:
     ever leaves.
     """
 
-    def __init__(self, request: TokenizedRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: TokenizedRequest, tokenizer: Tokenizer, features: Features | None = None) -> None:
         sampling = request.sampling
+        self._features = features or Features()
         self.rid = request.name or request.rid
         self._trim = not sampling.no_stop_trim
         self._detokenizer = IncrementalDetokenizer(
@@ -60,8 +62,7 @@ class OutputState:
         else:
             completion += len(output.token_ids)
         self._counters = (prompt, completion, cached, host, storage, retractions, drafted, accepted)
-        hidden = _rows(output.hidden_states, len(output.token_ids)) if output.hidden_states else None
-        return OutputChunk(
+        chunk = OutputChunk(
             self.rid,
             self._text(output),
             output.token_ids,
@@ -71,13 +72,14 @@ class OutputState:
             cached,
             retractions,
             output.logprobs,
-            output.input_logprobs,
-            hidden,
-            drafted,
-            accepted,
-            host,
-            storage,
+            drafted_tokens=drafted,
+            accepted_tokens=accepted,
+            cached_host=host,
+            cached_storage=storage,
         )
+        if output.features or output.rows:
+            self._features.finish(chunk, output)
+        return chunk
 
     def _text(self, output: TokenOutput) -> str:
         ids: Sequence[int] = output.token_ids
@@ -120,14 +122,13 @@ class OutputState:
         return text
 
 
-def _rows(data: bytes, rows: int) -> list[list[float]]:
-    """float32 little-endian [rows, n] as lists."""
-    return np.frombuffer(data, "<f4").reshape(rows, -1).tolist()
-
-
-def finish_embedding(request: EmbedRequest, output: TokenOutput) -> Embedding:
+def finish_embedding(request: EmbedRequest, output: TokenOutput, features: Features) -> Embedding:
     """Return the embedding that a request's last output brings, as the request wants it."""
-    vector = np.frombuffer(output.embedding, "<f4").astype(np.float64)
+    chunk = OutputChunk(output.rid, "", [], None, output.prompt_tokens, 0, output.cached_tokens)
+    features.finish(chunk, output)
+    if chunk.vector is None:
+        raise not_served("embeddings")
+    vector = np.array(chunk.vector)
     if request.dimensions is not None:
         if request.dimensions > vector.shape[0]:
             raise InvalidRequest(
@@ -157,10 +158,11 @@ def merge(first: TokenOutput, second: TokenOutput) -> TokenOutput:
     first.token_ids += second.token_ids
     if second.logprobs is not None:
         first.logprobs = (first.logprobs or []) + second.logprobs
-    if second.input_logprobs is not None:
-        first.input_logprobs = second.input_logprobs
-    first.hidden_states += second.hidden_states
-    first.embedding = second.embedding
+    if second.features is not None:
+        first.features = {**(first.features or {}), **second.features}
+    if second.rows is not None:
+        before = first.rows or {}
+        first.rows = {name: before.get(name, []) + rows for name, rows in second.rows.items()}
     first.finish_reason = second.finish_reason
     if second.has_counters:
         for name in _COUNTERS:

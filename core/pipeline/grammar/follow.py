@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pegboard.core.pipeline.finish import LENGTH, Finisher, first_reason
 from pegboard.core.pipeline.grammar.state import advance, forced, look_ahead, state_of
 from pegboard.core.pipeline.grammar.work import GrammarWork
+from pegboard.core.pipeline.running import SINGLE
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
@@ -17,17 +18,15 @@ if TYPE_CHECKING:
 
 
 class GrammarFollower:
-    """What the requests with grammars share. The scheduler reads `sitting_out` and `ahead` after each step."""
+    """What the requests with grammars share. The scheduler reads `sitting_out` after each step."""
 
     def __init__(self, work: GrammarWork | None = None, jump_ahead: int = 0, *, rolls_back: bool = False) -> None:
         self.work = work or GrammarWork()
         """Of the requests' matchers."""
         self.sitting_out: list[tuple[Req, int]] = []
         """Requests whose matchers have no time left in this step, with the token to go on by; the reader empties it."""
-        self.ahead: list[Req] = []
-        """Requests that have gained tokens beyond the sampled one; the reader empties it."""
         self.forced_tokens = 0
-        """Tokens gained so, since the start."""
+        """Tokens that requests have gained beyond the sampled ones, since the start."""
         self.jump_ahead = jump_ahead
         """The fewest forced tokens that are taken without asking the model; 0: none ever."""
         self.rolls_back = rolls_back
@@ -45,7 +44,7 @@ class GrammarFollower:
 
     def runs_ahead(self, req: Req) -> bool:
         """Return whether forced tokens may be taken: nothing is wanted that only the model can say of each token."""
-        return bool(self.jump_ahead) and req.logprobs is None and req.output.hidden is None
+        return bool(self.jump_ahead) and req.logprobs is None and not req.flags & SINGLE
 
     def forced(self, req: Req, state: GrammarState) -> Sequence[int]:
         """Return the tokens to take without asking the model, as far as the request's length allows."""
@@ -95,8 +94,6 @@ class _FollowGrammar:
             reason = look_ahead(req, state)
         if reason is None:
             reason = follower.work.took(req, since, 1 + gained)
-        if gained and reason is None:
-            follower.ahead.append(req)
         return reason
 
     def _run_ahead(self, req: Req, state: GrammarState) -> FinishReason | None:

@@ -1,60 +1,143 @@
-"""Encoding: the planner's part that is about media. Prefills say what they lack, and steps of their own encode it."""
+"""Encoding: steps that encode the media which a prefill lacks, and what becomes of those that cannot be encoded."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pegboard.core.pipeline.step import EncodeStep
+from pegboard.core.interfaces.batch import StageWork
+from pegboard.core.interfaces.step import SETTLE, Launched, Settle, StageStep, StepLost, StepSource
+from pegboard.core.pipeline.recovery import MAX_SINGLE_FAILURES, DeviceFailed
 
 if TYPE_CHECKING:
-    from pegboard.core.pipeline.admission import PrefillAdder
-    from pegboard.core.pipeline.batch import BatchBuilder
+    from pegboard.core.interfaces.batch import EncodePiece
+    from pegboard.core.interfaces.media import MediaItem
+    from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.counters import Counters
-    from pegboard.core.pipeline.media.books import EncoderBooks, EncodeWishes
-    from pegboard.core.pipeline.step import Step
+    from pegboard.core.pipeline.media.books import EncoderBooks
+    from pegboard.core.pipeline.recovery import Recovery
+    from pegboard.core.pipeline.sources import Prefill
+    from pegboard.core.pipeline.stages import Stages
+
+MEDIA = "media"
+"""The stage whose work this is."""
+
+logger = logging.getLogger(__name__)
 
 
-class Encoding:
-    """Plans steps that encode media. Without `books` the model has none, and nothing happens here.
+@dataclass(slots=True)
+class EncodeStep(StageStep):
+    """`owners` are the requests that want each of its `pieces`."""
 
-    `must_settle` says that what is lacking fits only once the step under way is settled, `was_last` that no prefill has
-    been tried since the last step that encodes.
-    """
+    pieces: tuple[EncodePiece, ...]
+    owners: tuple[tuple[Req, ...], ...]
 
-    def __init__(self, books: EncoderBooks | None, builder: BatchBuilder, counters: Counters) -> None:
-        self.books = books
-        self.must_settle = False
-        self.was_last = False
-        self._builder = builder
+    @property
+    def reqs(self) -> list[Req]:
+        return list(dict.fromkeys(req for reqs in self.owners for req in reqs))
+
+
+class Encoding(StepSource[EncodeStep, float]):
+    """Is asked after `prefill`, which says what it lacked. Results are the seconds that encoding took."""
+
+    def __init__(
+        self,
+        books: EncoderBooks,
+        prefill: Prefill,
+        stages: Stages,
+        recovery: Recovery,
+        counters: Counters,
+    ) -> None:
+        self._books = books
+        self._prefill = prefill
+        self._stages = stages
+        self._recovery = recovery
         self._counters = counters
-        self._wishes: EncodeWishes | None = None
 
-    def begin(self, adder: PrefillAdder | None) -> None:
-        """Note who collects the prefill that is being planned; None: there is nothing to prefill."""
-        self._wishes = None if adder is None else adder.wishes
-        self.must_settle = self.was_last = False
-
-    def plan(self) -> EncodeStep | None:
-        """Plan a step that encodes what the last prefill lacked, if that could not be planned; None where it lacked
-        nothing, or nothing that fits now.
+    def next(self, flight: Launched | None) -> EncodeStep | Settle | None:
+        """Plan a step that encodes what the last prefill lacked; None where it lacked nothing, or nothing that fits
+        now.
         """
-        wishes = self._wishes
+        wishes = self._prefill.wishes
         if wishes is None:
             return None
         if not wishes.pieces:
-            self.must_settle = wishes.blocked
-            return None
+            return SETTLE if wishes.blocked and flight is not None else None
         self._counters.encode_steps += 1
-        self.was_last = True
         owners = tuple(tuple(reqs) for reqs in wishes.owners.values())
-        return EncodeStep(self._builder.next_number(), wishes.plan(), owners)
+        work = wishes.plan()
+        step = EncodeStep(self._stages.builder.next_number(), StageWork(MEDIA, work), work.pieces, owners)
+        step.source = self
+        return step
 
-    def hold(self, step: Step, adder: PrefillAdder) -> None:
-        """Keep what a prefill reads until `release`."""
-        if self.books is not None:
-            self.books.hold(step.number, adder.pieces)
+    def settle(self, step: EncodeStep, result: float) -> None:
+        self._counters.encode_time += result
+        if self._stages.report is not None:
+            self._stages.report.encode(len(step.pieces), sum(piece.tokens for piece in step.pieces), result)
 
-    def release(self, step: Step) -> None:
-        """Note that a step is through, or will never run."""
-        if self.books is not None:
-            self.books.release(step.number)
+    def undo(self, step: EncodeStep) -> None:
+        self._books.forget(piece.key for piece in step.pieces)
+
+    def behind_failed(self, step: EncodeStep, failed: Launched, own_error: Exception | None) -> None:
+        """Keep what was encoded, whatever became of the step before."""
+        if isinstance(own_error, StepLost):
+            self.undo(step)
+        elif own_error is not None:
+            self.failed(step, own_error)
+        elif step.pending is not None:
+            step.source.settle(step, step.pending.result())
+
+    def failed(self, step: EncodeStep, error: Exception) -> None:
+        """Encode its pieces one by one. Requests that want one which fails alone end with status 500. A file that is
+        gone says nothing of the encoder, so only other errors count: its request may have ended.
+        """
+        if not isinstance(error, OSError):
+            self._recovery.note(step.number, f"{len(step.pieces)} pieces of media", error)
+        self.undo(step)
+        passed = failed = 0
+        last: Exception | None = None
+        for piece, owners in zip(step.pieces, step.owners, strict=True):
+            wanting = [req for req in dict.fromkeys(owners) if not req.finished]
+            if not wanting:
+                continue
+            hopeless = not passed and failed >= MAX_SINGLE_FAILURES
+            why = last if hopeless else self._encode_copies(piece, wanting)
+            if why is None:
+                passed += 1
+                continue
+            if not self._stages.executor.healthy():
+                raise DeviceFailed("the device has failed; the scheduler process has to start anew") from why
+            if not isinstance(why, OSError):
+                failed, last = failed + 1, why
+            self._recovery.end(wanting, self._told(why), "media_failed")
+
+    def _told(self, why: Exception) -> str:
+        """Return what clients learn of media that cannot be encoded."""
+        if not isinstance(why, OSError):
+            return self._recovery.told("encoding media", why)
+        logger.error("a file of media cannot be read: %s", why)
+        return "the media of this request were lost; try again"
+
+    def _encode_copies(self, piece: EncodePiece, wanting: Iterable[Req]) -> Exception | None:
+        """Encode a piece alone, from the first of its files that is there; what the last try raised."""
+        why: Exception | None = None
+        for item in _copies(piece, wanting):
+            work = self._books.plan((replace(piece, item=item),), ())
+            try:
+                self._stages.executor.ask(MEDIA, work)
+            except Exception as error:
+                self._books.forget((piece.key,))
+                why = error
+            else:
+                return None
+            if not isinstance(why, OSError):
+                break  # another copy would do no better
+        return why
+
+
+def _copies(piece: EncodePiece, reqs: Iterable[Req]) -> list[MediaItem]:
+    """Return the item in each of the files that show it: a request's file goes when that one ends."""
+    items = (item for req in reqs if req.media is not None for item in req.media.items)
+    return list({item.file: item for item in items if item.digest == piece.key.digest}.values())

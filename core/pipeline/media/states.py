@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.batch import EncodePiece, EncodeWork, OverlayPart
+    from pegboard.core.interfaces.executor import Pending
     from pegboard.core.interfaces.media import MediaEncoder, MediaItem, PieceKey
     from pegboard.core.pipeline.media.timing import Timer
-    from pegboard.core.pipeline.step import PendingEncode
 
 
 class EncodedMedia:
@@ -47,7 +47,7 @@ class EncodedMedia:
         return len(self._states)
 
     @torch.inference_mode()
-    def encode(self, work: EncodeWork) -> PendingEncode:
+    def encode(self, work: EncodeWork) -> Pending[float]:
         """Drop and encode what the list says. On an asynchronous device it may go on after this call, and only the
         result's `result` waits for it. Where this raises, none of the pieces is kept.
         """

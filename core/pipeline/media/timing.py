@@ -11,7 +11,7 @@ import torch
 from pegboard.core.pipeline.executor import Done
 
 if TYPE_CHECKING:
-    from pegboard.core.pipeline.step import PendingEncode
+    from pegboard.core.interfaces.executor import Pending
 
 E = TypeVar("E", bound="DeviceEvent")
 
@@ -31,7 +31,7 @@ class DeviceEvent(Protocol):
 class Timer(Protocol):
     """Runs from when it is made until `stop`."""
 
-    def stop(self) -> PendingEncode:
+    def stop(self) -> Pending[float]:
         """Return what waits for the device, and then has the seconds."""
 
 

@@ -18,6 +18,7 @@ from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees
 from pegboard.core.pipeline.grammar.drafts import DraftWalk, NodeMasks
 from pegboard.core.pipeline.grammar.state import let_through, state_of
+from pegboard.core.pipeline.running import SINGLE
 from pegboard.core.pipeline.speculation.device import MAX_FAILURES, worth_telling
 from pegboard.core.pipeline.speculation.drafts import Drafts
 from pegboard.core.pipeline.speculation.worth import Acceptance, StepTimes, Worth
@@ -27,11 +28,11 @@ from pegboard.toolkit.system.log_lines import quoted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.executor import Executor
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampler import Sampler
     from pegboard.core.interfaces.speculator import Speculator
-    from pegboard.core.pipeline.executor import Draft
     from pegboard.core.pipeline.grammar.follow import GrammarFollower
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SPECULATION = "speculation"
+"""The stage whose work drafting is."""
 LATE_SECONDS = 0.05
 """Drafts that took longer to compute are not used: all requests wait for them. Twice in a row is a failure; once may be
 a collection of garbage.
@@ -68,11 +71,11 @@ _DRAFTED: ReqSlot[_Drafted] = ReqSlot(_Drafted)
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """How a speculator is reached that drafts on the device: `draft` asks it, `reserve` is its own, and `seen` shows it
-    what the model computes.
+    """How a speculator is reached that drafts on the device: `executor` asks it, `reserve` is its own, and `seen` shows
+    it what the model computes.
     """
 
-    draft: Draft
+    executor: Executor
     reserve: int
     seen: DeviceDrafts
 
@@ -145,7 +148,7 @@ class Drafter:
             self._seconds += self._took
 
     def _drafts(self, running: RunningBatch) -> Drafts | None:
-        places = np.flatnonzero(running.left > 0)
+        places = running.decoding()
         reqs = [running.reqs[place] for place in places.tolist()]
         most = self._bounds(running, places)
         worth = self._worth(reqs) if self._settings.adaptive and (most > 1).any() else None
@@ -220,7 +223,7 @@ class Drafter:
         if kept.allowed is None:
             kept.allowed = False
             params = req.sampling
-            if req.output.hidden is None and not any(one.wants(params) for one in self._undrafted):
+            if not req.flags & SINGLE and not any(one.wants(params) for one in self._undrafted):
                 rolls_back = self._grammars is not None and self._grammars.rolls_back
                 kept.allowed = (params.grammar is None or rolls_back) and self._concerns(req)
         if kept.allowed and self._grammars is not None and state_of(req) is not None:
@@ -248,7 +251,9 @@ class Drafter:
         rows, seq_lens, newest = running.rows[places], running.seq_lens[places], running.last[places]
         work = DraftWork(rows, seq_lens, newest, most, self._memory.rows.take_changes())
         try:
-            return self._device.draft(work)
+            found = self._device.executor.ask(SPECULATION, work)
+            assert isinstance(found, DraftTrees)
+            return found
         except Exception:
             # The step runs all the same, and may have pages whose places the worker has not got.
             self._memory.rows.send_again(work.table)

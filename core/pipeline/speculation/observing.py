@@ -13,31 +13,20 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.batch import PrefillItem
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.pipeline.admission import PrefillItem
     from pegboard.core.pipeline.running import RunningBatch
 
 
-def observe_prefill(items: Sequence[PrefillItem], decoding: Sequence[Req], lookback: int) -> Observed:
-    """Return what is told of a prefill with decodes at its end. Behind a cached prefix `lookback` tokens are computed
-    again.
-    """
-    rest = [0] * len(decoding)
-    fresh = [item.fresh for item in items]
-    again = [lookback if item.fresh and _looks_back(item) else 0 for item in items]
-    slots = [item.req.kv.allocated_len for item in items] + [req.kv.allocated_len for req in decoding]
-    return Observed(np.array(fresh + rest, np.bool_), np.array(again + rest, np.int64), np.array(slots, np.int64))
+def observe_prefill(items: Sequence[PrefillItem], reqs: Sequence[Req], again: NDArray[np.int64] | None) -> Observed:
+    """Return what is told of a step that begins with `items`; `reqs` are all of its requests, `again` as in Step."""
+    fresh = np.zeros(len(reqs), np.bool_)
+    fresh[: len(items)] = [item.fresh for item in items]
+    slots = np.fromiter((req.kv.allocated_len for req in reqs), np.int64, len(reqs))
+    return Observed(fresh, np.zeros(len(reqs), np.int64) if again is None else again, slots)
 
 
 def observe_decode(running: RunningBatch, active: NDArray[np.int64]) -> Observed:
     """Return what is told of a batch in which the requests at these places decode."""
     slots = running.allocated[active]
     return Observed(np.zeros(len(slots), np.bool_), np.zeros(len(slots), np.int64), slots)
-
-
-def _looks_back(item: PrefillItem) -> bool:
-    """Return whether there is a prefix whose last token can be computed again. One of media cannot: its encoding may be
-    gone.
-    """
-    media, last = item.req.media, item.prefix_len - 1
-    return last >= 0 and (media is None or not list(media.spans_in(last, last + 1)))

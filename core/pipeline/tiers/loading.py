@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pegboard.core.interfaces.forward import LoadFailed
+from pegboard.core.interfaces.step import StepLost
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -140,7 +140,7 @@ class Loading:
             with self._news:
                 self._news.wait_for(lambda: self.flags[place] != MISSING)
         if self.flags[place] == LOST:
-            raise LoadFailed("the KV of a cached prefix was not loaded from the host") from self._error
+            raise StepLost("the KV of a cached prefix was not loaded from the host") from self._error
         if self._stream is not None:
             torch.accelerator.current_stream(self._stream.device).wait_event(self.events[layer_id])
 
@@ -185,7 +185,7 @@ def loading_for(loads: Sequence[PageLoad], host: HostLoads | None, *, ahead: boo
         yield None
         return
     if host is None:
-        raise LoadFailed("a batch wants pages of the host, but there is no host pool")
+        raise StepLost("a batch wants pages of the host, but there is no host pool")
     loading = host.begin(loads, ahead=ahead)
     try:
         yield loading

@@ -18,6 +18,7 @@ from pegboard.core.engine import build
 from pegboard.core.engine.build import build_scheduler
 from pegboard.core.engine.device import executor_of, loop_of
 from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.pipeline.executor import LocalExecutor
 
 
 @pytest.fixture(scope="module")
@@ -68,25 +69,27 @@ def test_triton_launches_on_the_device_that_is_named(model: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("loop", "device", "executor", "runs"),
+    ("loop", "device", "beside", "runs"),
     [
-        ("auto", "cpu", "InlineExecutor", "NormalLoop"),
-        ("overlap", "cpu", "ThreadExecutor", "OverlapLoop"),
-        ("auto", "cuda", "LaunchExecutor", "OverlapLoop"),
-        ("overlap", "cuda", "LaunchExecutor", "OverlapLoop"),
-        ("normal", "cuda", "InlineExecutor", "NormalLoop"),
+        ("auto", "cpu", False, "NormalLoop"),
+        ("overlap", "cpu", True, "OverlapLoop"),
+        ("auto", "cuda", False, "OverlapLoop"),
+        ("overlap", "cuda", False, "OverlapLoop"),
+        ("normal", "cuda", False, "NormalLoop"),
     ],
 )
 def test_the_loop_of_a_device(
-    model: Path, monkeypatch: pytest.MonkeyPatch, loop: str, device: str, executor: str, runs: str
+    model: Path, monkeypatch: pytest.MonkeyPatch, loop: str, device: str, beside: bool, runs: str
 ) -> None:
     """A GPU computes beside the host, so that steps overlap without a thread."""
     chosen = torch.device(device)
     monkeypatch.setattr(build, "loop_of", lambda name, where: loop_of(name, chosen))
-    monkeypatch.setattr(build, "executor_of", lambda name, worker, where: executor_of(name, worker, chosen))
+    monkeypatch.setattr(build, "executor_of", lambda *parts: executor_of(*parts[:-1], chosen))
     one = built(model, scheduler={"loop": loop})
     try:
-        assert type(one.scheduler.stages.executor).__name__ == executor
+        executor = one.scheduler.stages.executor
+        assert isinstance(executor, LocalExecutor)
+        assert executor.beside is beside
         assert type(one.scheduler.loop).__name__ == runs
     finally:
         one.close()

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pegboard.core.config.sections import SchedulerSection, SpeculationSection
 from pegboard.core.interfaces.batch import DraftWork, EncodeWork, ModelWorkerBatch
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.page_mover import PageMover
@@ -24,20 +25,22 @@ from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator, SpeculatorContext
+from pegboard.core.interfaces.stage import Stage
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
-from pegboard.core.pipeline.batch_result import BatchResult
-from pegboard.core.pipeline.executor import Done, InlineExecutor, ThreadExecutor
+from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.grammar.work import GrammarWork
+from pegboard.core.pipeline.media.encoding import MEDIA
 from pegboard.core.pipeline.memory import RUN, MemoryManager
+from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.shared import CommonPrefix
 from pegboard.core.pipeline.speculation.device import DeviceDrafts
-from pegboard.core.pipeline.speculation.drafter import Drafter, OnDevice
+from pegboard.core.pipeline.speculation.drafter import SPECULATION, Drafter, OnDevice
 from pegboard.core.pipeline.speculation.judging import Judge
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.registry.registry import Registry
@@ -119,6 +122,8 @@ class FakeModel:
         self.early: BatchResult | None = None
         """What the split prefill that is under way will answer."""
         self.fail_on: Callable[[ModelWorkerBatch], bool] = lambda work: False
+        self.stage_parts: dict[str, Callable[..., Done[Any]]] = {}
+        """What runs the work of stages, by name."""
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
         self.batches.append(work)
@@ -248,6 +253,7 @@ class Harness:
         reserve: int | None = None,
         judge: Judge | None = None,
         mover: PageMover | None = None,
+        joining: Sequence[Stage] = (),
         **scheduler: Any,
     ) -> None:
         registry = Registry.discover(())
@@ -261,14 +267,20 @@ class Harness:
         self.memory = MemoryManager(self.rows, allocator, prefix_cache, run=run)
         self.model = (model or FakeModel)(self.rows, (allocator.num_pages + 1) * page_size)
         grammars = GrammarFollower(work, jump_ahead, rolls_back=True)
-        executor = (
-            ThreadExecutor(self.model.launch, self.model, encode=self.model.encode, draft=self.model.draft)
-            if overlap
-            else InlineExecutor(self.model, encode=self.model.encode, draft=self.model.draft)
+        points = Points(joining)
+        executor = LocalExecutor(
+            self.model.launch,
+            self.model,
+            stages={
+                MEDIA: self.model.encode,
+                SPECULATION: lambda work: Done(self.model.draft(work)),
+                **self.model.stage_parts,
+            },
+            thread=overlap,
         )
         if speculator is not None:
             asked = SpeculationSection(**speculation)
-            device = None if reserve is None else OnDevice(executor.draft, reserve, DeviceDrafts(cast(Any, speculator)))
+            device = None if reserve is None else OnDevice(executor, reserve, DeviceDrafts(cast(Any, speculator)))
             drafter = Drafter(
                 speculator, asked, self.memory, VOCAB, undrafted=processors, grammars=grammars, device=device,
                 judge=judge,
@@ -283,10 +295,12 @@ class Harness:
                 VOCAB,
                 lookback=None if reserve is None else 1,
                 shared=CommonPrefix(self.rows, page_size),
+                points=points,
             ),
-            ResultStage(tokenizer, {EOS}, grammars=grammars),
+            ResultStage(tokenizer, {EOS}, grammars, points),
             executor,
             hooks=hooks or StepHooks(),
+            points=points,
             **{name: part for name, part in parts.items() if name != "clock"},
         )
         clock = {"clock": parts["clock"]} if "clock" in parts else {}

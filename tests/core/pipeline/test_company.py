@@ -16,8 +16,11 @@ from pegboard.conformance.grammar_fakes import ScriptedMatcher
 from pegboard.core.engine.operation import Operation, RequestLog
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.messages import AbortRequest
+from pegboard.core.interfaces.req import Req
 from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
+from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.planner import Planner
+from pegboard.core.pipeline.running import RunningBatch
 from pegboard_drills.gate import DrillGate
 from tests.core.pipeline.grammar.test_state import tokens_of
 from tests.core.pipeline.harness import Seer, oracle
@@ -118,7 +121,7 @@ class Company:
     def check(self) -> None:
         planner, world = self.scheduler.planner, self.world
         world.harness.run(1)
-        left = [planner.running.reqs, planner.ahead, planner.sitting, planner.seated, planner.chunked]
+        left = [planner.running.reqs, planner.parked, planner.seated, planner.chunked]
         assert not any(left), left
         assert not world.keeper, "a gate thinks that it has requests"
         assert (world.keeper.blocked, world.keeper.held, world.keeper.failures) == (0, 0, 0)
@@ -164,11 +167,37 @@ def gives_seats_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def goes_on_with_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that was retracted while its matcher worked comes back as if it ran."""
-    monkeypatch.setattr(Planner, "come_back", lambda self, req: self.ahead.append(req))
+    monkeypatch.setattr(Planner, "resume", lambda self, req: self.running.join([req]))
+
+
+def computes_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several tokens that have become known."""
+    take = RunningBatch._take
+
+    def newest(self: RunningBatch, place: int, req: Req, coming: int = 0) -> None:
+        take(self, place, req, coming)
+        self._ints[-1, place] = 1
+
+    monkeypatch.setattr(RunningBatch, "_take", newest)
+
+
+def has_room_for_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several tokens that have become known."""
+    extend = MemoryManager.extend_running
+
+    def one(self: MemoryManager, running: RunningBatch) -> bool:
+        uneven, running.uneven = running.uneven, False
+        found = extend(self, running)
+        running.uneven = uneven
+        return found
+
+    monkeypatch.setattr(MemoryManager, "extend_running", one)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("change", [gives_seats_away, goes_on_with_the_dead])
+@pytest.mark.parametrize(
+    "change", [gives_seats_away, goes_on_with_the_dead, computes_the_newest, has_room_for_the_newest]
+)
 def test_broken_company_is_noticed(
     change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

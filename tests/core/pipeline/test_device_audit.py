@@ -29,7 +29,7 @@ from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampler import SamplerContext
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.executor import InlineExecutor, ThreadExecutor
+from pegboard.core.pipeline.executor import LocalExecutor
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.worker import PendingResult, Worker
 from pegboard.plugins.attn_triton.backend import TritonAttention
@@ -121,11 +121,7 @@ class Audit:
         self.worker = self._twin(built, stages.memory.rows, attention)
         run = watched(self._launch, META)
         stages.executor.close()
-        stages.executor = (
-            ThreadExecutor(run, lambda work: run(work).result())
-            if loop == "overlap"
-            else InlineExecutor(lambda work: run(work).result())
-        )
+        stages.executor = LocalExecutor(run, thread=loop == "overlap")
 
     def _twin(self, built: BuiltScheduler, rows: ReqToTokenPool, kind: type[TritonAttention]) -> Worker:
         ctx, page = built.runner.ctx, built.pool.page_size
@@ -153,7 +149,7 @@ class Audit:
             graph_sizes=SIZES,
         )
         self.runner = LayeredRunner(LayeredOptions(graphs="on" if self.capture else "off"), about)
-        worker = Worker(self.runner, attention, pool, rows, self.queue)
+        worker = Worker(self.runner, attention, pool, rows, self.queue, parts=tuple(built.worker.parts.values()))
         with NoLooks(META), allowed("meta"), observed(lambda launch: False):
             self.runner.start(pool, worker.batches.table)
         return worker

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from pegboard.core.interfaces.batch import EncodePiece, EncodeWork
+from pegboard.core.interfaces.batch import EncodePiece, EncodeWork, StageWork
 from pegboard.core.interfaces.media import MediaItem, MediaStates, PieceKey
-from pegboard.core.pipeline.executor import Done, InlineExecutor, ThreadExecutor
+from pegboard.core.pipeline.executor import Done, LocalExecutor
+from pegboard.core.pipeline.media.encoding import MEDIA
 from pegboard.core.pipeline.media.states import EncodedMedia
 from pegboard.core.pipeline.media.timing import DeviceTimer, HostTimer, timer_of
 from tests.core.pipeline.media_harness import Album, MediaModel, media_harness, model_of, submit
@@ -86,10 +87,10 @@ def test_what_the_device_takes_counts_and_nothing_waits_for_it(beside: bool, tmp
         return Done(None)
 
     run: Any = launch
-    executor = ThreadExecutor(run, run, encode=media.encode) if beside else InlineExecutor(run, encode=media.encode)
+    executor = LocalExecutor(run, stages={MEDIA: media.encode}, thread=beside)
     batch: Any = None
     executor.submit(batch)
-    found = executor.encode(picture(tmp_path, 2))
+    found = executor.submit(StageWork(MEDIA, picture(tmp_path, 2)))
     executor.submit(batch)
     executor.close()
     assert device.waits == 0, "the host waits while it could plan the next step"

@@ -12,7 +12,7 @@ from pegboard.core.interfaces.messages import Accepted, Rejected
 from pegboard.core.interfaces.prefix_cache import InsertResult
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
-from pegboard.core.pipeline.executor import InlineExecutor
+from pegboard.core.pipeline.executor import LocalExecutor
 from pegboard.core.pipeline.guards import MAX_FAILURES, GuardedHooks, GuardedPolicy
 from pegboard.core.pipeline.memory import MemoryCorrupted
 from pegboard.core.pipeline.recovery import MAX_SINGLE_FAILURES, DeviceFailed
@@ -226,7 +226,7 @@ def test_when_everybody_fails_not_everybody_is_tried(loop: str) -> None:
 
 def test_a_device_that_is_gone_ends_the_process() -> None:
     harness = Harness()
-    harness.scheduler.stages.executor = InlineExecutor(harness.model, healthy=lambda: False)
+    harness.scheduler.stages.executor = LocalExecutor(harness.model.launch, healthy=lambda: False)
     harness.model.fail_on = lambda work: True
     harness.submit("a", [1, 2], 3)
     with pytest.raises(DeviceFailed):

@@ -9,22 +9,34 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import torch
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.batch import BatchExtras, ScheduleBatch
-from pegboard.core.interfaces.client import GenerateRequest, ModelInfo
-from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk
+from pegboard.core.interfaces.errors import ConfigError, PluginError
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
 from pegboard.core.interfaces.hooks import STEP_HOOKS, hookimpl
-from pegboard.core.interfaces.messages import AbortRequest, TokenizedBatch
+from pegboard.core.interfaces.messages import AbortRequest, TokenizedBatch, TokenizedRequest
 from pegboard.core.interfaces.plugin import Plugin
 from pegboard.core.interfaces.req import NO_ROW, Req
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.stage import (
+    DevicePart,
+    FrontendStage,
+    Interest,
+    LaunchedStep,
+    Sent,
+    Stage,
+    StageContext,
+    StepResult,
+)
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.registry.registry import Registry
 from pegboard.core.server.model_names import ModelNames
@@ -73,11 +85,6 @@ class Recorder:
         EVENTS.append(Event("batch_scheduled", facts))
 
     @hookimpl
-    def pack_batch(self, batch: ScheduleBatch, extras: BatchExtras) -> None:
-        extras.per_token("recorder.place", np.arange(batch.num_tokens))
-        EVENTS.append(Event("pack_batch", {"reqs": [req.rid for req in batch.reqs]}))
-
-    @hookimpl
     def before_forward(self, batch: ForwardBatch) -> None:
         EVENTS.append(Event("before_forward", {"batch": batch, "tokens": batch.input_ids.shape[0]}))
 
@@ -99,12 +106,88 @@ class Recorder:
         EVENTS.append(Event("requests_finished", {"reqs": [req.rid for req in reqs], "held": held}))
 
 
+class MiscountingStage(Stage):
+    """Brings an entry too many for a batch with a long prompt in it, and the place of each token."""
+
+    name = "acme"
+
+    def arrive(self, req: Req, message: TokenizedRequest) -> Interest:
+        return Interest()
+
+    def pack(self, step: LaunchedStep, extras: BatchExtras) -> None:
+        batch = step.batch
+        extras.per_token("acme.place", np.arange(batch.num_tokens))
+        extras.per_request("acme.slot", np.zeros(len(batch) + bool((batch.seq_lens > 8).any())))
+
+
 class Miscounting:
-    """Brings an entry too many for a batch with a long prompt in it."""
+    @hookimpl
+    def pipeline_stages(self, ctx: StageContext) -> list[Stage]:
+        return [MiscountingStage()]
+
+
+ASKS: dict[str, object] = {"double": {}}
+
+
+class DoublingFrontend(FrontendStage):
+    name = "double"
+
+    def prepare(self, request: Any, length: int, info: ModelInfo) -> object | None:
+        return request.params.get("double")
+
+    def finish(self, chunk: OutputChunk, whole: msgspec.Raw | None, rows: Sequence[msgspec.Raw]) -> None:
+        chunk.extra = {"double": [msgspec.msgpack.decode(row) for row in rows]}
+
+
+class DoublingStage(Stage):
+    """Twice each token, computed where batches run."""
+
+    name = "double"
+
+    def __init__(self) -> None:
+        self.doubles: dict[str, list[int]] = {}
+
+    def arrive(self, req: Req, message: TokenizedRequest) -> Interest | None:
+        if self.name not in message.features:
+            return None
+        self.doubles[req.rid] = []
+        return Interest(single=True)
+
+    def gone(self, req: Req) -> None:
+        del self.doubles[req.rid]
+
+    def pack(self, step: LaunchedStep, extras: BatchExtras) -> object:
+        return [req.rid for req in step.sampled]
+
+    def arrived(self, step: LaunchedStep, result: StepResult) -> None:
+        for req, double in zip(step.sampled, result.parts[self.name]["doubles"].tolist(), strict=True):
+            if req.rid in self.doubles:
+                self.doubles[req.rid].append(double)
+
+    def send(self, req: Req, start: int, stop: int) -> Sent:
+        return Sent(rows=self.doubles[req.rid][start:stop])
+
+
+class DoublingPart(DevicePart):
+    name = "double"
+
+    def computed(self, payload: object, batch: ForwardBatch, output: ForwardOutput) -> dict[str, torch.Tensor]:
+        assert isinstance(payload, list)
+        return {"doubles": output.next_token_ids * 2}
+
+
+class Doubling:
+    @hookimpl
+    def frontend_stages(self) -> list[FrontendStage]:
+        return [DoublingFrontend()]
 
     @hookimpl
-    def pack_batch(self, extras: BatchExtras, batch: ScheduleBatch) -> None:
-        extras.per_request("acme.slot", np.zeros(len(batch) + bool((batch.seq_lens > 8).any())))
+    def pipeline_stages(self) -> list[Stage]:
+        return [DoublingStage()]
+
+    @hookimpl
+    def device_parts(self) -> list[DevicePart]:
+        return [DoublingPart()]
 
 
 class Refusing:
@@ -259,7 +342,7 @@ class TestLifeCycle:
 class TestSteps:
     def test_each_step_calls_each_hook_once_in_order(self, engine: Engine) -> None:
         engine.generate([[3, 4, 5]], greedy(4))
-        step = ["batch_scheduled", "pack_batch", "before_forward", "after_forward", "batch_committed"]
+        step = ["batch_scheduled", "before_forward", "after_forward", "batch_committed"]
         assert step_calls() == step * 4 + ["requests_finished"]
 
     def test_chunks_are_steps(self, checkpoint: Path) -> None:
@@ -274,10 +357,25 @@ class TestSteps:
         assert all(event.facts["room"] for event in scheduled)
         assert [len(event.facts["reqs"]) for event in scheduled] == [2, 2, 2]
 
-    def test_what_pack_batch_brings_reaches_the_model(self, engine: Engine) -> None:
-        engine.generate([[3, 4, 5], [6, 7]], greedy(3))
-        found = [event.facts["batch"].extras["recorder.place"].tolist() for event in calls("before_forward")]
+    def test_what_a_stage_packs_reaches_the_model(self, checkpoint: Path) -> None:
+        with start(checkpoint, Recorder, Miscounting) as engine:
+            engine.generate([[3, 4, 5], [6, 7]], greedy(3))
+        found = [event.facts["batch"].extras["acme.place"].tolist() for event in calls("before_forward")]
         assert found == [[0, 1, 2, 3, 4], [0, 1], [0, 1]]
+
+    def test_pipeline_stages_device_parts_and_frontend_stages_make_one_feature(self, checkpoint: Path) -> None:
+        """Each half hears the others; a request that does not ask for it is not concerned."""
+        with start(checkpoint, Doubling) as engine:
+            asks, plain = engine.run([GenerateRequest(prompt=[3, 4], sampling=greedy(3), params=p) for p in (ASKS, {})])
+        assert asks.extra == {"double": [2 * token for token in asks.token_ids]}
+        assert plain.extra == {}
+
+    @pytest.mark.parametrize("hook", ["pipeline_stages", "device_parts", "frontend_stages"])
+    def test_what_they_bring_is_checked(self, checkpoint: Path, hook: str) -> None:
+        broken = type("Broken", (), {hook: hookimpl(lambda self: [3])})
+        globals()["Broken"] = broken
+        with pytest.raises(PluginError, match=rf"{hook} of plugin 'recorder0' \(test-hooks 0\): 3 is not a"):
+            start(checkpoint, broken)
 
     def test_a_wrong_array_is_told_with_its_plugin(self, checkpoint: Path) -> None:
         with start(checkpoint, Miscounting) as engine:
@@ -286,11 +384,11 @@ class TestSteps:
         assert (len(good.token_ids), len(other.token_ids)) == (3, 3)
         assert bad.finish_reason == {
             "type": "abort",
-            "message": "the hooks 'recorder0' (test-hooks 0) failed: ValueError: extras 'acme.slot' of pack_batch: "
+            "message": "the stage 'acme' (recorder0, test-hooks 0) failed: ValueError: extras 'acme.slot': "
             "expected 1 entries, one for each request of batch.reqs, got 2",
             "status": 500,
         }
-        assert failures == {"hooks": {"recorder0": 1}}
+        assert failures == {"stage": {"acme": 1}}
 
     def test_before_forward_and_after_forward_see_one_batch(self, engine: Engine) -> None:
         engine.generate([[3, 4, 5], [6, 7]], greedy(3))
@@ -335,7 +433,7 @@ class TestSteps:
 
         monkeypatch.setattr(type(engine.built.runner), "execute", fail)
         engine.generate([[3, 4, 5]], greedy(4))
-        assert step_calls() == ["batch_scheduled", "pack_batch", "before_forward", "requests_finished"]
+        assert step_calls() == ["batch_scheduled", "before_forward", "requests_finished"]
 
     @pytest.mark.parametrize("order", [(First, Second), (Second, First)])
     def test_plugins_are_called_in_their_order(self, checkpoint: Path, order: tuple[type, ...]) -> None:

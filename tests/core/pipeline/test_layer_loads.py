@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from pegboard.conformance.paged import PlainPool
-from pegboard.core.interfaces.forward import LoadFailed
 from pegboard.core.interfaces.host_pool import HostPool, HostPoolContext
 from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.prefix_cache import PageLoad
+from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.tiers.loading import HostLoads, WatchedAttention, loading_for
 
 LAYERS = tuple(LayerSpec(layer_id, 2, 1, 4, 4, 1.0) for layer_id in (0, 1, 2))
@@ -116,10 +116,10 @@ def test_a_layer_that_is_lost_ends_the_batch_and_not_the_ones_before(
         assert loading is not None
         loading.before(0)
         for layer_id in (1, 2):
-            with pytest.raises(LoadFailed, match="not loaded") as raised:
+            with pytest.raises(StepLost, match="not loaded") as raised:
                 loading.before(layer_id)
             assert isinstance(raised.value.__cause__, OSError)
-        with pytest.raises(LoadFailed):
+        with pytest.raises(StepLost):
             loading.before_all()
     with loading_for([PAGES], loads, ahead=ahead) as again:
         assert again is not None
@@ -138,5 +138,5 @@ def test_a_batch_that_raises_ends_when_nothing_is_written_any_more(host: SlowHos
 def test_nothing_is_loaded_for_nothing() -> None:
     with loading_for([], None, ahead=True) as loading:
         assert loading is None
-    with pytest.raises(LoadFailed, match="no host pool"), loading_for([PAGES], None, ahead=True):
+    with pytest.raises(StepLost, match="no host pool"), loading_for([PAGES], None, ahead=True):
         pass

@@ -164,7 +164,7 @@ def test_slots_of_a_request_aborted_between_two_parts_stay_its_own_until_the_las
     for _ in range(3):
         harness.step()
     harness.submit("b", list(range(25)), 4)
-    while harness.scheduler.planner.split.step is None:
+    while not harness.scheduler.planner.under_way:
         harness.step()
     held = harness.memory.held_tokens
     harness.scheduler.receive([AbortRequest(rid="b")])

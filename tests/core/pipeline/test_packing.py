@@ -1,4 +1,4 @@
-"""What plugins bring along with a batch: of each request or token its own, also for the halves of one that failed."""
+"""What stages bring along with a batch: of each request or token its own, also for the halves of one that failed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch, ScheduleBatch
-from pegboard.core.pipeline.batch_result import BatchResult
-from pegboard.core.pipeline.stages import StepHooks
+from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch
+from pegboard.core.interfaces.batch_result import BatchResult
+from pegboard.core.interfaces.messages import TokenizedRequest
+from pegboard.core.interfaces.req import Req
+from pegboard.core.interfaces.stage import Column, Interest, LaunchedStep, Stage
 from tests.core.pipeline.harness import FakeModel, Harness, Seer, oracle
 
 LENGTH, TOKENS = 9, 5
@@ -25,39 +27,65 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 TOLD = {
     "the model raises": "is broken",
-    "the hook raises": "no such adapter",
-    "a long array": "'acme.row' of pack_batch",
+    "the stage raises": "no such adapter",
+    "a long array": "'acme.row'",
 }
 
 
+def number_of(req: Req) -> float:
+    """A column of the stage below."""
+    return req.input_len + req.seed % 7
+
+
 class Reader(FakeModel):
-    """Reads what the hook below has brought, and finds each entry where the docs say it is."""
+    """Reads what the stage below has brought, and finds each entry where the docs say it is."""
+
+    numbers: dict[int, float]
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
         extras = work.extras
+        self.numbers = vars(self).setdefault("numbers", {})
         assert extras["acme.batch"] == work.bid
         assert extras["acme.row"].tolist() == work.rows.tolist()
         assert extras["acme.token"][:, 0].tolist() == work.rows.repeat(work.extend_lens).tolist()
         # A node of a tree of drafts has the position of its depth; its entry is that of its place among the drafts.
         known = (work.input_ids >= 0) & (work.tail_bits is None or work.tail_bits == 0)
         assert extras["acme.token"][known, 1].tolist() == work.positions[known].tolist()
+        assert extras["acme.share"].tolist() == extras["acme.number"].repeat(work.extend_lens).tolist()
+        assert extras["acme.number"].dtype == np.int64
+        assert extras["acme.share"].dtype == np.float32
+        numbers = self.numbers
+        for row, number, fresh in zip(
+            work.rows.tolist(), extras["acme.number"].tolist(), work.prefix_lens, strict=True
+        ):
+            assert numbers.setdefault(row, number) == number or fresh == 0
+            numbers[row] = number
         if extras["acme.poison"].any():
             raise RuntimeError("the adapter is broken")
         return super().__call__(work)
 
 
 @dataclass
-class Bringing:
+class Bringing(Stage):
     """Brings a request's row, and positions of its tokens. From `start` tokens on the request `bad` is poison: the
-    model fails of it, or the hook does, or its array has an entry too many.
+    model fails of it, or the stage does, or its array has an entry too many.
     """
 
     how: str
     start: int
+    name = "acme"
+    columns = (
+        Column("number", number_of),
+        Column("share", number_of, per="token", dtype=np.float32),
+    )
 
-    def __call__(self, batch: ScheduleBatch, extras: BatchExtras) -> None:
+    def arrive(self, req: Req, message: TokenizedRequest) -> Interest:
+        return Interest()
+
+    def pack(self, step: LaunchedStep, extras: BatchExtras) -> None:
+        batch = step.batch
         is_bad = np.array([req.rid == "bad" for req in batch.reqs]) & (batch.seq_lens >= self.start)
-        if is_bad.any() and self.how == "the hook raises":
+        if is_bad.any() and self.how == "the stage raises":
             raise KeyError("no such adapter")
         rows = np.array([req.kv.row for req in batch.reqs])
         spans = zip(batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True)
@@ -73,7 +101,7 @@ class Bringing:
     ("how", "way"),
     [
         *(("the model raises", way) for way in WAYS),
-        *itertools.product(("the hook raises", "a long array"), ("layer by layer", "draft trees")),
+        *itertools.product(("the stage raises", "a long array"), ("layer by layer", "draft trees")),
     ],
 )
 def test_one_with_bad_extras_fails_alone(loop: str, way: str, how: str) -> None:
@@ -83,8 +111,8 @@ def test_one_with_bad_extras_fails_alone(loop: str, way: str, how: str) -> None:
         more = dict(WAYS[way])
         shape = more.pop("drafts", None)
         speculator = None if shape is None else Seer(0.7, shape)
-        hooks = StepHooks(pack_batch=(Bringing(how, start),))
-        harness = Harness(loop=loop, hooks=hooks, model=Reader, speculator=speculator, **more)
+        stage = Bringing(how, start)
+        harness = Harness(loop=loop, joining=[stage], model=Reader, speculator=speculator, **more)
         harness.submit("first", [9] * LENGTH, 3 * TOKENS, sampling={"ignore_eos": True})
         harness.step()  # so that decodes and prefills meet
         prompts = {f"r{i}": [i + 20] * LENGTH for i in range(size)}
@@ -117,7 +145,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 def test_a_wrong_array_is_told_with_its_name(wrong: str) -> None:
     values, message = WRONG[wrong]
     extras = BatchExtras(2, 5)
-    with pytest.raises((TypeError, ValueError), match=rf"extras 'acme\.x' of pack_batch: {message}"):
+    with pytest.raises((TypeError, ValueError), match=rf"extras 'acme\.x': {message}"):
         extras.per_request("acme.x", values)
     assert not extras.values
 
@@ -125,12 +153,22 @@ def test_a_wrong_array_is_told_with_its_name(wrong: str) -> None:
 def test_one_name_is_taken_once() -> None:
     extras = BatchExtras(2, 5)
     extras.per_token("acme.x", np.zeros(5, np.float32))
-    with pytest.raises(ValueError, match=r"'acme\.x' of pack_batch: the name is taken"):
+    with pytest.raises(ValueError, match=r"'acme\.x': the name is taken"):
         extras.whole("acme.x", "again")
 
 
+class Noting(Stage):
+    name = "acme"
+
+    def arrive(self, req: Req, message: TokenizedRequest) -> Interest:
+        return Interest()
+
+    def pack(self, step: LaunchedStep, extras: BatchExtras) -> None:
+        extras.whole("acme.note", step.number)
+
+
 def test_extras_are_brought_anew_for_each_step_and_never_change_a_running_one() -> None:
-    harness = Harness(hooks=StepHooks(pack_batch=(lambda batch, extras: extras.whole("acme.note", batch.bid),)))
+    harness = Harness(joining=[Noting()])
     harness.submit("a", [1, 2], 3, sampling={"ignore_eos": True})
     harness.run()
     assert [work.extras for work in harness.model.batches] == [{"acme.note": 1}, {"acme.note": 2}, {"acme.note": 3}]

@@ -70,7 +70,7 @@ def test_a_split_that_nobody_wants_ends_within_a_step() -> None:
         for _ in range(3):
             harness.step()
         harness.submit("s", list(range(100)), 5)
-        while harness.scheduler.planner.split.step is None:
+        while not harness.scheduler.planner.under_way:
             harness.step()
         harness.scheduler.receive([AbortRequest(rid="s")])
         harness.step()

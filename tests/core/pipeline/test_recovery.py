@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.pipeline.batch_result import BatchResult
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.pipeline.executor import Done
 from tests.core.pipeline.harness import IGNORE, Harness, oracle
 

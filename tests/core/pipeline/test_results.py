@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pegboard.conformance.fake_client import FakeTokenizer
-from pegboard.core.pipeline.batch_result import BatchResult
-from pegboard.core.pipeline.executor import InlineExecutor
+from pegboard.core.interfaces.batch_result import BatchResult
+from pegboard.core.pipeline.executor import Done, LocalExecutor
 from tests.core.pipeline.harness import EOS, Harness, oracle
 
 
@@ -43,8 +43,8 @@ def test_eos_and_stop_ids_end_an_output() -> None:
 def test_a_stop_string_before_min_new_tokens_is_text(least: int, length: int) -> None:
     harness = Harness(tokenizer=FakeTokenizer())
     script = iter("abcabcabc")
-    harness.scheduler.stages.executor = InlineExecutor(
-        lambda work: BatchResult(np.array([ord(next(script))], np.int64))
+    harness.scheduler.stages.executor = LocalExecutor(
+        lambda work: Done(BatchResult(np.array([ord(next(script))], np.int64)))
     )
     harness.submit("a", [3, 4], 9, sampling={"stop": ("bc",), "min_new_tokens": least})
     harness.run()

@@ -19,7 +19,7 @@ CAPACITY, VOCAB = 12, 50
 def make_req(number: int, *, length: int = 3, limit: int = 5, top_k: int = -1) -> Req:
     params = SamplingParams(max_new_tokens=limit, temperature=number / 8, top_k=top_k, top_p=0.5, min_p=0.25)
     req = Req(f"r{number}", np.arange(length, dtype=np.int64), params, seed=number * 7)
-    req.kv.row, req.kv.allocated_len = number, length + 1
+    req.kv.row, req.kv.allocated_len, req.kv.committed_len = number, length + 1, length - 1
     return req
 
 
@@ -29,15 +29,21 @@ class Kept:
 
     req: Req
     stamp: int
-    flags: int
+    known: int
+    gap: int = 1
     last: int = 0
     time: float = 0.0
+
+    @property
+    def left(self) -> int:
+        """How many more tokens may be scheduled for it."""
+        return max(0, self.req.remaining_tokens - (self.known - self.req.seq_len))
 
 
 class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.batch = RunningBatch(CAPACITY)
+        self.batch = RunningBatch(CAPACITY, VOCAB)
         self.kept: list[Kept] = []
         self.number = 0
         self.version = self.batch.version
@@ -49,12 +55,48 @@ class Machine(RuleBasedStateMachine):
         limit=st.integers(1, 9),
         top_k=st.sampled_from([-1, 0, 1, 7, VOCAB, 10**6]),
     )
-    def merge(self, count: int, flags: int, length: int, limit: int, top_k: int) -> None:
+    def join(self, count: int, flags: int, length: int, limit: int, top_k: int) -> None:
         count = min(count, CAPACITY - len(self.kept))
         reqs = [make_req(self.number + i, length=length, limit=limit, top_k=top_k) for i in range(count)]
         self.number += count
-        self.batch.merge(reqs, [flags] * count, self.number, VOCAB)
-        self.kept += [Kept(req, self.number, flags) for req in reqs]
+        for req in reqs:
+            req.flags = flags
+        self.batch.join(reqs, self.number)
+        self.kept += [Kept(req, self.number, length + 1) for req in reqs]
+        self.changed()
+
+    @rule(length=st.integers(1, 9))
+    def resume(self, length: int) -> None:
+        """One joins whose tokens are all known."""
+        if len(self.kept) < CAPACITY:
+            req = make_req(self.number, length=length)
+            self.batch.join([req])
+            self.kept.append(Kept(req, UNSTAMPED, length, last=req.tokens.last))
+            self.changed()
+
+    @rule(count=st.integers(0, 3), data=st.data())
+    def settle(self, count: int, data: st.DataObject) -> None:
+        """Some have gained tokens, all of which are known."""
+        gained = data.draw(st.lists(st.sampled_from(self.kept), unique_by=id)) if self.kept else []
+        for one in gained:
+            for token in range(min(count, one.req.remaining_tokens)):
+                one.req.tokens.append(token)
+            one.known, one.last = one.req.seq_len, one.req.tokens.last
+            one.gap = one.known - one.req.kv.committed_len
+        self.batch.settle([*(one.req for one in gained), make_req(97)])
+
+    @rule(count=st.integers(1, 3))
+    def catch_up(self, count: int) -> None:
+        """A step computes all known tokens of some, and samples one more for each."""
+        behind = sorted((one for one in self.kept if one.gap > 1 and one.left > 0), key=lambda one: one.stamp)[:count]
+        if not behind:
+            return
+        places = self.batch.catching_up()[:count].tolist()
+        assert [self.batch[place] for place in places] == [one.req for one in behind]
+        self.number += 1
+        self.batch.join([one.req for one in behind], self.number)
+        for one in behind:
+            one.known, one.gap, one.last, one.stamp = one.req.seq_len + 1, 1, 0, self.number
         self.changed()
 
     @rule(data=st.data())
@@ -90,7 +132,8 @@ class Machine(RuleBasedStateMachine):
     def rewind(self) -> None:
         self.batch.rewind()
         for one in self.kept:
-            one.stamp, one.last = UNSTAMPED, one.req.tokens.last
+            one.stamp, one.last, one.known = UNSTAMPED, one.req.tokens.last, one.req.seq_len
+            one.gap = one.known - one.req.kv.committed_len
 
     def leave(self, gone: list[Kept]) -> None:
         for one in gone:
@@ -112,11 +155,17 @@ class Machine(RuleBasedStateMachine):
         assert batch.input_lens.tolist() == [req.input_len for req in reqs]
         assert batch.allocated.tolist() == [req.kv.allocated_len for req in reqs]
         assert batch.stamps.tolist() == [one.stamp for one in self.kept]
-        assert batch.flags.tolist() == [one.flags for one in self.kept]
+        assert batch.flags.tolist() == [req.flags for req in reqs]
+        assert batch.seq_lens.tolist() == [one.known for one in self.kept]
+        assert batch.gaps.tolist() == [one.gap for one in self.kept]
+        assert batch.left.tolist() == [one.left for one in self.kept]
+        assert batch.uneven == any(one.gap > 1 for one in self.kept)
+        decoding = [place for place, one in enumerate(self.kept) if one.gap == 1 and one.left > 0]
+        assert batch.decoding().tolist() == decoding
         assert batch.last.tolist() == [one.last for one in self.kept]
         assert batch.last_times.tolist() == [one.time for one in self.kept]
         assert batch.numbers.tolist() == [req.sampling.row(req.seed, VOCAB) for req in reqs]
-        assert batch.any(SPECIAL) == any(one.flags & SPECIAL for one in self.kept)
+        assert batch.any(SPECIAL) == any(req.flags & SPECIAL for req in reqs)
         assert all(req in batch for req in reqs)
 
 
@@ -125,8 +174,8 @@ TestRunningBatch = Machine.TestCase
 
 
 def test_a_newcomer_counts_the_token_that_its_prompts_step_samples() -> None:
-    batch = RunningBatch(2)
-    batch.merge([make_req(0, length=4, limit=5), make_req(1, length=2, limit=1)], [0, 0], 1, VOCAB)
+    batch = RunningBatch(2, VOCAB)
+    batch.join([make_req(0, length=4, limit=5), make_req(1, length=2, limit=1)], 1)
     assert batch.seq_lens.tolist() == [5, 3]
     assert batch.left.tolist() == [4, 0]
     batch.rewind()
@@ -135,8 +184,8 @@ def test_a_newcomer_counts_the_token_that_its_prompts_step_samples() -> None:
 
 
 def test_growth_is_a_share_of_what_each_may_still_get() -> None:
-    batch = RunningBatch(3)
+    batch = RunningBatch(3, VOCAB)
     assert batch.growth(1.0, 100) == 0
-    batch.merge([make_req(0, limit=101), make_req(1, limit=11), make_req(2, limit=1)], [0] * 3, 1, VOCAB)
+    batch.join([make_req(0, limit=101), make_req(1, limit=11), make_req(2, limit=1)], 1)
     assert batch.growth(0.5, 1000) == 50 + 5 + 0
     assert batch.growth(0.5, 20) == 10 + 5 + 0

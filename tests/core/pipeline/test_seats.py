@@ -13,11 +13,11 @@ from pegboard.conformance.admission_gate import ManualClock
 from pegboard.conformance.grammar_fakes import ScriptedMatcher
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, Seat
 from pegboard.core.interfaces.batch import ModelWorkerBatch
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import ReqStatus
-from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.memory import MemoryManager

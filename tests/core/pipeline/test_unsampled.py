@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from pegboard.core.interfaces.batch import ModelWorkerBatch
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.keys import PrefixKey
 from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.interfaces.speculator import DraftTrees
-from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.toolkit.speculation import tree
 from tests.core.pipeline.harness import FakeModel, Harness, Seer, next_token, oracle
 

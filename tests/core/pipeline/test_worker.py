@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pegboard.conformance.device_queue import ApartQueue
-from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, SplitPart, WantedRows
+from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, SplitPart
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput
 from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
@@ -22,7 +22,6 @@ from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.running import NUMBERS
 from pegboard.core.pipeline.worker import Worker
-from tests.core.pipeline.harness import Harness
 
 
 def logprobs_on(device: torch.device) -> LogprobOutput:
@@ -38,10 +37,9 @@ def test_what_was_computed_comes_back_together(kind: Callable[..., DeviceQueue])
     output = ForwardOutput(
         torch.tensor([3, 4], device=queue.device), logprobs_on(queue.device), row_states=states.T[:3].T
     )
-    output.prompt_logprobs = LogprobOutput(torch.empty(0, device=queue.device))
-    nothing = np.empty(0, np.int64)
-    wanted = WantedRows(nothing, nothing, (), nothing, (), np.arange(3))
-    found = Computed.of(output, wanted, None)
+    assert output.row_states is not None
+    empty = torch.empty(0, device=queue.device)
+    found = Computed.of(output, {"acme": {"none": empty, "states": output.row_states.float()}})
     result = found.result(queue.fetch(found.tensors).wait())
     assert result.tokens.tolist() == [3, 4]
     assert result.logprobs is not None
@@ -50,10 +48,8 @@ def test_what_was_computed_comes_back_together(kind: Callable[..., DeviceQueue])
     assert result.logprobs.top_ids.tolist() == [[4, 5], [6, 7]]
     assert result.logprobs.top_values.tolist() == [[4.0, 5.0], [6.0, 7.0]]
     assert result.logprobs.chosen[1].tolist() == [0.0] * 3
-    assert result.prompt_logprobs is not None
-    assert result.prompt_logprobs.token_logprobs.shape == (0,)
-    assert result.hidden is not None
-    assert result.hidden.tolist() == [[0, 1, 2], [4, 5, 6], [8, 9, 10]]
+    assert result.parts["acme"]["none"].shape == (0,)
+    assert result.parts["acme"]["states"].tolist() == [[0, 1, 2], [4, 5, 6], [8, 9, 10]]
 
 
 class EchoRunner:
@@ -233,12 +229,3 @@ def test_parts_of_a_split_prefill(rows: ReqToTokenPool) -> None:
     assert runner.inputs == [[50, 60], [5]]
     with pytest.raises(RuntimeError, match="first parts are not there"):
         worker.run(work(rows, [5], part=SplitPart(2, False, True)))
-
-
-def test_an_idle_batch_has_no_tokens() -> None:
-    harness = Harness()
-    batch = harness.scheduler.stages.builder.idle()
-    assert batch.forward_mode is ForwardMode.IDLE
-    runner = EchoRunner()
-    assert make_worker(harness.rows, runner).run(batch).tokens.tolist() == []
-    assert runner.inputs == [[]]

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.batch import ModelWorkerBatch
-from pegboard.core.interfaces.forward import LoadFailed
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.messages import TokenOutput
-from pegboard.core.pipeline.batch_result import BatchResult
+from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from tests.core.pipeline.harness import EMPTY, FakeModel, Harness
 
@@ -134,7 +134,7 @@ class LoadingModel(FakeModel):
             if lost:
                 if work.table is not None:
                     self.table.reshape(-1)[work.table.places] = work.table.slots
-                raise LoadFailed("lost")
+                raise StepLost("lost")
         return super().__call__(work)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.batch import DraftWork, ModelWorkerBatch
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.speculator import Accepted, DraftRow, DraftTrees
-from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.toolkit.speculation import tree
 from tests.core.pipeline.harness import FakeModel, Seer
 

@@ -11,6 +11,7 @@ from pegboard.core.interfaces.client import GenerateRequest, OutputChunk, Output
 from pegboard.core.interfaces.messages import Accepted, FromScheduler, TokenOutput, TokenOutputs, ToScheduler
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.core.server.wire import decode_from_scheduler, encode
+from tests.features import FEATURES
 
 END = {"type": "length"}
 
@@ -59,7 +60,9 @@ Scene = Callable[[AsyncEngineClient, Wire], Awaitable[None]]
 def play(scene: Scene, salts: Mapping[str, str] | None = None, **settings: Any) -> None:
     async def whole() -> None:
         info = FakeEngineClient().info
-        client = AsyncEngineClient(info, FakeTokenizer(), {"api_key": "hidden", "port": 1, **settings}, salts=salts)
+        client = AsyncEngineClient(
+            info, FakeTokenizer(), {"api_key": "hidden", "port": 1, **settings}, salts=salts, features=FEATURES
+        )
         wire = Wire()
         client.attach(wire, info)  # type: ignore[arg-type]
         await scene(client, wire)

@@ -18,7 +18,9 @@ from pegboard.core.interfaces.messages import (
     TokenOutput,
     TokenOutputs,
 )
+from pegboard.core.pipeline.points import encoded
 from pegboard.core.server.client import AsyncEngineClient
+from pegboard.plugins.row_outputs.messages import NAME, Asked, Said
 from tests.core.server.client_scene import END, Wire, play, settle
 
 
@@ -28,7 +30,12 @@ def vector(*values: float) -> bytes:
 
 def embedded(rid: str, data: bytes, reason: dict[str, Any] | None = None) -> TokenOutputs:
     output = TokenOutput(
-        rid=rid, token_ids=[], finish_reason=reason or END, prompt_tokens=2, cached_tokens=1, embedding=data
+        rid=rid,
+        token_ids=[],
+        finish_reason=reason or END,
+        prompt_tokens=2,
+        cached_tokens=1,
+        features={NAME: encoded(Said(vector=data))},
     )
     return TokenOutputs(outputs=[output])
 
@@ -43,7 +50,10 @@ def test_answers_come_in_the_order_of_the_requests() -> None:
         await settle()
         (message,) = wire.sent
         assert isinstance(message, TokenizedBatch)
-        assert all(one.embed and one.sampling.max_new_tokens == 0 for one in message.requests)
+        assert all(
+            one.features[NAME] == encoded(Asked(embed=True)) and one.sampling.max_new_tokens == 0
+            for one in message.requests
+        )
         await wire.say(Accepted(rid="a"), Accepted(rid="b"))
         await wire.say(embedded("b", vector(0, 2)))
         assert not task.done()

@@ -17,6 +17,7 @@ from pegboard.core.server.http.app import build_app
 from pegboard.core.server.http.keys import Keys
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.router import NativeRouter
+from tests.features import FEATURES as STAGES
 
 FEATURES = (
     "input_logprobs",
@@ -38,12 +39,12 @@ class CheckedClient(FakeEngineClient):
 
     async def submit_all(self, requests: Sequence[GenerateRequest]) -> list[OutputStream]:
         for request in requests:
-            Intake(self.info, self.tokenizer).prepare(request)
+            Intake(self.info, self.tokenizer, STAGES).prepare(request)
         return await super().submit_all(requests)
 
     async def embed(self, requests: Sequence[EmbedRequest]) -> list[Embedding]:
         for request in requests:
-            Intake(self.info, self.tokenizer).prepare_embed(request)
+            Intake(self.info, self.tokenizer, STAGES).prepare_embed(request)
         return await super().embed(requests)
 
 

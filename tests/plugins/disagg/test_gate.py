@@ -10,7 +10,7 @@ import pytest
 from pegboard.conformance.admission_gate import gated_request
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext, GateState, Verdict
 from pegboard.core.interfaces.kv_transfer import TransferState
-from pegboard.core.interfaces.req import Req, ReqPooling
+from pegboard.core.interfaces.req import Req
 from pegboard.plugins.disagg.gate import DisaggGate
 from pegboard.plugins.disagg.held import Held
 from pegboard.plugins.disagg.messages import RoomKey
@@ -93,7 +93,7 @@ def test_what_decode_may_connect_to() -> None:
 
 def test_embeddings_are_plain() -> None:
     gate = World().prefill.made
-    assert not gate.concerns(gated_request({"disagg": SAID}, pooling=ReqPooling()))
+    assert not gate.concerns(gated_request({"disagg": SAID}, samples=False))
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

@@ -19,9 +19,13 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.frontend.budget import Budget, BudgetLimits, Demand
 from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.pipeline.frontend.prompts import Prompts
+from pegboard.core.pipeline.points import encoded
+from pegboard.plugins.row_outputs.messages import NAME, Asked
+from tests.features import prices
 
 CONTEXT = 131_072
 HIDDEN = 4096
+PRICES = prices(HIDDEN)
 
 Pair = tuple[GenerateRequest, TokenizedRequest]
 
@@ -32,14 +36,18 @@ def pair(prompt_tokens: int, longest: int | None, context: int = CONTEXT, least:
     asked = GenerateRequest(prompt=[1], sampling=SamplingParams(max_new_tokens=longest), **wanted)
     most = room if longest is None else min(longest, room)
     sampling = SamplingParams(max_new_tokens=most, min_new_tokens=min(least, most))
-    return asked, TokenizedRequest(rid="r", prompt=b"\1\0\0\0" * prompt_tokens, sampling=sampling, **wanted)
+    start, hidden = wanted.pop("logprob_start", None), wanted.pop("return_hidden_states", False)
+    made = TokenizedRequest(rid="r", prompt=b"\1\0\0\0" * prompt_tokens, sampling=sampling, **wanted)
+    if start is not None or hidden:
+        made.features[NAME] = encoded(Asked(start, hidden))
+    return asked, made
 
 
 def lengths(budget: Budget, pairs: list[Pair]) -> list[int]:
     """The lengths that remain. Raises InvalidRequest where the budget refuses them."""
     asked, prepared = [one for one, _ in pairs], [one for _, one in pairs]
-    fitted = budget.fit(asked, prepared, HIDDEN)
-    budget.charge(Demand.of(fitted, HIDDEN))
+    fitted = budget.fit(asked, prepared, PRICES)
+    budget.charge(Demand.of(fitted, PRICES))
     found = [one.sampling.max_new_tokens or 0 for one in fitted]
     assert all(one.sampling.min_new_tokens <= length for one, length in zip(fitted, found, strict=True))
     return found
@@ -59,7 +67,7 @@ def lengths(budget: Budget, pairs: list[Pair]) -> list[int]:
 )
 def test_open_lengths_are_cut_to_all_that_is_left(pairs: list[Pair], price: int) -> None:
     found = lengths(Budget(), pairs)
-    spent = Demand.of([_lengthened(one, n)[1] for one, n in zip(pairs, found, strict=True)], HIDDEN).bytes
+    spent = Demand.of([_lengthened(one, n)[1] for one, n in zip(pairs, found, strict=True)], PRICES).bytes
     open_ones = sum(asked.sampling.max_new_tokens is None for asked, _ in pairs)
     assert BudgetLimits().request_bytes - spent < price * open_ones, "one token more for each would have fitted"
 
@@ -92,7 +100,7 @@ def test_what_is_cut_is_taken(pairs: list[Pair], size: int) -> None:
     """Wherever one token for each open length fits."""
     budget = Budget(BudgetLimits(request_bytes=size))
     try:
-        budget.charge(Demand.of([_lengthened(one, 1)[1] for one in pairs], HIDDEN))
+        budget.charge(Demand.of([_lengthened(one, 1)[1] for one in pairs], PRICES))
     except InvalidRequest:
         return
     for (asked, made), length in zip(pairs, lengths(budget, pairs), strict=True):

@@ -6,12 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from pegboard.core.interfaces.admission_gate import Arrived
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.interfaces.req import Req
 from pegboard.core.pipeline.grammar.state import look_ahead, state_of
-from pegboard.core.pipeline.results import ResultStage
+from pegboard.core.pipeline.scheduler import Scheduler
 from tests.core.pipeline.test_seats import LOOPS, World
 
 Change = Callable[[pytest.MonkeyPatch], None]
@@ -40,31 +38,29 @@ def follow_grammars(loop: str) -> None:
 
 def advanced_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar takes the token that has come once more."""
-    accept = ResultStage.accept
+    begin = Scheduler.begin_computed
 
-    def twice(self: ResultStage, req: Req, arrived: Arrived, now: float) -> tuple[list[Req], TokenOutput | None]:
-        found = accept(self, req, arrived, now)
+    def twice(self: Scheduler, req: Req, length: int, token: int) -> None:
+        begin(self, req, length, token)
         state = state_of(req)
-        if state is not None and arrived.token is not None and state.matcher.accept(arrived.token):
+        if state is not None and state.matcher.accept(token):
             look_ahead(req, state)
-        return found
 
-    monkeypatch.setattr(ResultStage, "accept", twice)
+    monkeypatch.setattr(Scheduler, "begin_computed", twice)
 
 
 def not_advanced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar does not hear of the token that has come."""
-    accept = ResultStage.accept
+    begin = Scheduler.begin_computed
 
-    def unheard(self: ResultStage, req: Req, arrived: Arrived, now: float) -> tuple[list[Req], TokenOutput | None]:
-        found = accept(self, req, arrived, now)
+    def unheard(self: Scheduler, req: Req, length: int, token: int) -> None:
+        begin(self, req, length, token)
         state = state_of(req)
         if state is not None:
             state.matcher.rollback(1)
             look_ahead(req, state)
-        return found
 
-    monkeypatch.setattr(ResultStage, "accept", unheard)
+    monkeypatch.setattr(Scheduler, "begin_computed", unheard)
 
 
 @LOOPS

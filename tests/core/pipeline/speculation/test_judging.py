@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingBatch, SamplingParams
 from pegboard.core.interfaces.speculator import Accepted, DraftTrees
-from pegboard.core.pipeline.batch_result import BatchResult
 from pegboard.core.pipeline.device import HostQueue
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.running import NUMBERS

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.conformance.fake_client import FakeTokenizer
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.batch_result import BatchResult
-from pegboard.core.pipeline.executor import InlineExecutor
+from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.frontend.outputs import OutputState, merge
 from tests.core.pipeline.harness import Harness
 from tests.core.pipeline.text.test_regex_matcher import PATTERNS, oracle, usable
@@ -48,7 +48,7 @@ def run(pieces: Sequence[str], sampling: dict[str, Any]) -> tuple[list[TokenOutp
     ids = iter(place for place in range(len(table)) if place != 7)
     tokenizer = Pieces(table)
     harness = Harness(tokenizer=tokenizer, loop="normal")
-    harness.scheduler.stages.executor = InlineExecutor(lambda work: BatchResult(np.array([next(ids)], np.int64)))
+    harness.scheduler.stages.executor = LocalExecutor(lambda work: Done(BatchResult(np.array([next(ids)], np.int64))))
     harness.submit("a", [3, 4], len(pieces), stream=True, sampling=sampling)
     harness.run()
     return harness.outputs["a"], tokenizer

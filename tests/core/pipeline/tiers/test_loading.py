@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.core.interfaces.forward import LoadFailed
+from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.tiers.loading import HostLoads, loading_for
 
 CUDA = torch.device("cuda", 0)
@@ -65,7 +65,7 @@ def test_pages_are_given_away_when_nothing_queued_writes_to_them(
             for layer in pool.layer_ids:
                 watch.before(layer)
                 seen.append(compute.waited)
-    except LoadFailed:
+    except StepLost:
         assert failing is not None
     assert seen == [2, 4, 6][:failing], "each layer is waited for before it is computed"
     assert compute.waited == len(loads.queue)

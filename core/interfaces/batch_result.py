@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,9 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class BatchResult:
-    """What came out of a step, on the host: `tokens` int64 [sampled], and if a request asked for them logprobs, of
-    sampled tokens and of the prompt's, partial results of the pooler float32 [spans, hidden], hidden states float32
-    [rows, hidden]; see WantedRows.
+    """What came out of a step, on the host: `tokens` int64 [sampled], their logprobs if a request asked for them, and
+    in `parts` what the device parts of stages computed, by their names.
 
     In a step with drafts `accepted` says what stands of them; `tokens` are then its tokens, and `logprobs` has a row
     per node. `unsampled` says that some tokens are NO_TOKEN: nothing could be drawn for their rows.
@@ -25,8 +25,6 @@ class BatchResult:
 
     tokens: NDArray[np.int64]
     logprobs: LogprobOutput | None = None
-    prompt_logprobs: LogprobOutput | None = None
-    pooled: NDArray[np.float32] | None = None
-    hidden: NDArray[np.float32] | None = None
     accepted: Accepted | None = None
     unsampled: bool = False
+    parts: Mapping[str, Mapping[str, NDArray[np.generic]]] = field(default_factory=dict)

@@ -1,0 +1,51 @@
+"""Executor: where batches run, and what stages have done beside them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.batch import ModelWorkerBatch, StageWork
+    from pegboard.core.interfaces.batch_result import BatchResult
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Pending(Protocol[R_co]):
+    """A result on its way."""
+
+    def result(self) -> R_co:
+        """Wait for it. Raises what was raised meanwhile; the KV of a batch's tokens is then undefined."""
+
+
+class Executor(ABC):
+    """Runs batches, and the work of stages, in the order in which they are submitted, never two at a time.
+
+    All that it is given is plain values and arrays, so that a provider may send it to other processes. One thread calls
+    it, that of the scheduler's loop.
+    """
+
+    @abstractmethod
+    def submit(self, work: ModelWorkerBatch | StageWork) -> Pending[object]:
+        """Start a batch, whose result is a BatchResult, or a stage's work, whose result is the stage's own. Never
+        raises what these raise: `Pending.result` does.
+        """
+
+    @abstractmethod
+    def again(self, work: ModelWorkerBatch) -> BatchResult:
+        """Run a part of a failed batch at once, without step hooks. Nothing else may be under way. Raises what the
+        forward pass raises.
+        """
+
+    @abstractmethod
+    def ask(self, stage: str, payload: object) -> object:
+        """Have a stage's work done after all that is under way, and return its result. Raises what it raises."""
+
+    @abstractmethod
+    def healthy(self) -> bool:
+        """Return whether another forward pass has a chance; False once the device itself has failed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wait for what is under way and take nothing more."""

@@ -1,0 +1,286 @@
+"""Stages: how a feature takes part in the pipeline. A plugin's hook class brings up to three halves of one name.
+
+`Stage` decides in the scheduler's loop, `DevicePart` computes where batches run, `FrontendStage` works in the API
+process. They hold no references to each other: between them travel a message's `features`, a batch's payload, and what
+parts compute. A point is called only on stages that override its method, and only for requests in which the stage takes
+part. Stages are called in the order of their plugins (`pegboard plugins`), built-in ones first.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from pegboard.core.interfaces.req import WHOLE_PREFIX
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import msgspec
+    import torch
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch, ScheduleBatch
+    from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, ModelInfo, OutputChunk
+    from pegboard.core.interfaces.contract import Contract, Ctx, T
+    from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput, LogprobOutput
+    from pegboard.core.interfaces.layers import ModelSpec
+    from pegboard.core.interfaces.messages import TokenizedRequest
+    from pegboard.core.interfaces.req import Req, ReqKV
+    from pegboard.core.interfaces.status import FinishReason
+
+
+class Wait(enum.Enum):
+    """For `Stage.clip`: no token of the request can be computed in this step."""
+
+    SKIP = "skip"
+    """Other requests may be admitted in its place."""
+    STOP = "stop"
+    """Nothing further is admitted to this prefill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interest:
+    """What a stage needs for a request that it takes part in. `history`: the tokens before a step are known when it is
+    packed. `single`: each output token is drawn in a row of its own, so the request gets neither drafts nor forced
+    tokens.
+    """
+
+    history: bool = False
+    single: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A number per request for the model, in `ForwardBatch.extras` as ``"<stage>.<name>"``.
+
+    `of` returns a request's number; it stays the same while the request has memory. Requests in which the stage takes
+    no part have 0. The running batch keeps the numbers flat, so a decode costs no call per request; halves of a failed
+    batch have theirs. With `per` "token" a request's number stands once for each of its new tokens, drafts included.
+    """
+
+    name: str
+    of: Callable[[Req], float]
+    per: Literal["request", "token"] = "request"
+    dtype: type[np.generic] = np.int64
+
+
+class LaunchedStep(Protocol):
+    """A step as stages see it, to be read only. Halves of a failed step are steps of their own, with the same `number`.
+
+    `kvs` are the `Req.kv` of `batch.reqs` as they were at launch: a request that ended or was retracted since has
+    another one. `sampled` are the requests that a token is drawn for, in the batch's order. In `notes` a stage keeps,
+    under its name, what it needs when results arrive. `again` int64 [requests] or None: so many tokens at a request's
+    front were computed before, and are computed once more.
+    """
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def batch(self) -> ScheduleBatch: ...
+    @property
+    def work(self) -> ModelWorkerBatch: ...
+    @property
+    def kvs(self) -> list[ReqKV]: ...
+    @property
+    def sampled(self) -> list[Req]: ...
+    @property
+    def notes(self) -> dict[str, object]: ...
+    @property
+    def again(self) -> NDArray[np.int64] | None: ...
+
+
+class StepResult(Protocol):
+    """What a step computed, on the host: `tokens` int64 [sampled], the logprobs that requests want of them, and in
+    `parts` what each DevicePart computed, by its stage's name.
+    """
+
+    @property
+    def tokens(self) -> NDArray[np.int64]: ...
+    @property
+    def logprobs(self) -> LogprobOutput | None: ...
+    @property
+    def parts(self) -> Mapping[str, Mapping[str, NDArray[np.generic]]]: ...
+
+
+class Ending(Protocol):
+    """One reason to end, of one request."""
+
+    def after(self, req: Req, token: int) -> FinishReason | None:
+        """Return why the request ends with `token`, the newest of its output; None where it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a stage adds to an output: a value for all of it, and one value per token that the output brings. Both are
+    anything that msgspec encodes.
+    """
+
+    whole: object = None
+    rows: Sequence[object] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StageContext:
+    """What stages and device parts are built with. `config` is the EngineConfig. `runner` are the capabilities of the
+    chosen runner. `provider` builds what is chosen for a contract, once for all who ask. `end` finishes a request for
+    a reason, from within `arrived`, `commit` or `closed`; none of its KV is shared.
+    """
+
+    config: Any
+    spec: ModelSpec
+    directory: Path
+    runner: frozenset[str]
+    provider: Callable[[Contract[T, Ctx], Ctx], T]
+    end: Callable[[Req, FinishReason], None]
+
+
+class Stage:
+    """The scheduler's half of a feature. All methods run in the scheduler's loop, so they compute on whole batches and
+    neither wait nor read files. Override what is needed; the rest costs nothing.
+
+    What `arrive` or `pack` raises fails one request (see there). What `arrived`, `commit` or `send` raises fails the
+    requests of the step, or the request, that the stage takes part in. What a notice (`unplaced`, `gone`, `closed`)
+    raises is logged. Answers and log name the stage and its plugin.
+    """
+
+    name: str = ""
+    """Unique in an engine; that of its DevicePart and FrontendStage, too. Begins with the plugin's name."""
+    offers: tuple[str, ...] = ()
+    """What requests may ask of an engine with this stage (`ModelInfo.features`)."""
+    columns: tuple[Column, ...] = ()
+    flag: int = 0
+    """One bit of `Req.flags`, set by the core: whether this stage takes part in a request."""
+
+    # ---- a request -------------------------------------------------------------------------------------------------
+
+    def arrive(self, req: Req, message: TokenizedRequest) -> Interest | None:
+        """Once per request, before gates see it. Return what the stage needs for it; None: it takes no part, and none
+        of its methods sees the request again. `message.features` has what the FrontendStage prepared.
+
+        Raise InvalidRequest to refuse the request. Anything else that is raised refuses it with status 500. The stage
+        may set `req.samples` to False: the request ends with its prompt, and no token is drawn.
+        """
+        return None
+
+    def reusable(self, req: Req) -> int:
+        """When a request starts to wait, and again whenever its memory has been taken: how many tokens a cached prefix
+        may cover. The least answer of all stages counts.
+        """
+        return WHOLE_PREFIX
+
+    def finishers(self, req: Req) -> Iterable[Ending]:
+        """Once, at the request's first token: reasons to end it, asked after each of its tokens. They come after stop
+        strings and before the length.
+        """
+        return ()
+
+    def unplaced(self, req: Req) -> None:
+        """Each time before a request's memory is taken: it has ended, was retracted, or its step is undone."""
+
+    def gone(self, req: Req) -> None:
+        """Exactly once for each request that the stage takes part in, at its very end, even if a gate or another stage
+        refused it.
+        """
+
+    # ---- a plan ----------------------------------------------------------------------------------------------------
+
+    def clip(self, req: Req, start: int, take: int) -> int | Wait:
+        """While a prefill is planned: return how many of tokens [start, start + take) can be computed now, `take` at
+        most. Asked several times per plan, and also for requests that are not admitted afterwards, so it must change
+        nothing. The core rounds down to pages, and lets only one request of a prefill be cut.
+        """
+        return take
+
+    # ---- a step ----------------------------------------------------------------------------------------------------
+
+    def pack(self, step: LaunchedStep, extras: BatchExtras) -> object | None:
+        """Each time a batch with a request of this stage is about to run: bring arrays for the model into `extras`, and
+        return the payload for the DevicePart, if any. Change neither the batch nor its requests.
+
+        Called again, with fresh `extras`, for each half of a batch that failed. What it raises fails the batch, so that
+        halves are tried: a request for which it raises fails alone. The parts of a split prefill are packed once.
+        """
+        return None
+
+    def arrived(self, step: LaunchedStep, result: StepResult) -> None:
+        """When the results of a batch are there, before its tokens are appended: keep what was computed. Requests that
+        have ended since are in it still; `req.kv is not kvs[i]` where one was retracted.
+        """
+
+    def commit(self, step: LaunchedStep, result: StepResult) -> None:
+        """After the batch's tokens have been appended and what ends was noted."""
+
+    def closed(self, step: LaunchedStep) -> None:
+        """Exactly once for each packed step: it is committed, all its halves are through, or it was undone. Halves are
+        not told by themselves.
+        """
+
+    def send(self, req: Req, start: int, stop: int) -> Sent | None:
+        """Whenever output is sent, tokens [start, stop) of the request's output and perhaps its end: what goes along.
+        With `rows`, one per token. Overriding it costs each token of the stage's requests a look.
+        """
+        return None
+
+    def adopt(self, req: Req, row: msgspec.Raw | None) -> None:
+        """Once for a request whose first token another engine drew: before that token is appended. `row` is what `send`
+        gave for it there; None where it gave none.
+        """
+
+
+class DevicePart:
+    """Where batches run: called in launch order, on every rank. What it raises fails the batch, so that halves are
+    tried. A payload is read on each call and must not be changed.
+    """
+
+    name: str = ""
+
+    def unpack(self, payload: object, batch: ForwardBatch, put: Callable[[NDArray[np.generic]], torch.Tensor]) -> None:
+        """Before the pass: put the payload of the Stage into the batch. `put` brings an array to the device along with
+        all others, in one copy; the tensor may be read after the pass has begun.
+        """
+
+    def computed(self, payload: object, batch: ForwardBatch, output: ForwardOutput) -> Mapping[str, torch.Tensor]:
+        """After the pass: return tensors that go to the host with the tokens, in one copy. The Stage finds them in
+        `StepResult.parts`. Must not wait for the device.
+        """
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What answering costs the API process, in numbers of things (see `server.budget`): log-probabilities, numbers of
+    vectors, and such numbers for each output token.
+    """
+
+    entries: int = 0
+    numbers: int = 0
+    numbers_per_token: int = 0
+
+
+class FrontendStage:
+    """The API process's half of a feature. Called from several threads, so it keeps nothing of a request. What it
+    raises fails the request with status 500, by the names of stage and plugin.
+    """
+
+    name: str = ""
+    fields: tuple[str, ...] = ()
+    """Those of `STAGE_FIELDS` that it serves: fields of GenerateRequest. Without it requests with them are refused."""
+
+    def prepare(self, request: GenerateRequest | EmbedRequest, length: int, info: ModelInfo) -> object | None:
+        """Once per request, when its fields are checked: return what the Stage is to know of it, anything that msgspec
+        encodes; None: nothing. `length` is the prompt's in tokens. Raise InvalidRequest, naming the field, for what
+        cannot be served.
+        """
+        return None
+
+    def price(self, feature: msgspec.Raw, message: TokenizedRequest, info: ModelInfo) -> Price:
+        """Once or twice per request with a feature of this stage: return what its answer will cost."""
+        return Price()
+
+    def finish(self, chunk: OutputChunk, whole: msgspec.Raw | None, rows: Sequence[msgspec.Raw]) -> None:
+        """For each chunk to which `Stage.send` added something: put it into the chunk's fields."""

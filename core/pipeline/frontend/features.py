@@ -1,0 +1,96 @@
+"""Features: the halves of stages in the process that takes requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pegboard.core.interfaces.client import STAGE_FIELDS, EmbedRequest
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.stage import FrontendStage, Price
+from pegboard.core.registry.blame import in_words
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk
+    from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
+
+logger = logging.getLogger(__name__)
+
+FREE = Price()
+
+
+class Features:
+    """The frontend stages of one process. `origins` says which plugin brought each, by its name."""
+
+    def __init__(self, stages: Sequence[FrontendStage] = (), origins: Mapping[str, str] | None = None) -> None:
+        names = [stage.name for stage in stages]
+        if len(set(names)) < len(names) or not all(names):
+            raise ValueError(f"frontend stages must have names of their own: {', '.join(names)}")
+        self._origins = origins or {}
+        self._by_name = {stage.name: stage for stage in stages}
+        self._served = frozenset(field for stage in stages for field in stage.fields)
+        self._preparing = _at(stages, "prepare")
+        self._pricing = {stage.name for stage in _at(stages, "price")}
+
+    def prepare(self, request: GenerateRequest | EmbedRequest, message: TokenizedRequest, info: ModelInfo) -> None:
+        """Put into a message what stages are to know of it. Raises InvalidRequest, also for a field that no stage
+        serves.
+        """
+        length = len(message.prompt) // 4
+        for stage in self._preparing:
+            try:
+                found = stage.prepare(request, length, info)
+                if found is not None:
+                    message.features[stage.name] = msgspec.Raw(msgspec.msgpack.encode(found))
+            except InvalidRequest:
+                raise
+            except Exception as error:
+                raise self._failed(stage.name, error) from error
+        if isinstance(request, EmbedRequest):
+            if not message.features:
+                raise not_served("embeddings")
+            return
+        for field, default in STAGE_FIELDS.items():
+            if getattr(request, field) != default and field not in self._served:
+                raise not_served(field)
+
+    def price(self, message: TokenizedRequest, info: ModelInfo) -> Price:
+        """Return what stages say that an answer will cost."""
+        if not message.features:
+            return FREE
+        entries = numbers = per_token = 0
+        for name, feature in message.features.items():
+            if name in self._pricing:
+                found = self._by_name[name].price(feature, message, info)
+                entries, numbers = entries + found.entries, numbers + found.numbers
+                per_token += found.numbers_per_token
+        return Price(entries, numbers, per_token)
+
+    def finish(self, chunk: OutputChunk, output: TokenOutput) -> None:
+        """Put into a chunk what stages have sent with an output. Raises InvalidRequest for one that raises."""
+        whole, rows = output.features or {}, output.rows or {}
+        for name in {**whole, **rows}:
+            stage = self._by_name.get(name)
+            if stage is not None:
+                try:
+                    stage.finish(chunk, whole.get(name), rows.get(name, ()))
+                except Exception as error:
+                    raise self._failed(name, error) from error
+
+    def _failed(self, name: str, error: Exception) -> InvalidRequest:
+        origin = self._origins.get(name)
+        who = f"the stage {name!r} ({origin})" if origin else f"the stage {name!r}"
+        logger.error("%s failed", who, exc_info=error)
+        return InvalidRequest(f"{who} failed: {in_words(error)}", code="plugin_failed", status=500)
+
+
+def not_served(param: str) -> InvalidRequest:
+    """Return the refusal of what no stage of this server serves."""
+    return InvalidRequest(f"{param}: no plugin of this server serves it", param=param, code="not_available")
+
+
+def _at(stages: Sequence[FrontendStage], point: str) -> tuple[FrontendStage, ...]:
+    return tuple(one for one in stages if getattr(type(one), point) is not getattr(FrontendStage, point))

@@ -1,0 +1,63 @@
+"""Parked requests: in no batch until they are resumed, with their memory or, once others need it, without."""
+
+from __future__ import annotations
+
+import pytest
+
+from pegboard.conformance.admission_gate import ManualClock
+from pegboard.core.interfaces.req import Req
+from pegboard.core.interfaces.status import ReqStatus
+from pegboard.core.pipeline.planner import GIVE_WAY_SECONDS
+from tests.core.pipeline.harness import IGNORE, Harness, oracle
+
+
+def parked(harness: Harness, rid: str) -> Req:
+    """Park a request whose results are all known, as whoever parks one does after a commit."""
+    flight, harness.scheduler.loop.flight = harness.scheduler.loop.flight, None
+    if flight is not None:
+        harness.scheduler.settle(flight)
+    req = harness.scheduler.requests.alive[rid]
+    harness.scheduler.planner.park(req)
+    return req
+
+
+@pytest.mark.parametrize("loop", ["normal", "overlap"])
+def test_a_parked_request_goes_on_where_it_was(loop: str) -> None:
+    harness = Harness(loop=loop)
+    for rid, token in (("a", 1), ("b", 2)):
+        harness.submit(rid, [token] * 9, 20, **IGNORE)
+    for _ in range(4):
+        harness.step()
+    req = parked(harness, "a")
+    before = req.output_len
+    for _ in range(5):
+        harness.step()
+    assert req.output_len == before
+    assert all(req.kv.row not in work.rows for work in harness.model.batches[-3:])
+    harness.scheduler.planner.resume(req)
+    harness.run()
+    assert harness.tokens("a") == oracle([1] * 9, 20, ignore_eos=True)
+    assert harness.tokens("b") == oracle([2] * 9, 20, ignore_eos=True)
+    assert harness.scheduler.counters.retractions == 0
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_memory_is_given_away_only_after_a_while(long: bool) -> None:
+    clock = ManualClock()
+    harness = Harness(tokens=24, run=1, cache="none", parts={"clock": clock})
+    harness.submit("a", [1] * 9, 12, **IGNORE)
+    for _ in range(3):
+        harness.step()
+    req = parked(harness, "a")
+    clock.advance(GIVE_WAY_SECONDS * (2 if long else 0.5))
+    harness.submit("b", [2] * 16, 6, **IGNORE)
+    for _ in range(3):
+        harness.step()
+    assert (req.status is ReqStatus.RETRACTED) == long
+    assert ("b" in harness.outputs or harness.scheduler.running.reqs != []) == long
+    assert req in harness.scheduler.planner.parked
+    assert req not in harness.scheduler.waiting
+    harness.scheduler.planner.resume(req)
+    harness.run()
+    assert harness.tokens("a") == oracle([1] * 9, 12, ignore_eos=True)
+    assert harness.tokens("b") == oracle([2] * 16, 6, ignore_eos=True)

@@ -1,0 +1,198 @@
+"""Broken stages, each caught by the test of the suite that is meant for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from pegboard.conformance.stage import StageContract
+from pegboard.core.interfaces.batch import BatchExtras
+from pegboard.core.interfaces.messages import TokenizedRequest
+from pegboard.core.interfaces.req import Req
+from pegboard.core.interfaces.stage import Column, Interest, LaunchedStep, Sent, Stage, StepResult, Wait
+
+
+class Good(Stage):
+    """Keeps books of requests and steps, lets a few tokens of a prompt be computed at a time, and counts tokens."""
+
+    name = "books"
+    columns = (Column("length", lambda req: req.input_len),)
+
+    def __init__(self) -> None:
+        self.reqs: dict[str, Req] = {}
+        self.steps: dict[int, list[str]] = {}
+        self.counts: dict[str, int] = {}
+
+    def arrive(self, req: Req, message: TokenizedRequest) -> Interest | None:
+        if self.name not in message.features:
+            return None
+        assert msgspec.msgpack.decode(message.features[self.name]) == "count"
+        self.reqs[req.rid] = req
+        return Interest()
+
+    def unplaced(self, req: Req) -> None:
+        assert req.rid in self.reqs
+
+    def gone(self, req: Req) -> None:
+        del self.reqs[req.rid]
+        self.counts.pop(req.rid, None)
+
+    def clip(self, req: Req, start: int, take: int) -> int | Wait:
+        return min(take, 9)
+
+    def pack(self, step: LaunchedStep, extras: BatchExtras) -> object | None:
+        self.steps[step.number] = [req.rid for req in step.batch.reqs if req.flags & self.flag]
+        extras.per_request("books.rows", np.array([req.kv.row for req in step.batch.reqs]))
+        return None
+
+    def commit(self, step: LaunchedStep, result: StepResult) -> None:
+        for req in step.sampled:
+            if req.rid in self.reqs:
+                self.counts[req.rid] = req.output_len
+
+    def closed(self, step: LaunchedStep) -> None:
+        del self.steps[step.number]
+
+    def send(self, req: Req, start: int, stop: int) -> Sent:
+        return Sent(whole=stop, rows=range(start, stop))
+
+
+class SeesARequestTwice(Good):
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: list[Req] = []
+
+    def arrive(self, req: Req, message: TokenizedRequest) -> Interest | None:
+        found = super().arrive(req, message)
+        self.queue += [] if found is None else [req]
+        return found
+
+    def unplaced(self, req: Req) -> None:
+        if not req.finished:
+            self.queue.append(req)
+
+    def gone(self, req: Req) -> None:
+        super().gone(req)
+        self.queue = [one for one in self.queue if one is not req]
+
+
+class ForgetsTheAborted(Good):
+    """Hears of ends from finish reasons of its own, and so of aborts never."""
+
+    def gone(self, req: Req) -> None:
+        if req.output_len == req.sampling.max_new_tokens:
+            super().gone(req)
+
+
+class PacksARowTooMany(Good):
+    def pack(self, step: LaunchedStep, extras: BatchExtras) -> object | None:
+        extras.per_request("books.more", np.zeros(len(step.batch.reqs) + 1))
+        return super().pack(step, extras)
+
+
+class DoesNotUndo(Good):
+    """Takes commits for the end of steps."""
+
+    def commit(self, step: LaunchedStep, result: StepResult) -> None:
+        super().commit(step, result)
+        self.steps.pop(step.number, None)
+
+    def closed(self, step: LaunchedStep) -> None:
+        pass
+
+
+class ClipsToMore(Good):
+    def clip(self, req: Req, start: int, take: int) -> int | Wait:
+        return 9
+
+
+class ClipsAndKeeps(Good):
+    def clip(self, req: Req, start: int, take: int) -> int | Wait:
+        self.steps[-take] = [req.rid]
+        return take
+
+
+class ChangesRequests(Good):
+    def pack(self, step: LaunchedStep, extras: BatchExtras) -> object | None:
+        for req in step.batch.reqs:
+            req.output.sent_len += 1
+        return super().pack(step, extras)
+
+
+class CountsPacks(Good):
+    packs = 0
+
+    def pack(self, step: LaunchedStep, extras: BatchExtras) -> object | None:
+        self.packs += 1
+        extras.per_request("books.packs", np.full(len(step.batch.reqs), self.packs))
+        return super().pack(step, extras)
+
+
+class TakesAll(Good):
+    """Ends requests that do not ask for it."""
+
+    def arrive(self, req: Req, message: TokenizedRequest) -> Interest | None:
+        self.reqs[req.rid] = req
+        return Interest()
+
+    def arrived(self, step: LaunchedStep, result: StepResult) -> None:
+        result.tokens[:] = 0
+
+
+class SendsARowTooMany(Good):
+    def send(self, req: Req, start: int, stop: int) -> Sent:
+        return Sent(rows=range(start, stop + 1))
+
+
+class TakesPartInNone(Good):
+    def arrive(self, req: Req, message: TokenizedRequest) -> Interest | None:
+        return None
+
+
+def suite(made: Callable[[], Stage]) -> StageContract:
+    class Suite(StageContract):
+        def make_stage(self) -> Stage:
+            return made()
+
+        def feature(self) -> object:
+            return "count"
+
+    return Suite()
+
+
+def run(made: Callable[[], Stage], test: str) -> None:
+    method: Any = getattr(suite(made), test)
+    for loop in ("normal", "overlap"):
+        method(*([loop] if "loop" in signature(method).parameters else []))
+
+
+TESTS = [name for name in vars(StageContract) if name.startswith("test_")]
+MUTANTS: list[tuple[type[Stage], str, str]] = [
+    (SeesARequestTwice, "test_a_request_is_known_once", "that arrived once"),
+    (ForgetsTheAborted, "test_nothing_is_left_of_requests_that_ended", "which is gone"),
+    (PacksARowTooMany, "test_it_takes_part_and_fails_nothing", "a batch with its requests failed"),
+    (DoesNotUndo, "test_nothing_is_left_of_steps_that_failed", "grows with steps that were undone"),
+    (ClipsToMore, "test_clip_answers_within_what_it_is_asked", "from 0 to 1, SKIP or STOP"),
+    (ClipsAndKeeps, "test_clip_answers_within_what_it_is_asked", r"clip\(\) keeps something"),
+    (ChangesRequests, "test_packing_changes_no_request_and_gives_the_same_again", "has changed a request"),
+    (CountsPacks, "test_packing_changes_no_request_and_gives_the_same_again", "brings other arrays"),
+    (TakesAll, "test_one_that_no_request_wants_changes_no_token", "do not ask for it are others"),
+    (SendsARowTooMany, "test_it_takes_part_and_fails_nothing", "requests failed"),
+    (TakesPartInNone, "test_it_takes_part_and_fails_nothing", "takes part in no request"),
+]
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_the_original_passes(test: str) -> None:
+    run(Good, test)
+
+
+@pytest.mark.parametrize(("mutant", "test", "says"), MUTANTS, ids=lambda one: getattr(one, "__name__", None))
+def test_caught(mutant: type[Stage], test: str, says: str) -> None:
+    with pytest.raises(AssertionError, match=says):
+        run(mutant, test)

@@ -268,10 +268,8 @@ class BatchBuilder:
         work.loads = tuple(kv.load for kv in kvs if kv.load is not None)
         left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
         flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
-        half = Step(
-            step.number, batch, work, kvs, sampled, left, flags, NEVER, again=again, drafts=drafts, touched=True
-        )
-        half.asks, half.closed = asks_of(reqs), True
+        half = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, again=again, drafts=drafts)
+        half.touched, half.asks, half.closed = True, asks_of(reqs), True
         return half
 
     def _work(

@@ -117,7 +117,7 @@ class Recovery:
                 self._passed += 1
                 self._commit(part, result)
 
-    def end(self, reqs: Iterable[Req], message: str, code: str | None = None) -> None:
+    def end(self, reqs: Iterable[Req], message: str, code: str = "") -> None:
         """End requests that are to blame for a failure, with status 500."""
         reason = FinishReason(FinishType.ABORT, message=message, status=500, code=code)
         for req in reqs:

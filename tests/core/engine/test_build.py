@@ -84,7 +84,9 @@ def test_the_loop_of_a_device(
     """A GPU computes beside the host, so that steps overlap without a thread."""
     chosen = torch.device(device)
     monkeypatch.setattr(build, "loop_of", lambda name, where: loop_of(name, chosen))
-    monkeypatch.setattr(build, "executor_of", lambda *parts: executor_of(*parts[:-1], chosen))
+    monkeypatch.setattr(
+        build, "executor_of", lambda loop, worker, parts, where: executor_of(loop, worker, parts, chosen)
+    )
     one = built(model, scheduler={"loop": loop})
     try:
         executor = one.scheduler.stages.executor

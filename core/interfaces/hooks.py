@@ -78,7 +78,9 @@ class HookSpecs:
     @hookspec
     def configure(self, config: Any) -> None:
         """Once per process, with the frozen EngineConfig, before anything is built. Raise ConfigError to stop the
-        start::
+        start.
+
+        Example::
 
             @hookimpl
             def configure(self, config):
@@ -88,26 +90,32 @@ class HookSpecs:
 
     @hookspec
     def engine_started(self, info: ModelInfo, engine: EngineView) -> None:
-        """Once in the scheduler, when the model is loaded and requests are about to be accepted::
+        """Once in the scheduler, when the model is loaded and requests are about to be accepted.
 
-        @hookimpl
-        def engine_started(self, info, engine):
-            engine.add_control("acme.steps", lambda args: {"steps": self.steps})
+        Example::
+
+            @hookimpl
+            def engine_started(self, info, engine):
+                engine.add_control("acme.steps", lambda args: {"steps": self.steps})
         """
 
     @hookspec
     def register_metrics(self, registry: Any) -> None:
-        """Once in the scheduler process of an engine with a metrics plugin, by that plugin, with its registry::
+        """Once in the scheduler process of an engine with a metrics plugin, by that plugin, with its registry.
 
-        @hookimpl
-        def register_metrics(self, registry):
-            self.steps = prometheus_client.Counter("acme_steps", "Steps.", registry=registry)
+        Example::
+
+            @hookimpl
+            def register_metrics(self, registry):
+                self.steps = prometheus_client.Counter("acme_steps", "Steps.", registry=registry)
         """
 
     @hookspec
     def api_services(self, chooser: Chooser) -> Mapping[str, object] | None:
         """Once in the API process, before the routers of the config are built: objects for them by name, which they
-        find in `ApiContext.services`. `chooser` builds providers of contracts that the plugin declares::
+        find in `ApiContext.services`. `chooser` builds providers of contracts that the plugin declares.
+
+        Example::
 
             @hookimpl
             def api_services(self, chooser):
@@ -117,7 +125,9 @@ class HookSpecs:
     @hookspec
     def register_routes(self, app: fastapi.FastAPI, client: EngineClient) -> None:
         """Once in the API process, with the FastAPI application and the engine's client, after the routers of the
-        config have been added::
+        config have been added.
+
+        Example::
 
             @hookimpl
             def register_routes(self, app, client):
@@ -127,7 +137,9 @@ class HookSpecs:
     @hookspec
     def model_names(self) -> Sequence[str] | None:
         """In the API process, whenever names are listed or looked up, so it must be short: further names of the model.
-        They stand in `/v1/models`, and requests may ask for them, which `Req.model` tells::
+        They stand in `/v1/models`, and requests may ask for them, which `Req.model` tells.
+
+        Example::
 
             @hookimpl
             def model_names(self):
@@ -136,11 +148,13 @@ class HookSpecs:
 
     @hookspec
     def batch_scheduled(self, batch: ScheduleBatch) -> None:
-        """Each step, when the batch has been decided and its memory allocated::
+        """Each step, when the batch has been decided and its memory allocated.
 
-        @hookimpl
-        def batch_scheduled(self, batch):
-            self.largest = max(self.largest, len(batch))
+        Example::
+
+            @hookimpl
+            def batch_scheduled(self, batch):
+                self.largest = max(self.largest, len(batch))
         """
 
     @hookspec
@@ -149,7 +163,9 @@ class HookSpecs:
         beside its tokens. Change neither the batch nor its requests.
 
         Called again, with the requests that are left and with fresh `extras`, for each half of a batch that failed.
-        What it raises fails the batch, so that halves are tried: a request for which it raises fails alone::
+        What it raises fails the batch, so that halves are tried: a request for which it raises fails alone.
+
+        Example::
 
             @hookimpl
             def pack_batch(self, batch, extras):
@@ -159,54 +175,66 @@ class HookSpecs:
 
     @hookspec
     def before_forward(self, batch: ForwardBatch) -> None:
-        """Each step, right before the model runs::
+        """Each step, right before the model runs.
 
-        @hookimpl
-        def before_forward(self, batch):
-            self.begun = time.monotonic()
+        Example::
+
+            @hookimpl
+            def before_forward(self, batch):
+                self.begun = time.monotonic()
         """
 
     @hookspec
     def after_forward(self, batch: ForwardBatch, output: ForwardOutput) -> None:
-        """Each step, right after; the output's tensors may not be ready yet on an asynchronous device::
+        """Each step, right after; the output's tensors may not be ready yet on an asynchronous device.
 
-        @hookimpl
-        def after_forward(self, batch, output):
-            self.seconds += time.monotonic() - self.begun
+        Example::
+
+            @hookimpl
+            def after_forward(self, batch, output):
+                self.seconds += time.monotonic() - self.begun
         """
 
     @hookspec
     def batch_committed(self, batch: ScheduleBatch) -> None:
-        """Each step, when tokens have been appended and finish checks are done::
+        """Each step, when tokens have been appended and finish checks are done.
 
-        @hookimpl
-        def batch_committed(self, batch):
-            self.steps += 1
+        Example::
+
+            @hookimpl
+            def batch_committed(self, batch):
+                self.steps += 1
         """
 
     @hookspec
     def requests_finished(self, reqs: Sequence[Req]) -> None:
-        """In a step in which requests finished, with all of them, before their memory is released::
+        """In a step in which requests finished, with all of them, before their memory is released.
 
-        @hookimpl
-        def requests_finished(self, reqs):
-            self.tokens += sum(req.output_len for req in reqs)
+        Example::
+
+            @hookimpl
+            def requests_finished(self, reqs):
+                self.tokens += sum(req.output_len for req in reqs)
         """
 
     @hookspec
     def idle(self) -> None:
-        """In the scheduler, each time it runs out of work (not repeatedly while it stays idle)::
+        """In the scheduler, each time it runs out of work (not repeatedly while it stays idle).
 
-        @hookimpl
-        def idle(self):
-            self.file.flush()
+        Example::
+
+            @hookimpl
+            def idle(self):
+                self.file.flush()
         """
 
     @hookspec
     def shutdown(self) -> None:
-        """Once per process, before it ends::
+        """Once per process, before it ends.
 
-        @hookimpl
-        def shutdown(self):
-            self.file.close()
+        Example::
+
+            @hookimpl
+            def shutdown(self):
+                self.file.close()
         """

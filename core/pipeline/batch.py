@@ -246,9 +246,7 @@ class BatchBuilder:
             return None
         reqs, kvs = [whole.reqs[index] for index in keep], [step.kvs[index] for index in keep]
         decoding = sum(index >= len(whole.reqs) - whole.decoding for index in keep)
-        mode = whole.forward_mode
-        if not mode.is_decode and decoding == 0:
-            mode = ForwardMode.EXTEND
+        mode = whole.forward_mode if decoding or whole.forward_mode.is_decode else ForwardMode.EXTEND
         batch = ScheduleBatch(
             bid=whole.bid,
             forward_mode=mode,

@@ -255,6 +255,12 @@ def test_redis_that_answers_nothing_or_rubbish(world: World, rubbish: bytes) -> 
             assert one.from_storage == found
             server.going.set()
             settle(one.engine)
+            # On a busy machine, calls that were given up before they were made are no failures.
+            for _ in range(3):
+                if rubbish and not is_left_alone(one, "redis"):
+                    one.flush()
+                    one.say(1, 2)
+                    settle(one.engine)
             assert rubbish == b"" or is_left_alone(one, "redis")
         return one.late
 

@@ -1,0 +1,84 @@
+"""How many lines each room may have, and how often the core may name a feature: lower these as features move out."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.house.drawing import ROOT, House, room
+
+ROOMS = {
+    "conformance": 23_300,
+    "core.cli": 900,
+    "core.config": 2_850,
+    "core.engine": 3_260,
+    "core.interfaces": 6_250,
+    "core.pipeline": 15_250,
+    "core.registry": 870,
+    "core.server": 4_530,
+    "plugins": 35_400,
+    "toolkit": 13_550,
+    "tools": 11_350,
+}
+"""Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
+
+HEART = ("scheduler", "planner", "admission", "memory", "batch", "worker", "results", "lifecycle", "gates", "running")
+HEART_LINES = 3_630
+"""Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
+
+FEATURES: Mapping[str, tuple[str, int]] = {
+    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 724),
+    "grammar": (r"grammars?|matchers?", 767),
+    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_503),
+    "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 289),
+    "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 202),
+    "split prefill": (r"split_prefill\w*", 22),
+    "hand-over of KV": (r"seats?|seated|kv_transfers?", 136),
+    "adapters": (r"loras?", 5),
+}
+"""Whole words (also within identifiers) that name a feature, and how many of them core/ may have."""
+
+
+@pytest.fixture(scope="module")
+def house() -> House:
+    return House.read()
+
+
+def words_of(pattern: str, root: Path = ROOT / "core") -> Counter[str]:
+    """Count the words of a feature per file of the core. `HiddenStates` and `hidden_states` are words alike."""
+    word = re.compile(rf"(?<![A-Za-z])(?:{pattern})(?![A-Za-z])", re.IGNORECASE)
+    found = Counter[str]()
+    for path in root.rglob("*.py"):
+        text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", path.read_text("utf-8"))
+        found[path.relative_to(root).as_posix()] += len(word.findall(text))
+    return +found
+
+
+def test_no_room_grows(house: House) -> None:
+    lines = Counter[str]()
+    for name, count in house.lines.items():
+        lines[room(name)] += count
+    grown = {name: f"{count}, not {ROOMS[name]}" for name, count in lines.items() if count > ROOMS.get(name, 10)}
+    assert not grown, "what could leave instead?"
+
+
+def test_the_heart_does_not_grow(house: House) -> None:
+    names = (*HEART, "step", "loops", "recovery", "sources")
+    lines = sum(house.lines.get(f"pegboard.core.pipeline.{name}", 0) for name in names)
+    assert lines <= HEART_LINES, "what could leave instead?"
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_the_core_does_not_name_a_feature_more_often(feature: str) -> None:
+    pattern, allowed = FEATURES[feature]
+    found = words_of(pattern)
+    assert found.total() <= allowed, f"{feature} is a plugin's; most often in {found.most_common(5)}"
+
+
+def test_words_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text('class DraftTree:\n    """Of a draft."""\n    num_drafts = 1\n    overdraft = 2\n')
+    assert words_of(r"drafts?", tmp_path) == {"a.py": 3}

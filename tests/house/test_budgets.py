@@ -12,16 +12,16 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 21_800,
-    "core.cli": 900,
-    "core.config": 2_850,
-    "core.engine": 3_260,
-    "core.interfaces": 6_250,
-    "core.pipeline": 15_250,
-    "core.registry": 870,
-    "core.server": 4_530,
-    "plugins": 35_400,
-    "toolkit": 13_480,
+    "conformance": 23_300,
+    "core.cli": 970,
+    "core.config": 3_010,
+    "core.engine": 2_910,
+    "core.interfaces": 6_390,
+    "core.pipeline": 15_260,
+    "core.registry": 1_020,
+    "core.server": 3_170,
+    "plugins": 37_700,
+    "toolkit": 13_640,
     "tools": 11_350,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

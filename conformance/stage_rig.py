@@ -86,7 +86,7 @@ class StageRig:
 
     def __init__(self, stages: Sequence[Stage], compute: Compute, *, loop: str = "normal", tokens: int = 512) -> None:
         registry = Registry.discover(())
-        config = SchedulerSection(max_running_requests=8, loop=loop)  # type: ignore[arg-type]
+        config = SchedulerSection.model_validate({"max_running_requests": 8, "loop": loop})
         allocator = _build(registry, "token_allocator", "stack", TokenAllocatorContext(tokens, 1))
         cache = _build(registry, "prefix_cache", "radix", PrefixCacheContext(allocator, 1))
         rows = ReqToTokenPool(8, min(CONTEXT, tokens), 1, mirrored=loop == "overlap")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +15,10 @@ from pegboard.core.cli.output import write_json, write_table
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
+    from pegboard.core.interfaces.stage import DevicePart, FrontendStage, Stage
+    from pegboard.core.registry.hooks import Hooks
+
+_COST = "one truth test where no stage overrides it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +41,45 @@ class ShownPoint:
 
 
 def points_of(resolved: ResolvedConfig) -> list[ShownPoint]:
-    """Return every point in the order of an engine's life and of a step. Raises PluginError where a hook class cannot
-    be built.
+    """Return every point in the order of an engine's life and of a step, those of stages last. Providers are chosen
+    for that, and no weights are read. Raises as starting an engine does.
     """
     from pegboard.core.interfaces.hooks import POINTS
     from pegboard.core.registry.hooks import Hooks
 
     hooks = Hooks.load(resolved.registry, resolved.plugin_options)
-    return [
+    found = [
         ShownPoint(
-            one.name, one.process, one.when, one.cost, tuple(Listener(*found) for found in hooks.listeners(one.name))
+            one.name, one.process, one.when, one.cost, tuple(Listener(*who) for who in hooks.listeners(one.name))
         )
         for one in POINTS
     ]
+    return found + _stage_points(resolved, hooks)
+
+
+def _stage_points(resolved: ResolvedConfig, hooks: Hooks) -> list[ShownPoint]:
+    from pegboard.core.engine.build import choose
+    from pegboard.core.engine.stages import StageBuilder, brought
+    from pegboard.core.interfaces.hooks import API, DEVICE, SCHEDULER
+    from pegboard.core.interfaces.stage import DevicePart, FrontendStage, Stage
+
+    builder = StageBuilder(choose(resolved, hooks)[0], hooks)
+    front = [part for part, _, _ in brought(hooks, FrontendStage, "frontend_stages")]
+    return [
+        *_methods(FrontendStage, front, API),
+        *_methods(Stage, builder.points.stages, SCHEDULER),
+        *_methods(DevicePart, builder.parts, DEVICE),
+    ]
+
+
+def _methods(kind: type, parts: Sequence[Stage | DevicePart | FrontendStage], process: str) -> Iterator[ShownPoint]:
+    """Yield the methods of a kind of stages in their order, each with the stages that override it."""
+    for name, method in vars(kind).items():
+        if inspect.isfunction(method):
+            having = [part for part in parts if getattr(type(part), name) is not method]
+            who = tuple(Listener(one.name, f"{type(one).__module__}:{type(one).__qualname__}") for one in having)
+            when = " ".join(re.split(r"[.:;](?:\s|$)", inspect.getdoc(method) or "")[0].split())
+            yield ShownPoint(f"{kind.__name__}.{name}", process, when[:1].lower() + when[1:], _COST, who)
 
 
 def pipeline(

@@ -15,6 +15,7 @@ from pegboard.core.config.media_section import MediaSection
 from pegboard.core.config.sampling_section import SamplingDefaults
 from pegboard.core.config.section import AUTO, Section, UseSection
 from pegboard.core.interfaces.options import NameList, PositiveInt
+from pegboard.core.pipeline.settings import SchedulerSettings
 
 MAX_KEY_LENGTH = 512
 Key = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_KEY_LENGTH, pattern=r"^[!-~]+$")]
@@ -173,58 +174,18 @@ class MemorySection(Section):
     """Tokens that are kept together in storages; a multiple of the page size."""
 
 
-class SchedulerSection(Section):
+class SchedulerSection(SchedulerSettings, Section):
     """What runs when."""
 
-    loop: Literal["auto", "normal", "overlap"] = "auto"
-    """`overlap`: plan and launch the next step while the device computes the one before; `normal`: one after the other.
-    `auto`: `overlap` on a GPU, `normal` on a CPU. The tokens are the same."""
     policy: UseSection = UseSection()
     """Order of the waiting queue, and which requests are retracted first."""
-    max_running_requests: PositiveInt = 256
-    """Most requests that run at once."""
-    max_queued_requests: PositiveInt | None = None
-    """Most requests that wait because all `max_running_requests` places are taken; one more is answered with 503, and
-    an HTTP request that has more by itself with 400. Unset: 2048 in a server, and no limit for an engine in your own
-    process."""
-    max_queued_tokens: PositiveInt | None = None
-    """Most prompt tokens that wait because KV memory does not hold them; a request with more is answered with 503, and
-    an HTTP request that has more by itself with 400. Unset: 16 times what KV memory holds in a server, and no limit for
-    an engine in your own process."""
     chunked_prefill_size: Annotated[int, Field(ge=0)] | None = None
     """Most prompt tokens per step: longer prompts run in chunks. Unset: by the device's memory; 0: no chunks."""
-    max_prefill_tokens: PositiveInt = 16384
-    """Most prompt tokens in one prefill batch; a single longer prompt still runs, alone."""
-    max_load_tokens: PositiveInt = 8192
-    """Most tokens of cached prefixes that are loaded from the host for one prefill; a single longer prefix is still
-    loaded, as the only one."""
-    prefill_first: bool = False
-    """Start prompts before continuing running requests; off, a chunk and a decode step alternate while requests run."""
-    split_prefill_layers: Annotated[int, Field(ge=0)] = 0
-    """Layers of a prefill per step while requests run: a decode step comes after each such part. 0: all at once. Not
-    with `mixed_chunk`."""
-    mixed_chunk: bool | None = None
-    """Compute a prompt's chunk and the running requests' next tokens in one batch. Unset: where the runner prefers
-    that, and `split_prefill_layers` is 0."""
-    new_token_ratio: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """Share of a running request's remaining output that admission reserves memory for, at the start."""
-    new_token_ratio_floor: Annotated[float, Field(ge=0, le=1)] = 0.14
-    """Where that share decays to, as a fraction of `new_token_ratio`."""
-    new_token_ratio_decay_steps: PositiveInt = 600
-    """Decode steps over which it decays."""
-    retract_lookahead: Annotated[int, Field(ge=0)] = 20
-    """Decode steps that must be affordable after requests were retracted for want of memory."""
-    estimate_max_new_tokens: PositiveInt = 4096
-    """Longest output that admission plans for, whatever a request asks for."""
-    conservativeness: Annotated[float, Field(gt=0)] = 1.0
-    """Factor on the reserved share: above 1 admits less and retracts less often."""
     watchdog_timeout: Annotated[float, Field(gt=0)] = 300.0
     """Seconds that one step may take before the scheduler counts as hung; it is restarted then. One that is stopped, or
     hangs elsewhere, is noticed after a quarter more and two seconds."""
     decode_log_interval: Annotated[int, Field(ge=0)] = 40
     """Decode steps per log line about them; 0: none. Prefills get a line each."""
-    seed: int = 0
-    """Seed of everything random: policies, and requests that bring no seed of their own."""
 
 
 class GrammarSection(UseSection):

@@ -1,8 +1,7 @@
 """The shape of a config: its sections, looked up by dotted path, and the contracts that have a place in it.
 
-CORE                                         # the core's own
-shape = Shape.of(registry, {"acme": True})   # with the fields and contracts of plugins; the config has acme on
-shape.section_at("server")                   # the model of a section
+`CORE` is the core's own. ``Shape.of(registry, {"acme": True})`` has the fields and contracts of plugins too, for a
+config that has acme on; its ``section_at("server")`` is the model of a section.
 """
 
 from __future__ import annotations

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig, SchedulerSection
     from pegboard.core.config.select import Selection
     from pegboard.core.engine.choose import Chosen, Loaded
+    from pegboard.core.interfaces.model_family import ModelFamily
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.registry.hooks import Hooks
 
@@ -123,16 +124,27 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
 
     Raises ConfigError, PluginError, ModelError or OutOfMemory with a message for the operator.
     """
-    from pegboard.core.config.early import import_chosen, on_engine_side
-    from pegboard.core.config.select import Selection
     from pegboard.core.registry.hooks import Hooks
 
-    config = resolved.engine
     hooks = Hooks.load(resolved.registry, resolved.plugin_options)
+    started = time.monotonic()
+    chosen, family = choose(resolved, hooks)
+    with torch.inference_mode():
+        loaded = load_model(chosen, family)
+    built = _join(chosen, loaded, hooks)
+    logger.info("ready after %.1f s: %s", time.monotonic() - started, ", ".join(_choices(chosen.selection)))
+    return built
+
+
+def choose(resolved: ResolvedConfig, hooks: Hooks) -> tuple[Chosen, ModelFamily]:
+    """Prepare the model and choose providers. No weights are read. Raises as `build_scheduler` does."""
+    from pegboard.core.config.early import import_chosen, on_engine_side
+    from pegboard.core.config.select import Selection
+
+    config = resolved.engine
     import_chosen(resolved, on_engine_side)
     hooks.call.configure(config=config)
     selection = Selection(resolved)
-    started = time.monotonic()
     prepared = prepare_model(resolved, selection)
     model = _model_context(config, prepared.directory)
     family_choice = selection.choose(MODEL_FAMILY, model)
@@ -144,11 +156,7 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
     check_speculator(chosen)
     for plugin, made in hooks.built:
         chosen.culprits.know_hooks(plugin.plugin.name, str(plugin.origin), made)
-    with torch.inference_mode():
-        loaded = load_model(chosen, family)
-    built = _join(chosen, loaded, hooks)
-    logger.info("ready after %.1f s: %s", time.monotonic() - started, ", ".join(_choices(selection)))
-    return built
+    return chosen, family
 
 
 def _choices(selection: Selection) -> list[str]:

@@ -57,9 +57,9 @@ POINTS = (
     Point("guard_http", API, "when the server's socket listens, before the model is loaded"),
     Point("pipeline_stages", SCHEDULER, "when the model is loaded: what takes part in steps"),
     Point("device_parts", DEVICE, "when the model is loaded: what stages compute there"),
+    Point("frontend_stages", API, "before the first request: what stages do with requests and answers"),
     Point("engine_started", SCHEDULER, "when the model is loaded, before the first request"),
     Point("register_metrics", SCHEDULER, "within engine_started, if the engine keeps metrics"),
-    Point("frontend_stages", API, "before the first request: what stages do with requests and answers"),
     Point("api_services", API, "before the routers of the config are built"),
     Point("register_routes", API, "after the routers of the config were added"),
     Point("model_names", API, "whenever names of models are listed or looked up"),
@@ -73,7 +73,8 @@ POINTS = (
 )
 """All points, in the order in which they are called. The scheduler starts before the routers are built."""
 
-LIFECYCLE_HOOKS = tuple(point.name for point in POINTS if not point.step)
+STAGE_HOOKS = ("pipeline_stages", "device_parts", "frontend_stages")
+LIFECYCLE_HOOKS = tuple(point.name for point in POINTS if not point.step and point.name not in STAGE_HOOKS)
 STEP_HOOKS = tuple(point.name for point in POINTS if point.step)
 
 
@@ -83,7 +84,9 @@ class HookSpecs:
     @hookspec
     def configure(self, config: Any) -> None:
         """Once per process, with the frozen EngineConfig, before anything is built. Raise ConfigError to stop the
-        start::
+        start.
+
+        Example::
 
             @hookimpl
             def configure(self, config):
@@ -94,7 +97,9 @@ class HookSpecs:
     @hookspec
     def guard_http(self, front: HttpFront) -> HttpGuard | None:
         """Once in the API process of a server, when its socket listens and before the model is loaded: what protects
-        its connections and its routes. Without a guard the server has keys, TLS and `server.max_body_bytes`::
+        its connections and its routes. Without a guard the server has keys, TLS and `server.max_body_bytes`.
+
+        Example::
 
             @hookimpl
             def guard_http(self, front):
@@ -103,56 +108,68 @@ class HookSpecs:
 
     @hookspec
     def pipeline_stages(self, ctx: StageContext) -> Iterable[Stage]:
-        """Once in the scheduler process, when the model is loaded: what takes part in steps (see `Stage`)::
+        """Once in the scheduler process, when the model is loaded: what takes part in steps (see `Stage`).
 
-        @hookimpl
-        def pipeline_stages(self, ctx):
-            return [AcmeStage(ctx)]
+        Example::
+
+            @hookimpl
+            def pipeline_stages(self, ctx):
+                return [Notes(ctx)]
         """
         return ()
 
     @hookspec
     def device_parts(self, ctx: StageContext) -> Iterable[DevicePart]:
-        """Once where batches run, when the model is loaded: what stages compute there (see `DevicePart`)::
+        """Once where batches run, when the model is loaded: what stages compute there (see `DevicePart`).
 
-        @hookimpl
-        def device_parts(self, ctx):
-            return [AcmePart(ctx)]
+        Example::
+
+            @hookimpl
+            def device_parts(self, ctx):
+                return [NotesPart()]
+        """
+        return ()
+
+    @hookspec
+    def frontend_stages(self) -> Iterable[FrontendStage]:
+        """Once in the process that takes requests, before the first: what stages do there (see `FrontendStage`).
+
+        Example::
+
+            @hookimpl
+            def frontend_stages(self):
+                return [NotesFrontend()]
         """
         return ()
 
     @hookspec
     def engine_started(self, info: ModelInfo, engine: EngineView) -> None:
-        """Once in the scheduler, when the model is loaded and requests are about to be accepted::
+        """Once in the scheduler, when the model is loaded and requests are about to be accepted.
 
-        @hookimpl
-        def engine_started(self, info, engine):
-            engine.add_control("acme.steps", lambda args: {"steps": self.steps})
+        Example::
+
+            @hookimpl
+            def engine_started(self, info, engine):
+                engine.add_control("acme.steps", lambda args: {"steps": self.steps})
         """
 
     @hookspec
     def register_metrics(self, registry: Any) -> None:
-        """Once in the scheduler process of an engine with a metrics plugin, by that plugin, with its registry::
+        """Once in the scheduler process of an engine with a metrics plugin, by that plugin, with its registry.
 
-        @hookimpl
-        def register_metrics(self, registry):
-            self.steps = prometheus_client.Counter("acme_steps", "Steps.", registry=registry)
+        Example::
+
+            @hookimpl
+            def register_metrics(self, registry):
+                self.steps = prometheus_client.Counter("acme_steps", "Steps.", registry=registry)
         """
-
-    @hookspec
-    def frontend_stages(self) -> Iterable[FrontendStage]:
-        """Once in the process that takes requests, before the first: what stages do there (see `FrontendStage`)::
-
-        @hookimpl
-        def frontend_stages(self):
-            return [AcmeFrontend()]
-        """
-        return ()
 
     @hookspec
     def api_services(self, chooser: Chooser) -> Mapping[str, object] | None:
         """Once in the API process, before the routers of the config are built: objects for them by name, which they
-        find in `ApiContext.services`. `chooser` builds providers of contracts that the plugin declares::
+        find in `ApiContext.services`. `chooser` builds providers of contracts that the plugin declares.
+
+        Example::
 
             @hookimpl
             def api_services(self, chooser):
@@ -162,7 +179,9 @@ class HookSpecs:
     @hookspec
     def register_routes(self, app: fastapi.FastAPI, client: EngineClient) -> None:
         """Once in the API process, with the FastAPI application and the engine's client, after the routers of the
-        config have been added::
+        config have been added.
+
+        Example::
 
             @hookimpl
             def register_routes(self, app, client):
@@ -172,7 +191,9 @@ class HookSpecs:
     @hookspec
     def model_names(self) -> Sequence[str] | None:
         """In the API process, whenever names are listed or looked up, so it must be short: further names of the model.
-        They stand in `/v1/models`, and requests may ask for them, which `Req.model` tells::
+        They stand in `/v1/models`, and requests may ask for them, which `Req.model` tells.
+
+        Example::
 
             @hookimpl
             def model_names(self):
@@ -181,63 +202,77 @@ class HookSpecs:
 
     @hookspec
     def batch_scheduled(self, batch: ScheduleBatch) -> None:
-        """Each step, when the batch has been decided and its memory allocated::
+        """Each step, when the batch has been decided and its memory allocated.
 
-        @hookimpl
-        def batch_scheduled(self, batch):
-            self.largest = max(self.largest, len(batch))
+        Example::
+
+            @hookimpl
+            def batch_scheduled(self, batch):
+                self.largest = max(self.largest, len(batch))
         """
 
     @hookspec
     def before_forward(self, batch: ForwardBatch) -> None:
-        """Each step, right before the model runs::
+        """Each step, right before the model runs.
 
-        @hookimpl
-        def before_forward(self, batch):
-            self.begun = time.monotonic()
+        Example::
+
+            @hookimpl
+            def before_forward(self, batch):
+                self.begun = time.monotonic()
         """
 
     @hookspec
     def after_forward(self, batch: ForwardBatch, output: ForwardOutput) -> None:
-        """Each step, right after; the output's tensors may not be ready yet on an asynchronous device::
+        """Each step, right after; the output's tensors may not be ready yet on an asynchronous device.
 
-        @hookimpl
-        def after_forward(self, batch, output):
-            self.seconds += time.monotonic() - self.begun
+        Example::
+
+            @hookimpl
+            def after_forward(self, batch, output):
+                self.seconds += time.monotonic() - self.begun
         """
 
     @hookspec
     def batch_committed(self, batch: ScheduleBatch) -> None:
-        """Each step, when tokens have been appended and finish checks are done::
+        """Each step, when tokens have been appended and finish checks are done.
 
-        @hookimpl
-        def batch_committed(self, batch):
-            self.steps += 1
+        Example::
+
+            @hookimpl
+            def batch_committed(self, batch):
+                self.steps += 1
         """
 
     @hookspec
     def requests_finished(self, reqs: Sequence[Req]) -> None:
-        """In a step in which requests finished, with all of them, before their memory is released::
+        """In a step in which requests finished, with all of them, before their memory is released.
 
-        @hookimpl
-        def requests_finished(self, reqs):
-            self.tokens += sum(req.output_len for req in reqs)
+        Example::
+
+            @hookimpl
+            def requests_finished(self, reqs):
+                self.tokens += sum(req.output_len for req in reqs)
         """
 
     @hookspec
     def idle(self) -> None:
-        """In the scheduler, each time it runs out of work (not repeatedly while it stays idle)::
+        """In the scheduler, each time it runs out of work (not repeatedly while it stays idle).
 
-        @hookimpl
-        def idle(self):
-            self.file.flush()
+        Example::
+
+            @hookimpl
+            def idle(self):
+                self.file.flush()
         """
 
     @hookspec
     def shutdown(self) -> None:
-        """Once per process, before it ends::
+        """Once per process, before it ends.
 
-        @hookimpl
-        def shutdown(self):
-            self.file.close()
+        Example::
+
+            @hookimpl
+            def shutdown(self):
+                self.file.close()
         """

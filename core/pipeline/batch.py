@@ -246,9 +246,7 @@ class BatchBuilder:
             return None
         reqs, kvs = [whole.reqs[index] for index in keep], [step.kvs[index] for index in keep]
         decoding = sum(index >= len(whole.reqs) - whole.decoding for index in keep)
-        mode = whole.forward_mode
-        if not mode.is_decode and decoding == 0:
-            mode = ForwardMode.EXTEND
+        mode = whole.forward_mode if decoding or whole.forward_mode.is_decode else ForwardMode.EXTEND
         batch = ScheduleBatch(
             bid=whole.bid,
             forward_mode=mode,
@@ -268,10 +266,8 @@ class BatchBuilder:
         work.loads = tuple(kv.load for kv in kvs if kv.load is not None)
         left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
         flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
-        half = Step(
-            step.number, batch, work, kvs, sampled, left, flags, NEVER, again=again, drafts=drafts, touched=True
-        )
-        half.asks, half.closed = asks_of(reqs), True
+        half = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, again=again, drafts=drafts)
+        half.touched, half.asks, half.closed = True, asks_of(reqs), True
         return half
 
     def _work(

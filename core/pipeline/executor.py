@@ -77,11 +77,6 @@ class LocalExecutor(Executor):
         self._stages = stages
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward") if thread else None
 
-    @property
-    def beside(self) -> bool:
-        """Whether batches are launched in a thread of their own."""
-        return self._thread is not None
-
     def submit(self, work: ModelWorkerBatch | StageWork) -> Pending[object]:
         if self._thread is not None:
             return _InThread(self._thread.submit(self._start, work).result)

@@ -107,7 +107,7 @@ class Planner:
         """
         if not (self._last_was_prefill and self.running) or self.settings.prefill_first:
             yield True, self.prefills
-        elif self.settings.mixed_chunk and self.running and self._last_was_batch and not self.under_way:
+        elif self.settings.mixed_chunk and self.running and self._last_was_batch:
             # Both in one batch; but no decode waits for a stage's own work and a chunk of a prompt.
             yield True, self.mixing
         yield False, self.decodes

@@ -176,7 +176,8 @@ class Points:
         """
         if not self.stages:
             return
-        step = step if step.whole is None else step.whole
+        if step.whole is not None:
+            step = step.whole  # a part of a split prefill, which shares extras, payloads and notes with it
         step.packed = True
         extras = BatchExtras(len(step.batch.reqs), step.work.input_ids.shape[0], step.work.extras)
         for place, (stage, column) in enumerate(self.columns):

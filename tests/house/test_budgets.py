@@ -12,32 +12,32 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 21_800,
-    "core.cli": 900,
-    "core.config": 2_850,
-    "core.engine": 3_260,
-    "core.interfaces": 6_250,
-    "core.pipeline": 15_250,
-    "core.registry": 870,
-    "core.server": 4_530,
-    "plugins": 35_400,
-    "toolkit": 13_480,
-    "tools": 11_350,
+    "conformance": 21_830,
+    "core.cli": 1_020,
+    "core.config": 2_890,
+    "core.engine": 3_020,
+    "core.interfaces": 6_810,
+    "core.pipeline": 15_150,
+    "core.registry": 1_020,
+    "core.server": 3_180,
+    "plugins": 38_000,
+    "toolkit": 13_570,
+    "tools": 11_340,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
 HEART = ("scheduler", "planner", "admission", "memory", "batch", "worker", "results", "lifecycle", "gates", "running")
-HEART_LINES = 3_630
+HEART_LINES = 3_600
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {
-    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 724),
-    "grammar": (r"grammars?|matchers?", 767),
-    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_503),
-    "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 289),
-    "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 202),
-    "split prefill": (r"split_prefill\w*", 22),
-    "hand-over of KV": (r"seats?|seated|kv_transfers?", 136),
+    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 682),
+    "grammar": (r"grammars?|matchers?", 743),
+    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_469),
+    "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 288),
+    "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 44),
+    "split prefill": (r"split_prefill\w*", 21),
+    "hand-over of KV": (r"seats?|seated|kv_transfers?", 133),
     "adapters": (r"loras?", 5),
 }
 """Whole words (also within identifiers) that name a feature, and how many of them core/ may have."""

@@ -43,10 +43,12 @@ def test_architecture_shows_the_quickstarts() -> None:
 def test_who_takes_part_is_told_in_the_order_of_the_calls(site: Any) -> None:
     record = site.plugin("acme").replace("providers=()", "hooks=('acme_gates_acme:Late', 'acme_gates_acme:Soon')")
     site.install("acme-gates", "2.1", acme=record + HOOKS)
-    base = ["--set", "model.path=x", "--json"]
+    base = [str(ROOT / QUICKSTART), "--json"]
     off = {one["point"]: one for one in json.loads(run(*base))}
     points = {one["point"]: one for one in json.loads(run(*base, "--set", "plugins.acme=true"))}
-    assert [*points] == [one.name for one in POINTS]
+    assert [*points][: len(POINTS)] == [one.name for one in POINTS]
+    assert [one["plugin"] for one in points["Stage.pack"]["listeners"]] == ["row_outputs"]
+    assert points["Stage.clip"]["listeners"] == []
     assert [one["name"] for one in points["idle"]["listeners"]] == ["acme_gates_acme:Soon", "acme_gates_acme:Late"]
     assert [one["plugin"] for one in points["configure"]["listeners"]][-1] == "acme"
     assert off["idle"] == {**points["idle"], "listeners": []}

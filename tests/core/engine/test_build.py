@@ -18,7 +18,7 @@ from pegboard.core.engine import build
 from pegboard.core.engine.build import build_scheduler
 from pegboard.core.engine.device import executor_of, loop_of
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.pipeline.executor import LocalExecutor
+from pegboard.core.pipeline.executor import Done
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +84,11 @@ def test_the_loop_of_a_device(
     """A GPU computes beside the host, so that steps overlap without a thread."""
     chosen = torch.device(device)
     monkeypatch.setattr(build, "loop_of", lambda name, where: loop_of(name, chosen))
-    monkeypatch.setattr(build, "executor_of", lambda name, worker, parts, _: executor_of(name, worker, parts, chosen))
+    where = {"where": lambda payload: Done(threading.current_thread().name)}
+    monkeypatch.setattr(build, "executor_of", lambda name, worker, parts, _: executor_of(name, worker, where, chosen))
     one = built(model, scheduler={"loop": loop})
     try:
-        executor = one.scheduler.stages.executor
-        assert isinstance(executor, LocalExecutor)
-        assert executor.beside is beside
+        assert str(one.scheduler.stages.executor.ask("where", None)).startswith("forward") is beside
         assert type(one.scheduler.loop).__name__ == runs
     finally:
         one.close()

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,17 +17,14 @@ from pegboard.conformance.stage import stage_context
 from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import LogprobOutput
-from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.interfaces.pooler import Pooler, PoolSpan
 from pegboard.core.interfaces.speculator import DraftTrees
-from pegboard.core.interfaces.stage import DevicePart, Stage, StageContext
+from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.executor import Done
-from pegboard.plugins.row_outputs.messages import NAME, Asked, Said
 from pegboard.plugins.row_outputs.part import RowPart
-from pegboard.plugins.row_outputs.stage import RowOutputs
 from pegboard.toolkit.speculation import tree
-from tests.core.pipeline.harness import EMPTY, VOCAB, next_token
+from tests.core.pipeline.harness import CONFIG, EMPTY, RUNNER, VOCAB, next_token
 from tests.core.pipeline.media_harness import MediaModel, placed
 from tests.core.pipeline.tier_harness import LoadingModel
 
@@ -89,32 +85,9 @@ class FakePooler(Pooler[Any]):
         return [float(sum(state(context[: i + 1]) for i in range(first, length))), float(length - first), float(length)]
 
 
-class RowStage:
-    """The halves of `row_outputs`, built as the engine builds them."""
-
-    def __init__(self, pooler: FakePooler) -> None:
-        config = SimpleNamespace(model=SimpleNamespace(hidden_states=True))
-        runner = frozenset({"hidden_states", "input_logprobs"})
-        ctx: StageContext = stage_context(config=config, runner=runner, provider=lambda contract, ctx: pooler)
-        self.stage: Stage = RowOutputs(ctx)
-        self.part: DevicePart = RowPart(ctx)
-
-
-def asking(logprob_start: int | None = None, hidden_states: bool = False, embed: bool = False) -> dict[str, msgspec.Raw]:
-    """The features of a request, as its frontend half prepares them."""
-    asked = Asked(logprob_start, hidden_states, embed)
-    return {} if asked == Asked() else {NAME: msgspec.Raw(msgspec.msgpack.encode(asked))}
-
-
-def said_by(output: TokenOutput) -> Said:
-    """What goes with an output."""
-    whole = (output.features or {}).get(NAME)
-    return Said() if whole is None else msgspec.msgpack.decode(whole, type=Said)
-
-
-def states_of(output: TokenOutput) -> bytes:
-    """The hidden states that an output brings, one after the other."""
-    return b"".join(msgspec.msgpack.decode(row, type=bytes) for row in (output.rows or {}).get(NAME, ()))
+def row_part(pooler: FakePooler) -> DevicePart:
+    """The half of `row_outputs` that works where batches run."""
+    return RowPart(stage_context(config=CONFIG, runner=RUNNER, provider=lambda *_: pooler))
 
 
 class Late:

@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pegboard.conformance.stage import stage_context
 from pegboard.core.config.sections import SchedulerSection, SpeculationSection
 from pegboard.core.interfaces.batch import DraftWork, EncodeWork, ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.page_mover import PageMover
+from pegboard.core.interfaces.pooler import Pooler
 from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
+from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator, SpeculatorContext
 from pegboard.core.interfaces.stage import Stage
+from pegboard.core.interfaces.status import FinishReason
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import Done, LocalExecutor
@@ -34,7 +38,7 @@ from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.grammar.work import GrammarWork
 from pegboard.core.pipeline.media.encoding import MEDIA
 from pegboard.core.pipeline.memory import RUN, MemoryManager
-from pegboard.core.pipeline.points import Points
+from pegboard.core.pipeline.points import Points, encoded
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
@@ -44,9 +48,13 @@ from pegboard.core.pipeline.speculation.drafter import SPECULATION, Drafter, OnD
 from pegboard.core.pipeline.speculation.judging import Judge
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.registry.registry import Registry
+from pegboard.plugins.row_outputs.messages import NAME, Asked
+from pegboard.plugins.row_outputs.stage import RowOutputs
 from pegboard.toolkit.speculation import tree
 
 VOCAB = 251
+CONFIG = SimpleNamespace(model=SimpleNamespace(hidden_states=True))
+RUNNER = frozenset({"hidden_states", "input_logprobs"})
 EOS = 7
 EMPTY = -1
 
@@ -262,6 +270,7 @@ class Harness:
         judge: Judge | None = None,
         mover: PageMover | None = None,
         joining: Sequence[Stage] = (),
+        pooler: Pooler[Any] | None = None,
         **scheduler: Any,
     ) -> None:
         registry = Registry.discover(())
@@ -275,7 +284,8 @@ class Harness:
         self.memory = MemoryManager(self.rows, allocator, prefix_cache, run=run)
         self.model = (model or FakeModel)(self.rows, (allocator.num_pages + 1) * page_size)
         grammars = GrammarFollower(work, jump_ahead, rolls_back=True)
-        points = Points(joining)
+        context = stage_context(config=CONFIG, runner=RUNNER, provider=lambda *_: pooler, end=self._end)
+        points = self.points = Points([*joining, RowOutputs(context)])
         executor = LocalExecutor(
             self.model.launch,
             self.model,
@@ -318,9 +328,15 @@ class Harness:
     def submit(self, rid: str, prompt: Sequence[int], n: int = 8, *, stream: bool = False, **more: Any) -> Any:
         """Send one request; the scheduler's answer."""
         params = SamplingParams(**{"max_new_tokens": n, "temperature": 0.0, **more.pop("sampling", {})})
+        wanted = [more.pop(name, None) for name in ("logprob_start", "return_hidden_states", "embed")]
+        if wanted[0] is not None or any(wanted[1:]):
+            more["features"] = {NAME: encoded(Asked(wanted[0], bool(wanted[1]), bool(wanted[2])))}
         message = TokenizedRequest(rid=rid, prompt=pack_ids(prompt), sampling=params, stream=stream, **more)
         (reply,) = self.scheduler.receive([message])
         return reply
+
+    def _end(self, req: Req, reason: FinishReason) -> None:
+        self.points.end(req, reason)
 
     def step(self) -> list[TokenOutput]:
         """One step; the books must balance after it."""

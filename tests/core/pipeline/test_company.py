@@ -18,18 +18,21 @@ import numpy as np
 import pytest
 
 from pegboard.core.engine.view import SchedulerView
-from pegboard.core.interfaces.messages import AbortRequest, Accepted
+from pegboard.core.interfaces.client import OutputChunk
+from pegboard.core.interfaces.messages import AbortRequest, Accepted, TokenOutput
 from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.media.arrival import MediaStage
 from pegboard.core.pipeline.media.encoder_cache import EncoderCache
 from pegboard.core.registry.hooks import Hooks
+from pegboard.plugins.row_outputs.messages import NAME
 from pegboard_drills.grammars import ScriptedMatcher
 from tests.core.pipeline.company import Asked, Author, Tokenizer
-from tests.core.pipeline.company_model import CompanyModel, FakePooler, RowStage, asking, said_by, states_of
+from tests.core.pipeline.company_model import CompanyModel, FakePooler, row_part
 from tests.core.pipeline.harness import Seer
 from tests.core.pipeline.media_harness import TOKEN_BYTES, Album, FakeEncoder, books_of
 from tests.core.pipeline.test_seats import World
 from tests.core.pipeline.tier_harness import SlotMover
+from tests.features import FEATURES
 
 REQUESTS = 40
 PATIENCE, MANY_STEPS = 60.0, 3000
@@ -70,6 +73,13 @@ def arrangement(rng: random.Random) -> dict[str, Any]:
     return more
 
 
+def beside(output: TokenOutput) -> OutputChunk:
+    """What an output brings beside tokens."""
+    chunk = OutputChunk(output.rid, "", [], None, 0, 0, 0)
+    FEATURES.finish(chunk, output)
+    return chunk
+
+
 class CompanyWorld(World):
     """Gates bring what the model keeps of a prompt."""
 
@@ -87,7 +97,6 @@ class Company:
         limits = {"timeout": rng.choice([None, 0.5]), "hold_timeout": rng.choice([None, 0.4])}
         more = arrangement(rng)
         pooler = FakePooler(rng.choice([None, 1, 5]))
-        rows = RowStage(pooler)
         # Of 9 tokens a piece at most, the small one holds what a page of a prompt reads.
         small = 20 if more["page_size"] == 1 else 40
         books = EncoderCache(rng.choice([small, small, 400]) * TOKEN_BYTES, TOKEN_BYTES, rng.choice([9, 20]), 1)
@@ -98,7 +107,7 @@ class Company:
             grammars=True,
             model=CompanyModel,
             tokenizer=Tokenizer(),
-            joining=[rows.stage],
+            pooler=pooler,
             parts={"media": media},
             **limits,
             **more,
@@ -111,12 +120,11 @@ class Company:
         self.aborted: set[str] = set()
         assert isinstance(self.world.harness.model, CompanyModel)
         self.model = self.world.harness.model
-        self.model.device_parts = {rows.part.name: rows.part}
-        self._arrange_accidents(directory, books.capacity)
+        self._arrange_accidents(directory, books.capacity, pooler)
 
-    def _arrange_accidents(self, directory: Path, capacity: int) -> None:
+    def _arrange_accidents(self, directory: Path, capacity: int, pooler: FakePooler) -> None:
         rng, model = self.rng, self.model
-        model.directory, model.capacity = directory, capacity
+        model.directory, model.capacity, model.device_parts = directory, capacity, {NAME: row_part(pooler)}
         if self.mover is not None:
             model.mover, self.mover.slots = self.mover, model.slots
             model.fail_loads = rng.choice([0.0, 0.3, 0.3])
@@ -146,8 +154,10 @@ class Company:
             "priority": rng.randrange(3),
             "stream": asked.stream,
             "sampling": asked.sampling,
+            "embed": asked.embed,
+            "return_hidden_states": asked.wants_hidden,
             "logprobs": 1 if asked.wants_logprobs else None,
-            "features": asking(asked.logprob_start, asked.wants_hidden, asked.embed),
+            "logprob_start": asked.logprob_start,
             "media": None if asked.media is None else asked.media.media,
         }
         kind = rng.random() / max(self.author.gates, 1e-9)
@@ -226,8 +236,7 @@ class Company:
         assert tokens == asked.tokens[: len(tokens)], rid
         logprobs = [entry for output in outputs for entry in output.logprobs or ()]
         assert logprobs == (asked.logprobs(len(tokens)) if asked.wants_logprobs else []), rid
-        said = [said_by(output) for output in outputs]
-        prompts = [one.prompt for one in said if one.prompt is not None]
+        prompts = [one.input_logprobs for one in map(beside, outputs) if one.input_logprobs is not None]
         expected = asked.prompt_logprobs()
         if whole:
             # Where the prompt is not computed here, there are none of it.
@@ -236,9 +245,9 @@ class Company:
         else:
             assert len(prompts) <= 1
             assert all(one == (expected or [])[: len(one)] for one in prompts), rid
-        states = np.frombuffer(b"".join(map(states_of, outputs)), "<f4")
-        assert states.tolist() == (asked.hidden(len(tokens)) if asked.wants_hidden else []), rid
-        vector = np.frombuffer(b"".join(one.vector for one in said), "<f4").tolist()
+        states = [number for one in map(beside, outputs) for state in one.hidden_states or () for number in state]
+        assert states == (asked.hidden(len(tokens)) if asked.wants_hidden else []), rid
+        vector = [number for one in map(beside, outputs) for number in one.vector or ()]
         if whole or vector:
             assert vector == (self.author.pooler.vector(np.array(asked.kept)) if asked.embed else []), rid
 

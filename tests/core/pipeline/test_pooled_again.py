@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.core.pipeline.company_model import CompanyModel, FakePooler, RowStage, asking, said_by
+from pegboard.core.interfaces.client import OutputChunk
+from pegboard.plugins.row_outputs.messages import NAME
+from tests.core.pipeline.company_model import CompanyModel, FakePooler, row_part
 from tests.core.pipeline.harness import Harness
+from tests.features import FEATURES
 
 PROMPT = [17 * i % 101 for i in range(24)]
 
@@ -16,15 +19,15 @@ PROMPT = [17 * i % 101 for i in range(24)]
 def test_what_was_pooled_before_a_retraction_counts_once(most: int | None, chunks: int) -> None:
     """Also where a chunk that is computed again begins amid one that was pooled."""
     pooler = FakePooler(most)
-    rows = RowStage(pooler)
-    harness = Harness(model=CompanyModel, joining=[rows.stage], page_size=4, chunk=8, max_context_len=64)
+    harness = Harness(model=CompanyModel, pooler=pooler, page_size=4, chunk=8, max_context_len=64)
     assert isinstance(harness.model, CompanyModel)
-    harness.model.device_parts = {rows.part.name: rows.part}
-    harness.submit("a", PROMPT, 0, features=asking(embed=True))
+    harness.model.device_parts = {NAME: row_part(pooler)}
+    harness.submit("a", PROMPT, 0, embed=True)
     for _ in range(chunks):
         harness.step()
     assert harness.scheduler.chunked is not None
     harness.scheduler.planner.retract(harness.scheduler.chunked)
     harness.run()
-    found = np.frombuffer(said_by(harness.outputs["a"][-1]).vector, "<f4").tolist()
-    assert found == pooler.vector(np.array(PROMPT))
+    chunk = OutputChunk("a", "", [], None, 0, 0, 0)
+    FEATURES.finish(chunk, harness.outputs["a"][-1])
+    assert chunk.vector == pooler.vector(np.array(PROMPT))

@@ -306,6 +306,19 @@ def test_a_server_without_apis_says_so(model: Path, tmp_path: Path) -> None:
         assert server.client.get("/health").status_code == 404
 
 
+def test_a_server_without_its_guard_serves(model: Path, tmp_path: Path) -> None:
+    """It has keys and `server.max_body_bytes`; what the guard brings is refused by name."""
+    off = {"plugins": {"http_guard": False}}
+    with running(model, tmp_path, more=off) as server:
+        server.started()
+        assert server.generate(sampling_params={"max_new_tokens": 2}).status_code == 200
+        assert server.client.post("/generate", content=b"x" * 100_001).status_code == 413
+        assert server.stop() == 0
+    with running(model, tmp_path, more=off, max_connections=5) as server:
+        server.process.wait(PATIENCE)
+        assert "server.max_connections: it needs the plugin 'http_guard'" in server.log
+
+
 def test_connections_are_bounded(model: Path, tmp_path: Path) -> None:
     with running(model, tmp_path, max_connections=2) as server, contextlib.ExitStack() as stack:
         server.started()

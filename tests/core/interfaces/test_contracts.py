@@ -19,7 +19,7 @@ from docs._build.config import builtin_registry
 from pegboard.conformance.suite import ContractSuite
 from pegboard.core.interfaces.contract import Contract
 from pegboard.core.interfaces.contracts import CONTRACTS
-from pegboard.core.interfaces.hooks import LIFECYCLE_HOOKS, STEP_HOOKS, HookSpecs
+from pegboard.core.interfaces.hooks import LIFECYCLE_HOOKS, STAGE_HOOKS, STEP_HOOKS, HookSpecs
 from pegboard.core.registry.hooks import HOOK_NAMES
 from pegboard.core.registry.lazy import import_name
 from pegboard.core.registry.registry import Registry
@@ -171,7 +171,7 @@ def _assigned(node: ast.ClassDef, name: str) -> Iterator[ast.expr]:
 
 class TestHooks:
     def test_the_tables_name_every_hook(self) -> None:
-        assert sorted((*LIFECYCLE_HOOKS, *STEP_HOOKS)) == sorted(HOOK_NAMES)
+        assert sorted((*LIFECYCLE_HOOKS, *STAGE_HOOKS, *STEP_HOOKS)) == sorted(HOOK_NAMES)
 
     @pytest.mark.parametrize("name", HOOK_NAMES)
     def test_every_hook_says_when_it_is_called(self, name: str) -> None:

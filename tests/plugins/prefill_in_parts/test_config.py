@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pegboard.conformance.stage import stage_context
@@ -21,7 +23,8 @@ def brought(layers: int, runner: str = "split_prefill") -> list[Stage]:
     resolved = compose(data={"model": {"path": "m"}, "scheduler": {"split_prefill_layers": layers}})
     hooks = Hooks.load(resolved.registry, resolved.plugin_options)
     (made,) = [made for _, made in hooks.built if isinstance(made, PartHooks)]
-    spec = ModelSpec("suite", 251, 8, 512, (None,) * LAYERS, ())  # type: ignore[arg-type]
+    layer: Any = None
+    spec = ModelSpec("suite", 251, 8, 512, (layer,) * LAYERS, ())
     return made.pipeline_stages(stage_context(runner=frozenset({runner}), runner_name="other", spec=spec))
 
 

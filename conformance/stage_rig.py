@@ -55,6 +55,7 @@ class HashModel:
         self._slots = np.zeros(num_slots, np.int64)
         self._compute = compute
         self.fails: Callable[[ModelWorkerBatch], bool] = lambda work: False
+        self.work_fails: Callable[[object], bool] = lambda payload: False
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
         if work.table is not None:
@@ -80,11 +81,29 @@ class HashModel:
     def launch(self, work: ModelWorkerBatch) -> Done[BatchResult]:
         return Done(self(work))
 
+    def works(self, work: Callable[[object], object]) -> Callable[[object], Done[object]]:
+        """Return what does work of a stage, or raises where `work_fails` says so."""
+
+        def does(payload: object) -> Done[object]:
+            if self.work_fails(payload):
+                raise RuntimeError("the work of the stage fails here")
+            return Done(work(payload))
+
+        return does
+
 
 class StageRig:
     """A scheduler with stages, its outputs by request, and the requests that it has had."""
 
-    def __init__(self, stages: Sequence[Stage], compute: Compute, *, loop: str = "normal", tokens: int = 512) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        compute: Compute,
+        *,
+        loop: str = "normal",
+        tokens: int = 512,
+        work: Callable[[object], object] | None = None,
+    ) -> None:
         registry = Registry.discover(())
         config = SchedulerSection.model_validate({"max_running_requests": 8, "loop": loop})
         allocator = _build(registry, "token_allocator", "stack", TokenAllocatorContext(tokens, 1))
@@ -92,7 +111,8 @@ class StageRig:
         rows = ReqToTokenPool(8, min(CONTEXT, tokens), 1, mirrored=loop == "overlap")
         memory = MemoryManager(rows, allocator, cache)
         self.model = HashModel(rows, tokens + 1, compute)
-        executor = LocalExecutor(self.model.launch, self.model, thread=loop == "overlap")
+        does = {} if work is None else {stage.name: self.model.works(work) for stage in stages}
+        executor = LocalExecutor(self.model.launch, self.model, stages=does, thread=loop == "overlap")
         points = Points(stages)
         self.stages = Stages(
             memory,

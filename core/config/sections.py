@@ -309,12 +309,3 @@ class EngineConfig(Section):
                 "a chunk must hold at least one page"
             )
         return self
-
-    @model_validator(mode="after")
-    def _one_way_to_share_a_step(self) -> EngineConfig:
-        if self.scheduler.mixed_chunk and self.scheduler.split_prefill_layers:
-            raise ValueError(
-                "scheduler.mixed_chunk and scheduler.split_prefill_layers exclude each other: decodes run either in a "
-                "prefill's batch or between its parts"
-            )
-        return self

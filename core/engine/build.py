@@ -129,9 +129,10 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
     hooks = Hooks.load(resolved.registry, resolved.plugin_options)
     started = time.monotonic()
     chosen, family = choose(resolved, hooks)
+    parts = StageBuilder(chosen, hooks)
     with torch.inference_mode():
         loaded = load_model(chosen, family)
-    built = _join(chosen, loaded, hooks)
+    built = _join(chosen, loaded, hooks, parts)
     logger.info("ready after %.1f s: %s", time.monotonic() - started, ", ".join(_choices(chosen.selection)))
     return built
 
@@ -208,23 +209,22 @@ class _Grammars:
     rolls_back: bool = False
 
 
-def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
+def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> BuiltScheduler:
     """Build the stages around a loaded runner, and the scheduler of them."""
     config, spec = chosen.resolved.engine, chosen.spec
-    settings = _scheduler_settings(chosen)
+    settings = _scheduler_settings(chosen, splits=any(stage.splits for stage in parts.points.stages))
     allocator, cache, tiers = _cache(chosen, loaded)
     rows = make_rows(config, chosen.model.device, loaded.memory.max_context_len)
     memory = MemoryManager(rows, allocator, cache)
     memory.cache_name = chosen.culprits.name(cache)
     report = StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens)
-    parts = StageBuilder(chosen, hooks)
     gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, rows=parts.points.first_rows)
     grammars = _grammars(chosen, gate_ctx)
     gates, transfer = build_gates(chosen, loaded, grammars.gate, gate_ctx)
     chunk = chunk_size(config, chosen.model.device)
     media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
     worker = _worker(chosen, loaded, rows, hooks, parts, media, tiers)
-    executor = executor_of(settings.loop, worker, stage_parts(chosen, worker), chosen.model.device)
+    executor = executor_of(settings.loop, worker, stage_parts(chosen, worker, loaded.memory.pool), chosen.model.device)
     results = _results(chosen, grammars, parts)
     stages = Stages(
         memory,
@@ -249,7 +249,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> BuiltScheduler:
 
 def _limits(chosen: Chosen, loaded: Loaded, chunk: int | None) -> Limits:
     spec = chosen.spec
-    return Limits(loaded.memory.max_context_len, chunk, len(spec.layers), spec.eos_token_ids)
+    return Limits(loaded.memory.max_context_len, chunk, spec.eos_token_ids)
 
 
 def _built(
@@ -371,11 +371,11 @@ def _grammars(chosen: Chosen, gate_ctx: AdmissionGateContext) -> _Grammars:
     return _Grammars(gate, kinds, "rollback" in choice.provides)
 
 
-def _scheduler_settings(chosen: Chosen) -> SchedulerSection:
+def _scheduler_settings(chosen: Chosen, *, splits: bool) -> SchedulerSection:
     settings = chosen.resolved.engine.scheduler
     settings = settings.model_copy(update={"loop": loop_of(settings.loop, chosen.model.device)})
     prefers_mixed = "prefers_mixed" in chosen.runner.provides
-    if settings.mixed_chunk is not None or settings.split_prefill_layers or not prefers_mixed:
+    if settings.mixed_chunk is not None or splits or not prefers_mixed:
         return settings
     logger.info("scheduler.mixed_chunk: on, automatic: the runner prefers it")
     return settings.model_copy(update={"mixed_chunk": True})

@@ -18,7 +18,6 @@ from pegboard.core.engine.sizing import KVMemory, chunk_size, pool_context, size
 from pegboard.core.engine.speculation import ChosenSpeculator, choose_speculator
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
 from pegboard.core.interfaces.contracts import ATTENTION, KV_POOL, LOGITS_PROCESSOR, RUNNER, SAMPLER
-from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
@@ -127,7 +126,6 @@ def choose_providers(
         graph_sizes=attention_ctx.graph_sizes,
     )  # fmt: skip
     runner = selection.choose(RUNNER, about)
-    _check_pauses(runner, config)
     media = choose_media(resolved, selection, model)
     check_overlay(media, selection)
     pool = selection.choose(KV_POOL, pool_context(1, config.memory.page_size, model, spec, speculator.layers, kv_dtype))
@@ -186,15 +184,6 @@ def _needs(ctx: AttentionContext) -> dict[str, str]:
         return {}
     value = kv_dtype_name(ctx.kv_dtype)
     return {"kv_fp8": f"which memory.kv_dtype {value} needs; set that to auto, or choose another attention.use"}
-
-
-def _check_pauses(runner: Choice[ModelRunner, ModelRunnerContext], config: EngineConfig) -> None:
-    """Raise ConfigError unless the runner can pause between layers, where the config wants that."""
-    if config.scheduler.split_prefill_layers and "split_prefill" not in runner.provides:
-        raise ConfigError(
-            f"scheduler.split_prefill_layers: the runner {runner.name!r} cannot pause between layers (it lacks the "
-            "capability split_prefill); set it to 0, or choose another runner.use"
-        )
 
 
 def load_model(chosen: Chosen, family: ModelFamily) -> Loaded:

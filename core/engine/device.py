@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.pipeline.executor import LocalExecutor
+from pegboard.core.interfaces.stage import DevicePart, DeviceServices
+from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.media.encoding import MEDIA
 from pegboard.core.pipeline.speculation.drafter import SPECULATION
 from pegboard.core.pipeline.unsampled import BLAME, Blame
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.engine.choose import Chosen
     from pegboard.core.interfaces.executor import Executor
+    from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.pipeline.executor import RunStage
     from pegboard.core.pipeline.worker import Worker
 
@@ -50,11 +53,18 @@ def executor_of(loop: str, worker: Worker, stages: Mapping[str, RunStage], devic
     return LocalExecutor(worker.launch, worker.again, worker.healthy, stages, thread=thread)
 
 
-def stage_parts(chosen: Chosen, worker: Worker) -> dict[str, RunStage]:
-    """Return what runs the work of stages, beside the worker's batches."""
-    parts: dict[str, RunStage] = {BLAME: Blame(chosen.processors, chosen.spec.vocab_size).run}
+def stage_parts(chosen: Chosen, worker: Worker, pool: KVPool) -> dict[str, RunStage]:
+    """Return what runs the work of stages, beside the worker's batches, with KV in `pool`."""
+    working = [part for part in worker.parts.values() if type(part).run is not DevicePart.run]
+    parts: dict[str, RunStage] = {part.name: partial(_run, part, DeviceServices(pool)) for part in working}
+    parts[BLAME] = Blame(chosen.processors, chosen.spec.vocab_size).run
     if worker.media is not None:
         parts[MEDIA] = worker.media.encode
     if worker.drafts is not None:
         parts[SPECULATION] = worker.draft
     return parts
+
+
+@torch.inference_mode()
+def _run(part: DevicePart, services: DeviceServices, payload: object) -> Done[object]:
+    return Done(part.run(payload, services))

@@ -21,7 +21,7 @@ PartT = TypeVar("PartT", Stage, DevicePart, FrontendStage)
 
 
 class StageBuilder:
-    """Builds the stages of one scheduler, once the model is loaded, and then their device parts."""
+    """Builds the stages of one scheduler, once providers are chosen, and then their device parts."""
 
     def __init__(self, chosen: Chosen, hooks: Hooks) -> None:
         self._chosen = chosen
@@ -29,7 +29,7 @@ class StageBuilder:
         self._made: dict[str, object] = {}
         ctx = StageContext(
             chosen.resolved.engine, chosen.spec, chosen.model.directory, frozenset(chosen.runner.provides),
-            self._provider, self._end,
+            self._provider, self._end, chosen.runner.name,
         )  # fmt: skip
         self.points = Points(self._all(Stage, "pipeline_stages", ctx), chosen.culprits)
         self.parts = self._all(DevicePart, "device_parts", ctx)

@@ -167,6 +167,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.speculator import SpeculatorContext as SpeculatorContext
     from pegboard.core.interfaces.stage import Column as Column
     from pegboard.core.interfaces.stage import DevicePart as DevicePart
+    from pegboard.core.interfaces.stage import DeviceServices as DeviceServices
     from pegboard.core.interfaces.stage import FrontendStage as FrontendStage
     from pegboard.core.interfaces.stage import Interest as Interest
     from pegboard.core.interfaces.stage import LaunchedStep as LaunchedStep
@@ -181,6 +182,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.status import IllegalTransition as IllegalTransition
     from pegboard.core.interfaces.status import ReqStatus as ReqStatus
     from pegboard.core.interfaces.step import SETTLE as SETTLE
+    from pegboard.core.interfaces.step import BatchStep as BatchStep
+    from pegboard.core.interfaces.step import CoreServices as CoreServices
     from pegboard.core.interfaces.step import Launched as Launched
     from pegboard.core.interfaces.step import StageStep as StageStep
     from pegboard.core.interfaces.step import StepLost as StepLost

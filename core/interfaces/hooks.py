@@ -55,8 +55,8 @@ BOTH, API, SCHEDULER, DEVICE = "both", "API", "scheduler", "where batches run"
 POINTS = (
     Point("configure", BOTH, "first of all, before anything is built"),
     Point("guard_http", API, "when the server's socket listens, before the model is loaded"),
-    Point("pipeline_stages", SCHEDULER, "when the model is loaded: what takes part in steps"),
-    Point("device_parts", DEVICE, "when the model is loaded: what stages compute there"),
+    Point("pipeline_stages", SCHEDULER, "when providers are chosen, before weights are read: what takes part in steps"),
+    Point("device_parts", DEVICE, "when providers are chosen, before weights are read: what stages compute there"),
     Point("frontend_stages", API, "before the first request: what stages do with requests and answers"),
     Point("engine_started", SCHEDULER, "when the model is loaded, before the first request"),
     Point("register_metrics", SCHEDULER, "within engine_started, if the engine keeps metrics"),
@@ -108,7 +108,7 @@ class HookSpecs:
 
     @hookspec
     def pipeline_stages(self, ctx: StageContext) -> Iterable[Stage]:
-        """Once in the scheduler process, when the model is loaded: what takes part in steps (see `Stage`).
+        """Once in the scheduler process, before weights are read: what takes part in steps (see `Stage`).
 
         Example::
 
@@ -120,7 +120,7 @@ class HookSpecs:
 
     @hookspec
     def device_parts(self, ctx: StageContext) -> Iterable[DevicePart]:
-        """Once where batches run, when the model is loaded: what stages compute there (see `DevicePart`).
+        """Once where batches run, before weights are read: what stages compute there (see `DevicePart`).
 
         Example::
 

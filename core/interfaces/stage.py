@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, ModelInfo, OutputChunk
     from pegboard.core.interfaces.contract import Contract, Ctx, T
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput, LogprobOutput
+    from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.layers import ModelSpec
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.interfaces.status import FinishReason
+    from pegboard.core.interfaces.step import AnySource, CoreServices
 
 
 class Wait(enum.Enum):
@@ -126,9 +128,10 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """What stages and device parts are built with. `config` is the EngineConfig. `runner` are the capabilities of the
-    chosen runner. `provider` builds what is chosen for a contract, once for all who ask. `end` finishes a request for
-    a reason, from within `arrived`, `commit` or `closed`; none of its KV is shared.
+    """What stages and device parts are built with, before weights are read. `config` is the EngineConfig. `runner` are
+    the capabilities of the chosen runner, which is called `runner_name`. `provider` builds what is chosen for a
+    contract, once for all who ask. `end` finishes a request for a reason, from within `arrived`, `commit` or `closed`;
+    none of its KV is shared.
     """
 
     config: Any
@@ -137,6 +140,7 @@ class StageContext:
     runner: frozenset[str]
     provider: Callable[[Contract[T, Ctx], Ctx], T]
     end: Callable[[Req, FinishReason], None]
+    runner_name: str = ""
 
 
 class Stage:
@@ -153,8 +157,18 @@ class Stage:
     offers: tuple[str, ...] = ()
     """What requests may ask of an engine with this stage (`ModelInfo.features`)."""
     columns: tuple[Column, ...] = ()
+    splits: bool = False
+    """Whether its sources take prefills over (`StepSource.takes`). Decodes are then mixed into prefills only where the
+    config says so."""
     flag: int = 0
     """One bit of `Req.flags`, set by the core: whether this stage takes part in a request."""
+
+    def sources(self, core: CoreServices) -> Iterable[AnySource]:
+        """Once, when the scheduler is built: bring sources of steps, which plan, settle and repair steps of their own.
+        Each says in which turn, and whether before or after the core's own, it is asked. What a source raises ends the
+        engine.
+        """
+        return ()
 
     # ---- a request -------------------------------------------------------------------------------------------------
 
@@ -232,6 +246,13 @@ class Stage:
         """
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceServices:
+    """What the core offers the work of a stage, where batches run: the memory of KV."""
+
+    pool: KVPool
+
+
 class DevicePart:
     """Where batches run: called in launch order, on every rank. What it raises fails the batch, so that halves are
     tried. A payload is read on each call and must not be changed.
@@ -249,6 +270,12 @@ class DevicePart:
         `StepResult.parts`. Must not wait for the device.
         """
         return {}
+
+    def run(self, payload: object, services: DeviceServices) -> object:
+        """Whenever a source of its stage has StageWork done, between batches: return the result, which is not None. It
+        may wait for the device; batches that are launched later wait for it.
+        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from pegboard.core.interfaces.batch import PrefillItem, StageWork
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.batch import PrefillItem, ScheduleBatch, StageWork
+    from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.executor import Pending
     from pegboard.core.interfaces.req import Req
 
@@ -48,10 +52,71 @@ class Launched:
 
 
 @dataclass(slots=True)
+class BatchStep(Launched):
+    """A step with a batch. One that is not `final` is one part of a split prefill, of `whole`, and has nothing to
+    commit.
+    """
+
+    batch: ScheduleBatch
+    final: bool = field(default=True, kw_only=True)
+    whole: Self | None = field(default=None, kw_only=True)
+
+    @property
+    def reqs(self) -> Sequence[Req]:
+        return self.batch.reqs
+
+
+@dataclass(slots=True)
 class StageStep(Launched):
     """A step without a batch: a stage's own work."""
 
     work: StageWork
+
+
+class CoreServices(Protocol):
+    """What the core offers sources that a stage brings (`Stage.sources`), in the scheduler's loop."""
+
+    @property
+    def decoding(self) -> bool:
+        """Return whether some request runs, so that a decode step has something to compute."""
+
+    def next_number(self) -> int:
+        """Return the number of a step that the source makes."""
+
+    def slots(self, req: Req) -> NDArray[np.int64]:
+        """Return the slots int64 [computed tokens] of a request's KV, to be read only; none where it has no memory."""
+
+    def ask(self, stage: str, payload: object) -> object:
+        """Have work of a stage done after all that is under way, and return its result. Raises what it raises."""
+
+    def note(self, number: int, what: str, error: Exception) -> None:
+        """Count and log that the step with this number failed for `what`, such as "2 requests"."""
+
+    def told(self, what: str, error: Exception) -> str:
+        """Return what clients learn of an error: the plugin that raised, else that `what` failed."""
+
+    def end(self, reqs: Iterable[Req], message: str, code: str = "") -> None:
+        """End requests that are to blame for a failure, with status 500."""
+
+    def split(self, whole: BatchStep, layers: int, *, first: bool, last: bool) -> BatchStep:
+        """Return the next `layers` of a prefill that `begin` was given; the last part is the step to commit."""
+
+    def join(self, whole: BatchStep) -> None:
+        """Let the requests of a prefill run, once its last part is planned or it has failed."""
+
+    def commit(self, step: BatchStep, result: BatchResult) -> None:
+        """Give the tokens of a batch to its requests."""
+
+    def halve(self, step: BatchStep, error: Exception) -> None:
+        """Run a failed batch again in halves, until the requests at fault are alone; they end with status 500.
+        Nothing else may be under way.
+        """
+
+    def rewind(self, step: BatchStep) -> None:
+        """Undo a batch whose result is not going to be taken: what it admitted waits again."""
+
+    def closed(self, step: BatchStep) -> None:
+        """Note that a batch is through, or is not going to run. Once for each whole batch, after the above."""
 
 
 S = TypeVar("S", bound=Launched)
@@ -67,6 +132,8 @@ class StepSource(ABC, Generic[S, R]):
 
     turn: Literal["prefill", "decode"] = "prefill"
     """While requests decode, turns alternate: sources of one turn are asked in their order until one has a step."""
+    first: bool = False
+    """Whether it is asked before the core's own sources of its turn, and not after them."""
 
     @abstractmethod
     def next(self, flight: Launched | None) -> Launched | Settle | None:

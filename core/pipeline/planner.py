@@ -70,12 +70,18 @@ class Planner:
         self.parked: dict[Req, float] = {}
         self.seated: set[Req] = set()  # blocked ones that have a place in memory
         self.books = media
-        self.prefills: list[AnySource] = []  # of the turn of prefills, in the order in which they are asked
-        self.mixing: list[AnySource] = []  # those of them that may mix decodes into their batches
-        self.decodes: list[AnySource] = []
+        self.prefills: tuple[AnySource, ...] = ()  # of the turn of prefills, in the order in which they are asked
+        self.mixing: tuple[AnySource, ...] = ()  # those of them that may mix decodes into their batches
+        self.decodes: tuple[AnySource, ...] = ()
         self._cannot_fit = cannot_fit
         self._last_was_prefill = False
         self._last_was_batch = True
+
+    def set_sources(self, own: Sequence[AnySource], brought: Sequence[AnySource]) -> None:
+        """Set the sources of steps: the core's own, and those that stages bring."""
+        sources = sorted((*own, *brought), key=lambda source: not source.first)
+        self.prefills = tuple(one for one in sources if one.turn == "prefill")
+        self.decodes = tuple(one for one in sources if one.turn == "decode")
 
     # ---- the plan -------------------------------------------------------------------------------------------------
 

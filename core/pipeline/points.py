@@ -15,10 +15,11 @@ import msgspec
 import numpy as np
 
 from pegboard.core.interfaces.batch import BatchExtras
-from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.errors import InvalidRequest, PluginError
 from pegboard.core.interfaces.req import WHOLE_PREFIX
 from pegboard.core.interfaces.stage import Stage, Wait
 from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.interfaces.step import StepSource
 from pegboard.core.pipeline.culprits import Culprits
 from pegboard.core.pipeline.running import FIRST_STAGE, HISTORY, SINGLE, SPECIAL
 from pegboard.core.registry.blame import in_words
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.stage import Column, Ending
+    from pegboard.core.interfaces.step import AnySource, CoreServices
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.step import Step
 
@@ -55,6 +57,7 @@ class Points:
         self.culprits = culprits or Culprits()
         self.end: Callable[[Req, FinishReason], None] = _nobody_ends
         self.columns: tuple[tuple[Stage, Column], ...] = tuple((one, col) for one in stages for col in one.columns)
+        self._bringing = self._at("sources")
         self._arriving = self._at("arrive")
         self._reusing = self._at("reusable")
         self._finishing = self._at("finishers")
@@ -86,6 +89,18 @@ class Points:
         self.end = end
         if self._unplacing or self._reusing:
             memory.unplaced = self.unplaced
+
+    def sources(self, core: CoreServices) -> list[AnySource]:
+        """Return the sources of steps that stages bring. Raises PluginError for what is none."""
+        found: list[AnySource] = []
+        for stage in self._bringing:
+            brought: Iterable[object] = stage.sources(core)
+            for source in brought:
+                if not isinstance(source, StepSource):
+                    who = self.culprits.known(stage) or f"the stage {stage.name!r}"
+                    raise PluginError(f"{who}: sources() brings {source!r}, which is not a StepSource")
+                found.append(source)
+        return found
 
     # ---- a request -------------------------------------------------------------------------------------------------
 

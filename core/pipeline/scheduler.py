@@ -26,8 +26,8 @@ from pegboard.core.pipeline.receive import Reception
 from pegboard.core.pipeline.recovery import Recovery
 from pegboard.core.pipeline.results import NOBODYS
 from pegboard.core.pipeline.seats import Seats
+from pegboard.core.pipeline.services import Services
 from pegboard.core.pipeline.sources import Decode, Prefill
-from pegboard.core.pipeline.split_prefill import SplitPrefill
 from pegboard.core.pipeline.stats import Stats
 from pegboard.core.pipeline.step import Step
 from pegboard.core.pipeline.unsampled import Unsampled, unsampled
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.messages import FromScheduler, TokenOutput, ToScheduler
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.status import FinishReason
-    from pegboard.core.interfaces.step import Launched
+    from pegboard.core.interfaces.step import AnySource, Launched
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.settings import SchedulerSettings
     from pegboard.core.pipeline.stages import Limits, Stages
@@ -90,22 +90,21 @@ class Scheduler:
         self.on_step: Callable[[], None] | None = None
         """Called after every step while it is set (a profiler sets it)."""
         stages.points.connect(partial(self.requests.end, keep=False), stages.memory)
-        self._recovery = self._set_sources(limits)
+        self._recovery = self._set_sources()
         self._unsampled = stages.unsampled or Unsampled((), stages.culprits, stages.executor)
         self._was_idle = True
         self._stuck = False  # whether nothing could be planned last time
 
-    def _set_sources(self, limits: Limits) -> Recovery:
+    def _set_sources(self) -> Recovery:
         """Make the sources of steps, in the order in which they are asked, and what they recover with."""
         stages, planner = self.stages, self.planner
         recovery = Recovery(stages, planner, self.requests, self.counters, self._commit)
         prefill = Prefill(planner, recovery, self._take)
-        planner.prefills, planner.mixing = [prefill], [prefill]
-        planner.decodes = [Decode(planner, recovery, self._take)]
-        if 0 < (layers := self.settings.split_prefill_layers) < limits.num_layers:
-            planner.prefills.insert(0, SplitPrefill(planner, recovery, self._take, layers, limits.num_layers))
+        own: list[AnySource] = [prefill, Decode(planner, recovery, self._take)]
         if stages.books is not None:
-            planner.prefills.append(Encoding(stages.books, prefill, stages, recovery, self.counters))
+            own.append(Encoding(stages.books, prefill, stages, recovery, self.counters))
+        planner.mixing = (prefill,)
+        planner.set_sources(own, stages.points.sources(Services(planner, recovery, stages.executor, self._take)))
         return recovery
 
     def bound_queue(self, requests: int, fills: int) -> QueueBounds:

@@ -30,14 +30,11 @@ class SchedulerSettings(SectionFields):
     max_load_tokens: PositiveInt = 8192
     """Most tokens of cached prefixes that are loaded from the host for one prefill; a single longer prefix is still
     loaded, as the only one."""
-    split_prefill_layers: Annotated[int, Field(ge=0)] = 0
-    """Layers of a prefill per step while requests run: a decode step comes after each such part. 0: all at once. Not
-    with `mixed_chunk`."""
     prefill_first: bool = False
     """Start prompts before continuing running requests; off, a chunk and a decode step alternate while requests run."""
     mixed_chunk: bool | None = None
     """Compute a prompt's chunk and the running requests' next tokens in one batch. Unset: where the runner prefers
-    that, and `split_prefill_layers` is 0."""
+    that, and no plugin splits prefills."""
     new_token_ratio: Annotated[float, Field(gt=0, le=1)] = 0.7
     """Share of a running request's remaining output that admission reserves memory for, at the start."""
     new_token_ratio_floor: Annotated[float, Field(ge=0, le=1)] = 0.14

@@ -95,11 +95,10 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the model and its memory allow: tokens of a context, tokens of a chunk (None: chunks are not cut), layers
-    that a prefill can be split into, and the tokens that end an answer.
+    """What the model and its memory allow: tokens of a context, tokens of a chunk (None: chunks are not cut), and
+    the tokens that end an answer.
     """
 
     max_context_len: int
     chunk_size: int | None = None
-    num_layers: int = 1
     eos_ids: frozenset[int] = frozenset()

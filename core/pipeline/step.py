@@ -8,39 +8,35 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pegboard.core.interfaces.step import Launched
+from pegboard.core.interfaces.step import BatchStep
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.batch import ModelWorkerBatch, PrefillItem, ScheduleBatch
+    from pegboard.core.interfaces.batch import ModelWorkerBatch, PrefillItem
     from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.pipeline.speculation.drafts import Drafts
 
 
 @dataclass(slots=True)
-class Step(Launched):
+class Step(BatchStep):
     """A launched batch. All arrays have one entry per sampled request, in the batch's order.
 
     `kvs` are the `Req.kv` of `batch.reqs` as they were at launch: a request that ended or was retracted since has
-    another one. `version` is that of the running batch when all of it decodes here, NEVER otherwise. A step that is not
-    `final` is one part of a split prefill, of `whole`, and has nothing to commit.
-    `again` int64 [requests]: so many tokens at a request's front, 0 or 1, are computed once more behind its cached
-    prefix, and their KV goes to the padding slot; `prefix_lens` and `extend_lens` count them among the new ones. None
-    for none. `asks` are the flags that some of its requests have. `columns`: what the running batch kept of each
-    column, in a decode. `notes`: see LaunchedStep. `packed` and `closed` say what stages were told.
-    `drafts` are verified in this step. `launched_at` is of the scheduler's clock.
+    another one. `version` is that of the running batch when all of it decodes here, NEVER otherwise. `again` int64
+    [requests]: so many tokens at a request's front, 0 or 1, are computed once more behind its cached prefix, and their
+    KV goes to the padding slot; `prefix_lens` and `extend_lens` count them among the new ones. None for none. `asks`
+    are the flags that some of its requests have. `columns`: what the running batch kept of each column, in a decode.
+    `notes`: see LaunchedStep. `packed` and `closed` say what stages were told. `drafts` are verified in this step.
+    `launched_at` is of the scheduler's clock.
     """
 
-    batch: ScheduleBatch
     work: ModelWorkerBatch
     kvs: list[ReqKV]
     sampled: list[Req]
     left: NDArray[np.int64]
     flags: NDArray[np.int64]
     version: int
-    final: bool = True
-    whole: Step | None = None
     asks: int = 0
     columns: list[NDArray[np.generic]] = field(default_factory=list)
     notes: dict[str, object] = field(default_factory=dict)

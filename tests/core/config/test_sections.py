@@ -110,11 +110,6 @@ def test_wrong_values_are_refused(values: dict[str, Any]) -> None:
         EngineConfig.model_validate({"model": {"path": "x"}, **values})
 
 
-def test_decodes_share_a_step_in_one_way() -> None:
-    with pytest.raises(ValidationError, match="exclude each other"):
-        EngineConfig(model={"path": "m"}, scheduler={"mixed_chunk": True, "split_prefill_layers": 2})  # type: ignore[arg-type]
-
-
 def test_a_chunk_holds_at_least_a_page() -> None:
     base = {"model": {"path": "x"}, "memory": {"page_size": 16}}
     with pytest.raises(ValidationError, match="a chunk must hold at least one page"):

@@ -48,6 +48,7 @@ from pegboard.core.pipeline.speculation.drafter import SPECULATION, Drafter, OnD
 from pegboard.core.pipeline.speculation.judging import Judge
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.registry.registry import Registry
+from pegboard.plugins.prefill_in_parts.stage import PrefillInParts
 from pegboard.plugins.row_outputs.messages import NAME, Asked
 from pegboard.plugins.row_outputs.stage import RowOutputs
 from pegboard.toolkit.speculation import tree
@@ -227,6 +228,7 @@ class FakeModel:
         return Done(self(work))
 
 
+LAYERS = 6
 IGNORE: dict[str, Any] = {"sampling": {"ignore_eos": True}}
 """For requests that are to get all their tokens."""
 
@@ -271,6 +273,7 @@ class Harness:
         mover: PageMover | None = None,
         joining: Sequence[Stage] = (),
         pooler: Pooler[Any] | None = None,
+        split_prefill_layers: int = 0,
         **scheduler: Any,
     ) -> None:
         registry = Registry.discover(())
@@ -285,7 +288,8 @@ class Harness:
         self.model = (model or FakeModel)(self.rows, (allocator.num_pages + 1) * page_size)
         grammars = GrammarFollower(work, jump_ahead, rolls_back=True)
         context = stage_context(config=CONFIG, runner=RUNNER, provider=lambda *_: pooler, end=self._end)
-        points = self.points = Points([*joining, RowOutputs(context)])
+        splitting = [PrefillInParts(split_prefill_layers, LAYERS)] if split_prefill_layers else []
+        points = self.points = Points([*joining, *splitting, RowOutputs(context)])
         executor = LocalExecutor(
             self.model.launch,
             self.model,
@@ -322,7 +326,7 @@ class Harness:
             **{name: part for name, part in parts.items() if name != "clock"},
         )
         clock = {"clock": parts["clock"]} if "clock" in parts else {}
-        self.scheduler = Scheduler(config, stages, Limits(max_context_len, chunk, 6, frozenset({EOS})), **clock)
+        self.scheduler = Scheduler(config, stages, Limits(max_context_len, chunk, frozenset({EOS})), **clock)
         self.outputs: dict[str, list[TokenOutput]] = {}
 
     def submit(self, rid: str, prompt: Sequence[int], n: int = 8, *, stream: bool = False, **more: Any) -> Any:

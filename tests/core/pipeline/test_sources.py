@@ -19,8 +19,8 @@ from pegboard.core.pipeline.executor import Done
 from pegboard.core.pipeline.media.encoding import Encoding
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.sources import BatchSource
-from pegboard.core.pipeline.split_prefill import SplitPrefill
 from pegboard.core.pipeline.step import Step
+from pegboard.plugins.prefill_in_parts.source import SplitPrefill
 from tests.core.pipeline.harness import IGNORE, FakeModel, Harness, Seer, oracle, prompts
 from tests.core.pipeline.media_harness import Album, MediaModel, Prompt, media_harness, model_of, submit
 
@@ -61,7 +61,8 @@ class Sums(StepSource[StageStep, int]):
         self._waits = waits
         self.found: list[int] = []
         self.ends: list[str] = []
-        harness.scheduler.planner.prefills.insert(0, self)
+        planner = harness.scheduler.planner
+        planner.prefills = (self, *planner.prefills)
 
     def next(self, flight: Launched | None) -> StageStep | Settle | None:
         if not self._sums:
@@ -395,7 +396,11 @@ def undoes_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def goes_on_with_what_was_undone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SplitPrefill, "undo", BatchSource.undo)
+    def undo(self: SplitPrefill, step: Step) -> None:
+        self._core.rewind(step)
+        self._close(step)
+
+    patch.setattr(SplitPrefill, "undo", undo)
 
 
 def never_lets_go(patch: pytest.MonkeyPatch) -> None:

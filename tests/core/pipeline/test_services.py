@@ -1,0 +1,129 @@
+"""What the core offers sources that stages bring, and what a stage brings that is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pegboard.core.interfaces.batch import StageWork
+from pegboard.core.interfaces.errors import PluginError
+from pegboard.core.interfaces.stage import Stage
+from pegboard.core.interfaces.step import SETTLE, CoreServices, Launched, Settle, StageStep, StepSource
+from tests.core.pipeline.harness import IGNORE, FakeModel, Harness, oracle
+from tests.core.pipeline.test_sources import CountingModel
+
+LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
+
+
+class Sums(StepSource[StageStep, int]):
+    """Adds up the slots of one request, once."""
+
+    def __init__(self, core: CoreServices, harness: Harness) -> None:
+        self.core, self.harness, self.found = core, harness, -1
+
+    def next(self, flight: Launched | None) -> StageStep | Settle | None:
+        if self.found >= 0 or not self.core.decoding:
+            return None
+        if flight is not None:
+            return SETTLE
+        (req,) = self.harness.scheduler.running.reqs
+        self.slots = self.core.slots(req)
+        self.asked = self.core.ask("sum", [1, 2])
+        self.found = 0
+        step = StageStep(self.core.next_number(), StageWork("sum", self.slots.tolist()))
+        step.source = self
+        return step
+
+    def settle(self, step: StageStep, result: int) -> None:
+        self.found = result
+
+    def failed(self, step: StageStep, error: Exception) -> None:
+        self.core.note(step.number, "a sum", error)
+        self.core.end(self.harness.scheduler.running.reqs, self.core.told("adding", error), "no_sum")
+
+    def undo(self, step: StageStep) -> None:
+        raise AssertionError
+
+
+class Brings(Stage):
+    name = "sum"
+
+    def __init__(self) -> None:
+        self.harness: Any = None
+
+    def sources(self, core: CoreServices) -> list[Sums]:
+        self.made = Sums(core, self.harness)
+        return [self.made]
+
+
+def with_sums(loop: str) -> tuple[Harness, Sums, Any]:
+    harness = Harness(loop=loop, joining=[stage := Brings()], model=CountingModel)
+    stage.made.harness = harness
+    return harness, stage.made, harness.model
+
+
+@LOOPS
+def test_a_source_reads_where_kv_is_and_asks(loop: str) -> None:
+    harness, source, _ = with_sums(loop)
+    harness.submit("a", [1, 2, 3], 6, **IGNORE)
+    harness.run()
+    assert source.asked == 3
+    assert len(source.slots) >= 3
+    assert source.slots.dtype == np.int64
+    assert source.found == source.slots.sum()
+    assert harness.tokens("a") == oracle([1, 2, 3], 6, ignore_eos=True)
+
+
+@LOOPS
+def test_a_source_ends_requests_that_are_to_blame(loop: str) -> None:
+    harness, source, model = with_sums(loop)
+    vars(source.core)["ask"] = lambda stage, payload: setattr(model, "fails", 1)
+    harness.submit("a", [1, 2, 3], 6, **IGNORE)
+    harness.run()
+    reason = harness.finish("a")
+    assert (reason["status"], reason["code"]) == (500, "no_sum")
+    assert reason["message"].startswith("adding failed: ")
+    assert harness.scheduler.counters.failed_batches == 1
+
+
+class Named(Sums):
+    def next(self, flight: Launched | None) -> None:
+        return None
+
+
+class Before(Named):
+    first = True
+
+
+class After(Named):
+    pass
+
+
+class Decodes(Named):
+    turn = "decode"
+
+
+def test_sources_are_asked_in_their_turn_and_order() -> None:
+    class All(Stage):
+        name = "all"
+
+        def sources(self, core: CoreServices) -> list[Named]:
+            return [kind(core, harness) for kind in (After, Before, Decodes)]
+
+    harness: Any = None
+    planner = Harness(joining=[All()], model=FakeModel).scheduler.planner
+    assert [type(one).__name__ for one in planner.prefills] == ["Before", "Prefill", "After"]
+    assert [type(one).__name__ for one in planner.decodes] == ["Decode", "Decodes"]
+
+
+def test_what_is_no_source_is_refused_by_name() -> None:
+    class Wrong(Stage):
+        name = "wrong"
+
+        def sources(self, core: CoreServices) -> Any:
+            return ["a source"]
+
+    with pytest.raises(PluginError, match=r"the stage 'wrong': sources\(\) brings 'a source', which is not"):
+        Harness(joining=[Wrong()])

@@ -12,15 +12,15 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 21_830,
+    "conformance": 21_850,
     "core.cli": 1_020,
     "core.config": 2_890,
     "core.engine": 3_020,
-    "core.interfaces": 6_810,
-    "core.pipeline": 15_150,
+    "core.interfaces": 6_860,
+    "core.pipeline": 14_720,
     "core.registry": 1_020,
     "core.server": 3_180,
-    "plugins": 38_000,
+    "plugins": 38_560,
     "toolkit": 13_570,
     "tools": 11_340,
 }

@@ -106,6 +106,10 @@ class Features:
                 except Exception as error:
                     raise self._failed(name, error) from error
 
+    def unread(self, error: Exception) -> InvalidRequest:
+        """Return what an answer ends with whose text the stages could not read."""
+        return self._failed(" or ".join(stage.name for stage in self._stopping), error)
+
     def _failed(self, name: str, error: Exception) -> InvalidRequest:
         origin = self._origins.get(name)
         who = f"the stage {name!r} ({origin})" if origin else f"the stage {name!r}"

@@ -91,7 +91,10 @@ class OutputState:
         if self._trim and isinstance(matched, int) and ids and ids[-1] == matched:
             ids = ids[:-1]
         if self._matcher is not None:
-            return self._matched_text(self._matcher, ids, matched, last=reason is not None)
+            try:
+                return self._matched_text(self._matcher, ids, matched, last=reason is not None)
+            except Exception as error:
+                raise self._features.unread(error) from error
         if reason is None and self._prefixes is not None:
             new = self._detokenizer.push(ids)
             self._prefixes.feed(new)

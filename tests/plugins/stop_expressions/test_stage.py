@@ -10,9 +10,11 @@ from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
 from pegboard.conformance.stage import StageContract
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.stage import Stage
 from pegboard.core.pipeline.frontend.intake import Intake
+from pegboard.core.pipeline.frontend.outputs import OutputState
 from pegboard.plugins.stop_expressions.matcher import RegexMatcher
 from pegboard.plugins.stop_expressions.stage import StopExpressions
 from tests.core.pipeline.harness import Harness
@@ -57,3 +59,12 @@ def test_without_the_plugin_its_field_is_refused() -> None:
     with pytest.raises(InvalidRequest) as caught:
         Intake(info, FakeTokenizer()).prepare(request)
     assert (caught.value.param, caught.value.code) == ("stop_regex", "not_available")
+
+
+def test_one_that_raises_in_the_api_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = TokenizedRequest(rid="r", prompt=b"", sampling=ASKED)
+    state = OutputState(request, FakeTokenizer(), FEATURES)
+    monkeypatch.setattr(RegexMatcher, "read", raises)
+    with pytest.raises(InvalidRequest, match="the stage 'stop_expressions' failed: .*it broke") as caught:
+        state.push(TokenOutput(rid="r", token_ids=[97]))
+    assert (caught.value.status, caught.value.code) == (500, "plugin_failed")

@@ -61,7 +61,7 @@ class RegexMatcher:
                 self._follow(state + 1, start, char, None)
         self._position += 1
         self._previous = char
-        found = self._match()
+        found = None if self._found is None else self._match()
         self._begin()
         return found
 

@@ -17,7 +17,7 @@ ROOMS = {
     "core.config": 2_890,
     "core.engine": 3_020,
     "core.interfaces": 6_860,
-    "core.pipeline": 14_720,
+    "core.pipeline": 14_730,
     "core.registry": 1_020,
     "core.server": 3_180,
     "plugins": 38_560,

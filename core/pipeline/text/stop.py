@@ -163,18 +163,20 @@ class StopMatcher:
             return piece, None
         buffer, begins = self._held + piece, self._fed - len(self._held)
         for char in piece:
-            for find, end in ((self._before, self._fed), (self._read, self._fed + 1)):
-                while (found := find(char)) is not None:
-                    length, matched = found
-                    if not ignore:
-                        self.matched = matched
-                        self._held = ""
-                        return buffer[: (end if self._include else end - length) - begins], matched
-                    self._restart()
-                    if end > self._fed:
-                        break
+            found = self._advance(char)
+            while found is not None:
+                start, end, matched = found
+                if not ignore:
+                    self.matched = matched
+                    self._held = ""
+                    return buffer[: (end if self._include else start) - begins], matched
+                self._restart()
+                # A match that had to see what follows has not read it.
+                found = self._advance(char) if end < self._fed + 1 else None
             self._fed += 1
-        keep = max([self._prefixes.longest, *(one.undecided for one in self._others)])
+        keep = self._prefixes.longest
+        for one in self._others:
+            keep = max(keep, one.undecided)
         self._held = buffer[len(buffer) - keep :]
         return buffer[: len(buffer) - keep], None
 
@@ -189,16 +191,18 @@ class StopMatcher:
         for one in self._others:
             one.restart()
 
-    def _before(self, char: str) -> tuple[int, str] | None:
-        """(length, what has matched) of a match that this character shows to be complete before it."""
-        return _longest([one.before(char) for one in self._others]) if self._others else None
-
-    def _read(self, char: str) -> tuple[int, str] | None:
-        """(length, what has matched) of the match that this character completes; a stop string first."""
-        stop = self._prefixes.advance(char)
-        found = None if stop is None else (len(stop), stop)
-        return _longest([found, *(one.read(char) for one in self._others)]) if self._others else found
-
-
-def _longest(found: Sequence[tuple[int, str] | None]) -> tuple[int, str] | None:
-    return max(filter(None, found), key=lambda one: one[0], default=None)
+    def _advance(self, char: str) -> tuple[int, int, str] | None:
+        """(start, end, what has matched) of a match that this character completes, or shows to be complete."""
+        end = self._fed
+        best: tuple[int, str] | None = None
+        for one in self._others:
+            if (found := one.before(char)) is not None and (best is None or found[0] > best[0]):
+                best = found
+        if best is None:
+            end += 1
+            if (stop := self._prefixes.advance(char)) is not None:
+                best = len(stop), stop
+            for one in self._others:
+                if (found := one.read(char)) is not None and (best is None or found[0] > best[0]):
+                    best = found
+        return None if best is None else (end - best[0], end, best[1])

@@ -65,6 +65,6 @@ def test_one_that_raises_in_the_api_process_is_named(monkeypatch: pytest.MonkeyP
     request = TokenizedRequest(rid="r", prompt=b"", sampling=ASKED)
     state = OutputState(request, FakeTokenizer(), FEATURES)
     monkeypatch.setattr(RegexMatcher, "read", raises)
-    with pytest.raises(InvalidRequest, match="the stage 'stop_expressions' failed: .*it broke") as caught:
+    with pytest.raises(InvalidRequest, match=r"the stage 'stop_expressions' failed: .*it broke") as caught:
         state.push(TokenOutput(rid="r", token_ids=[97]))
     assert (caught.value.status, caught.value.code) == (500, "plugin_failed")

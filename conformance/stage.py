@@ -25,6 +25,7 @@ from pegboard.conformance.stage_rig import Parts, StageRig
 from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.req import Req
+from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.stage import Stage, StageContext, Wait
 
 LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
@@ -60,6 +61,12 @@ class StageContract:
     def compute(self, payload: object, work: ModelWorkerBatch) -> Parts:
         """Return what its device part would compute of a payload."""
         return {}
+
+    def ended_text(self) -> tuple[SamplingParams, str]:
+        """Return parameters, and a text that the stage ends with them more than once. Override it with
+        `Stage.compile_stops`.
+        """
+        raise NotImplementedError("say which text it ends: override ended_text")
 
     def rig(self, stage: Stage | None, **more: Any) -> StageRig:
         return StageRig([] if stage is None else [stage], self.compute, **more)
@@ -176,6 +183,31 @@ class StageContract:
                 assert fits, f"clip(req, {start}, {take}) answers {found!r}: from 0 to {take}, SKIP or STOP"
                 assert stage.clip(req, start, take) == found, "clip() answers something else when it is asked again"
             assert _size(stage) == before, "clip() keeps something; it is asked for requests that are not admitted, too"
+
+    def test_what_ends_a_text_is_told_in_time(self) -> None:
+        """Nothing that has been shown belongs to a match, and nothing of a match that was ignored to a later one."""
+        stage = self.make_stage()
+        if type(stage).compile_stops is Stage.compile_stops:
+            pytest.skip("it ends no text")
+        sampling, text = self.ended_text()
+        compiled = stage.compile_stops(sampling)
+        assert compiled is not None, "compile_stops() answers None for the parameters of ended_text()"
+        assert stage.compile_stops(sampling) is compiled, "compile_stops() of equal parameters gives another object"
+        assert min(compiled.steps, compiled.chars) > 0, "it costs nothing"
+        matcher = compiled.matcher()
+        shown = fresh = matches = 0
+        for at, char in enumerate(text):
+            for end, find in ((at, matcher.before), (at + 1, matcher.read)):
+                while fresh <= at and (found := find(char)) is not None:
+                    start = end - found[0]
+                    assert fresh <= start < end, f"a match from {start} to {end}, where the text begins at {fresh}"
+                    assert shown <= start, f"a match from {start} to {end}, of which {shown - start} were not held back"
+                    matcher.restart()
+                    fresh, matches = end, matches + 1
+            most = at + 1 - fresh
+            assert 0 <= matcher.undecided <= most, f"{matcher.undecided} of {most} characters are undecided"
+            shown = at + 1 - matcher.undecided
+        assert matches > 1, "the text of ended_text() has to end twice at least"
 
     # ---- what they share -------------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.stage import Price
 from pegboard.core.pipeline.frontend.features import Features
 from pegboard.plugins.row_outputs.frontend import RowFrontend
+from pegboard.plugins.stop_expressions.stage import ExpressionFrontend
 
-FEATURES = Features([RowFrontend()])
+FEATURES = Features([RowFrontend(), ExpressionFrontend()])
 
 
 def prices(hidden_size: int) -> Callable[[TokenizedRequest], Price]:

@@ -159,7 +159,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_whoever_waits_too_long",
         r"test_(several_work|the_queue_is|a_grammar_comes)",
     ),
-    "core/pipeline/text/test_stop_expressions.py": (
+    "plugins/stop_expressions/test_stop_expressions.py": (
         r"test_ends_where_re_says",
         r"test_streams_show_the_same",
     ),
@@ -425,7 +425,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_one_with_bad_extras\w+\[(a long array|the model raises-(decodes in|draft)|.*-normal\])",
     ),
     "core/pipeline/test_scheduler.py": (r"test_storm",),
-    "core/pipeline/text/test_regex_matcher.py": (r"test_ends_where_re_says",),
+    "plugins/stop_expressions/test_regex_matcher.py": (r"test_ends_where_re_says",),
     "plugins/http_guard/test_protocol.py": (r"test_(slow_answers|a_body_that_nobody|the_next_request)",),
     "core/server/test_client_media.py": (r"TestEnds",),
     "core/server/test_stop_signals.py": (r"test_(a_log_that|a_program_goes|they_are_heard)",),

@@ -93,6 +93,9 @@ class EmbedRequest(msgspec.Struct, metaclass=Converting, kw_only=True):
 STAGE_FIELDS: Mapping[str, object] = {"logprob_start": None, "return_hidden_states": False}
 """Fields of GenerateRequest that stages serve, with the values that ask for nothing."""
 
+SAMPLING_FIELDS: Mapping[str, object] = {"stop_regex": ()}
+"""The same of SamplingParams."""
+
 
 @dataclass(slots=True)
 class Embedding:

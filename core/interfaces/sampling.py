@@ -86,7 +86,7 @@ class SamplingParams(msgspec.Struct, metaclass=Converting, frozen=True, kw_only=
     `stop` strings and `stop_token_ids` end the output; the matched text is trimmed unless `no_stop_trim`.
     None of them counts before `min_new_tokens`; a stop string that is complete by then is text like any other.
     `stop_regex` expressions end it like stop strings, at the first character at which one of them has matched; what
-    was matched last is trimmed from the leftmost place where a match that ends there begins (see toolkit.stop_regex).
+    was matched last is trimmed from the leftmost place where a match that ends there begins.
     `grammar` is what the output must look like; None is free text.
     `seed` decides what is drawn: equal logits give equal tokens, in any batch. `logit_bias` maps token id to an addend.
     `extra` carries parameters of logits processors and samplers that plugins add, a dict each, by provider name.

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.layers import ModelSpec
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req, ReqKV
+    from pegboard.core.interfaces.sampling import SamplingParams
     from pegboard.core.interfaces.status import FinishReason
     from pegboard.core.interfaces.step import AnySource, CoreServices
 
@@ -116,6 +117,42 @@ class Ending(Protocol):
         """Return why the request ends with `token`, the newest of its output; None where it goes on."""
 
 
+class TextMatcher(Protocol):
+    """Looks in the text of one answer for what ends it, one character at a time: `before` and then `read` for each, and
+    `before` again after `restart`.
+    """
+
+    @property
+    def undecided(self) -> int:
+        """How many of the latest characters might be the beginning of a match: they are not shown yet."""
+
+    def before(self, char: str) -> tuple[int, str] | None:
+        """Return the length of a match that ends before `char`, which is known now and not read, and what answers call
+        it; None where there is none. A match has one character at least.
+        """
+
+    def read(self, char: str) -> tuple[int, str] | None:
+        """Read `char`; as `before`, of a match that ends with it. The longest one, if there are several."""
+
+    def restart(self) -> None:
+        """Forget what has begun: a match was ignored, and none has part of its text."""
+
+
+class CompiledStops(Protocol):
+    """What ends outputs by their text, compiled: for all answers that have the same."""
+
+    @property
+    def steps(self) -> int:
+        """What a character of one answer costs at worst, in steps of an automaton: about 1 microsecond each."""
+
+    @property
+    def chars(self) -> int:
+        """Characters of what was compiled."""
+
+    def matcher(self) -> TextMatcher:
+        """Return a new one, at the beginning of a text."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
     """What a stage adds to an output: a value for all of it, and one value per token that the output brings. Both are
@@ -192,6 +229,12 @@ class Stage:
         strings and before the length.
         """
         return ()
+
+    def compile_stops(self, sampling: SamplingParams) -> CompiledStops | None:
+        """Once, at the request's first token: what ends it by its text, together with its stop strings. The match that
+        ends first counts, the longest of those that end together. The FrontendStage must find the same.
+        """
+        return None
 
     def unplaced(self, req: Req) -> None:
         """Each time before a request's memory is taken: it has ended, was retracted, or its step is undone."""
@@ -281,12 +324,14 @@ class DevicePart:
 @dataclass(frozen=True, slots=True)
 class Price:
     """What answering costs the API process, in numbers of things (see `server.budget`): log-probabilities, numbers of
-    vectors, and such numbers for each output token.
+    vectors, such numbers for each output token, and what ends it by its text.
     """
 
     entries: int = 0
     numbers: int = 0
     numbers_per_token: int = 0
+    stops: tuple[CompiledStops, ...] = ()
+    """The same object for all answers that share it."""
 
 
 class FrontendStage:
@@ -296,12 +341,19 @@ class FrontendStage:
 
     name: str = ""
     fields: tuple[str, ...] = ()
-    """Those of `STAGE_FIELDS` that it serves: fields of GenerateRequest. Without it requests with them are refused."""
+    """Those of `STAGE_FIELDS` and `SAMPLING_FIELDS` that it serves. Without it requests with them are refused."""
 
     def prepare(self, request: GenerateRequest | EmbedRequest, length: int, info: ModelInfo) -> object | None:
         """Once per request, when its fields are checked: return what the Stage is to know of it, anything that msgspec
         encodes; None: nothing. `length` is the prompt's in tokens. Raise InvalidRequest, naming the field, for what
         cannot be served.
+        """
+        return None
+
+    def compile_stops(self, sampling: SamplingParams) -> CompiledStops | None:
+        """Before a request's prompt becomes tokens, beside the loop, and again for its output: check and compile those
+        of `SAMPLING_FIELDS` that end it by its text. Return the same object for equal ones, as long as it is in use.
+        Raise InvalidRequest, naming the field, for what cannot be served.
         """
         return None
 

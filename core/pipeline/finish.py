@@ -14,9 +14,10 @@ from pegboard.core.pipeline.text.detokenize import IncrementalDetokenizer, Token
 from pegboard.core.pipeline.text.stop import StopMatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.stage import CompiledStops
 
 
 class Finisher(Protocol):
@@ -47,20 +48,20 @@ class EndTokens:
 
 @dataclass(slots=True)
 class StopText:
-    """Stop strings and expressions of one request, matched on its decoded tail."""
+    """Stop strings of one request, and what its stages bring, matched on its decoded tail."""
 
     detokenizer: IncrementalDetokenizer
     matcher: StopMatcher
 
     @classmethod
-    def of(cls, req: Req, tokenizer: TokenDecoder) -> StopText:
+    def of(cls, req: Req, tokenizer: TokenDecoder, others: Sequence[CompiledStops] = ()) -> StopText:
         params = req.sampling
         detokenizer = IncrementalDetokenizer(
             tokenizer,
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
-        return cls(detokenizer, StopMatcher(params.stop, params.stop_regex))
+        return cls(detokenizer, StopMatcher(params.stop, others))
 
     def after(self, req: Req, token: int) -> FinishReason | None:
         early = req.output_len < req.sampling.min_new_tokens

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.stage import Column, Ending
+    from pegboard.core.interfaces.stage import Column, CompiledStops, Ending
     from pegboard.core.interfaces.step import AnySource, CoreServices
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.step import Step
@@ -61,6 +61,7 @@ class Points:
         self._arriving = self._at("arrive")
         self._reusing = self._at("reusable")
         self._finishing = self._at("finishers")
+        self._stopping = self._at("compile_stops")
         self._unplacing = self._at("unplaced")
         self._going = self._at("gone")
         self._clipping = self._at("clip")
@@ -72,7 +73,7 @@ class Points:
         self._closing = self._at("closed")
         self._sending = self._at("send")
         self._adopting = self._at("adopt")
-        self._looking = _flags(self._finishing) | _flags(self._sending)
+        self._looking = _flags(self._finishing) | _flags(self._stopping) | _flags(self._sending)
         self._unsent: list[tuple[Req, FinishReason]] = []
 
     def _at(self, point: str) -> tuple[Stage, ...]:
@@ -145,6 +146,23 @@ class Points:
                 except Exception as error:
                     found.append(_Broken(self.failure(stage, "finishers", error)))
         return found
+
+    def stop_texts(self, req: Req, make: Callable[[Sequence[CompiledStops]], Ending]) -> list[Ending]:
+        """Return what ends a request by its text, made of what its stages bring, if it has any: one ending."""
+        found: list[CompiledStops] = []
+        last: Stage | None = None
+        for stage in self._stopping:
+            if req.flags & stage.flag:
+                try:
+                    one = stage.compile_stops(req.sampling)
+                    if one is not None:
+                        found.append(one)
+                        last = stage
+                except Exception as error:
+                    return [_Broken(self.failure(stage, "compile_stops", error))]
+        if last is not None:
+            return [_Guarded(self, last, make(found))]
+        return [make(())] if req.sampling.stop else []
 
     def unplaced(self, req: Req) -> None:
         """Tell that the memory of a request is about to be taken."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -233,8 +234,8 @@ class ResultStage:
         if found is None:
             own: list[Finisher] = [END_TOKENS]
             params = req.sampling
-            if (params.stop or params.stop_regex) and self._tokenizer is not None:
-                own.append(StopText.of(req, self._tokenizer))
+            if self._tokenizer is not None:
+                own += self.points.stop_texts(req, partial(StopText.of, req, self._tokenizer))
             own += self.points.finishers(req)
             own.append(LENGTH if params.grammar is None else self.grammars.finisher(tuple(own)))
             found = _FINISHERS.of(req)

@@ -248,7 +248,7 @@ def flags_of(req: Req, asked: Iterable[Any]) -> int:
     """Return a request's flags. Calls plugin code (`wants`), so it may raise."""
     params = req.sampling
     flags = STREAM if req.stream else 0
-    if params.stop or params.stop_regex or params.stop_token_ids or req.logprobs is not None:
+    if params.stop or params.stop_token_ids or req.logprobs is not None:
         flags |= SPECIAL
     if req.logprobs is not None:
         flags |= LOGPROBS

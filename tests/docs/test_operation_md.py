@@ -14,6 +14,7 @@ from pegboard.core.pipeline.frontend import budget
 from pegboard.core.pipeline.frontend.budget import Budget, BudgetLimits, Demand
 from pegboard.core.pipeline.points import encoded
 from pegboard.plugins.row_outputs.messages import NAME, Asked
+from pegboard.plugins.stop_expressions.stage import NAME as EXPRESSIONS
 from tests.features import prices
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -27,6 +28,8 @@ def demand(n: int, prompt: int, length: int = 16, hidden_size: int = 64, **wante
     sampling = SamplingParams(max_new_tokens=length, **wanted.pop("sampling", {}))
     embed = wanted.pop("embed", False)
     one = TokenizedRequest(rid="r", prompt=b"\1\0\0\0" * prompt, sampling=sampling, **wanted)
+    if sampling.stop_regex:
+        one.features[EXPRESSIONS] = encoded(True)
     if embed:
         one.features[NAME] = encoded(Asked(embed=True))
     return Demand.of([one] * n, prices(hidden_size))

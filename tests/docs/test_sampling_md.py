@@ -17,7 +17,7 @@ from pegboard.core.config.compose import compose
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import MAX_STOP_PATTERNS, MAX_STOP_STRINGS, SamplingParams
 from pegboard.core.pipeline.frontend.intake import MAX_TOKEN_IDS
-from pegboard.core.pipeline.text.stop_regex import MAX_STATES
+from pegboard.plugins.stop_expressions.program import MAX_STATES
 from pegboard.toolkit.http.generation import SamplingFields
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sampling.md").read_text("utf-8")

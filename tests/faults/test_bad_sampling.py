@@ -17,6 +17,7 @@ from pegboard.core.interfaces.client import GenerateRequest, OutputStream
 from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.registry.registry import Registry
 from pegboard.core.server.http.app import build_app
+from tests.features import FEATURES as STAGES
 
 FEATURES = ("logits_processor.dry", "grammar.json_schema", "grammar.regex", "grammar.ebnf", "grammar.json")
 
@@ -26,7 +27,7 @@ class Strict(FakeEngineClient):
 
     async def submit(self, request: GenerateRequest) -> OutputStream:
         info = dataclasses.replace(self.info, vocab_size=1000, features=FEATURES)
-        Intake(info, self.tokenizer).prepare(request)
+        Intake(info, self.tokenizer, STAGES).prepare(request)
         return await super().submit(request)
 
 

@@ -306,6 +306,8 @@ class Prepared:
         from pegboard.core.interfaces.messages import TokenizedRequest
 
         self.prepared = TokenizedRequest(rid="r", prompt=b"\1\0\0\0", sampling=SamplingParams(**sampling))
+        if self.prepared.sampling.stop_regex:
+            self.prepared.features["stop_expressions"] = encoded(True)
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,15 @@ from pegboard.core.pipeline.frontend import stops as stops_of_requests
 from pegboard.core.pipeline.frontend.budget import CHARS_PER_STEP, FREE_STEPS, Budget, Demand
 from pegboard.core.pipeline.text import stop as stop_module
 from pegboard.core.pipeline.text.stop import StopMatcher, Stops, compiled
-from pegboard.core.pipeline.text.stop_regex import Program
 from pegboard.core.server.client import AsyncEngineClient
+from pegboard.plugins.stop_expressions import stage as expressions_module
+from pegboard.plugins.stop_expressions.program import Program
+from pegboard.plugins.stop_expressions.stage import Expressions
 from tests.faults.test_bounds import Prepared, play, submitted  # type: ignore[attr-defined]
 from tests.features import prices
 
 PRICES = prices(1)
-Spelt = tuple[tuple[str, ...], tuple[str, ...]]
+Spelt = tuple[str, ...]
 CLASS = "".join(chr(0x4E00 + i) for i in range(1000))
 """Characters of a costly class: each automaton has few states, and takes long to make."""
 
@@ -33,14 +35,23 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Spelt, threadin
     found: list[tuple[Spelt, threading.Thread]] = []
 
     class Recorded(Stops):
-        def __init__(self, strings: Any, patterns: Any) -> None:
-            found.append(((tuple(strings), tuple(patterns)), threading.current_thread()))
-            super().__init__(strings, patterns)
+        def __init__(self, strings: Any) -> None:
+            if strings:
+                found.append((tuple(strings), threading.current_thread()))
+            super().__init__(strings)
+
+    class RecordedExpressions(Expressions):
+        def __init__(self, patterns: tuple[str, ...]) -> None:
+            found.append((patterns, threading.current_thread()))
+            super().__init__(patterns)
 
     monkeypatch.setattr(stop_module, "Stops", Recorded)
+    monkeypatch.setattr(expressions_module, "Expressions", RecordedExpressions)
     compiled.cache_clear()
+    expressions_module.compiled.cache_clear()
     yield found
     compiled.cache_clear()
+    expressions_module.compiled.cache_clear()
 
 
 def asked(*stops: dict[str, Any]) -> list[GenerateRequest]:
@@ -69,10 +80,10 @@ def test_many_different_stops_are_compiled_once_and_off_the_loop(kind: str, made
 def test_the_scheduler_shares_what_its_answers_have(made: list[Any]) -> None:
     """However answers that share stops and others take turns."""
     patterns = [f"[ab]{{4}}{i}" for i in range(200)]
-    matchers = [StopMatcher((), (one,)) for _ in range(3) for one in patterns]
+    matchers = [StopMatcher((), (expressions_module.compiled((one,)),)) for _ in range(3) for one in patterns]
     assert len(made) == 200
     del matchers
-    assert len(stop_module._in_use) <= 64, "what no answer has any more is forgotten"
+    assert len(expressions_module._in_use) <= 64, "what no answer has any more is forgotten"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +109,7 @@ def test_what_is_too_costly_is_refused_before_it_is_compiled(stops: list[dict[st
 def test_a_long_expression_costs_more_than_its_states_once() -> None:
     one = Prepared(stop_regex=tuple(f"[{CLASS}]{i}" for i in range(16))).prepared
     alone, three = Demand.of([one], PRICES).steps, Demand.of([one] * 3, PRICES).steps
-    states = compiled((), one.sampling.stop_regex).steps
+    states = expressions_module.compiled(one.sampling.stop_regex).steps
     assert alone == states + sum(map(len, one.sampling.stop_regex)) // CHARS_PER_STEP - FREE_STEPS
     assert three - alone == 2 * (states - FREE_STEPS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
@@ -14,7 +15,8 @@ from pegboard.conformance.stage import StageContract
 from pegboard.core.interfaces.batch import BatchExtras
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.req import Req
-from pegboard.core.interfaces.stage import Column, Interest, LaunchedStep, Sent, Stage, StepResult, Wait
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.stage import Column, Interest, LaunchedStep, Sent, Stage, StepResult, TextMatcher, Wait
 
 
 class Good(Stage):
@@ -60,6 +62,73 @@ class Good(Stage):
 
     def send(self, req: Req, start: int, stop: int) -> Sent:
         return Sent(whole=stop, rows=range(start, stop))
+
+    def compile_stops(self, sampling: SamplingParams) -> Pairs:
+        return PAIRS
+
+
+class PairMatcher:
+    """Ends a text at two equal letters."""
+
+    def __init__(self) -> None:
+        self.last = ""
+
+    @property
+    def undecided(self) -> int:
+        return len(self.last)
+
+    def before(self, char: str) -> tuple[int, str] | None:
+        return None
+
+    def read(self, char: str) -> tuple[int, str] | None:
+        last, self.last = self.last, char
+        return (2, "pair") if last == char else None
+
+    def restart(self) -> None:
+        self.last = ""
+
+
+class ShowsTheFirst(PairMatcher):
+    undecided = 0
+
+
+class ForgetsNothing(PairMatcher):
+    def restart(self) -> None:
+        pass
+
+
+class CountsOnlyTheEnd(PairMatcher):
+    def read(self, char: str) -> tuple[int, str] | None:
+        return None if super().read(char) is None else (0, "pair")
+
+
+class HoldsTooMuch(PairMatcher):
+    undecided = 2
+
+
+@dataclass(frozen=True)
+class Pairs:
+    made: Callable[[], TextMatcher] = PairMatcher
+    steps: int = 1
+    chars: int = 2
+
+    def matcher(self) -> TextMatcher:
+        return self.made()
+
+
+PAIRS = Pairs()
+
+
+class CompilesAgain(Good):
+    def compile_stops(self, sampling: SamplingParams) -> Pairs:
+        return Pairs()
+
+
+class CostsNothing(Good):
+    pairs = Pairs(steps=0)
+
+    def compile_stops(self, sampling: SamplingParams) -> Pairs:
+        return self.pairs
 
 
 class SeesARequestTwice(Good):
@@ -162,6 +231,9 @@ def suite(made: Callable[[], Stage]) -> StageContract:
         def feature(self) -> object:
             return "count"
 
+        def ended_text(self) -> tuple[SamplingParams, str]:
+            return SamplingParams(), "abba, baaab"
+
     return Suite()
 
 
@@ -183,6 +255,8 @@ MUTANTS: list[tuple[type[Stage], str, str]] = [
     (CountsPacks, "test_packing_changes_no_request_and_gives_the_same_again", "brings other arrays"),
     (TakesAll, "test_one_that_no_request_wants_changes_no_token", "do not ask for it are others"),
     (SendsARowTooMany, "test_it_takes_part_and_fails_nothing", "requests failed"),
+    (CompilesAgain, "test_what_ends_a_text_is_told_in_time", "gives another object"),
+    (CostsNothing, "test_what_ends_a_text_is_told_in_time", "it costs nothing"),
     (TakesPartInNone, "test_it_takes_part_and_fails_nothing", "takes part in no request"),
 ]
 
@@ -196,3 +270,19 @@ def test_the_original_passes(test: str) -> None:
 def test_caught(mutant: type[Stage], test: str, says: str) -> None:
     with pytest.raises(AssertionError, match=says):
         run(mutant, test)
+
+
+@pytest.mark.parametrize(
+    ("matcher", "says"),
+    [
+        (ShowsTheFirst, "were not held back"),
+        (ForgetsNothing, "1 of 0 characters are undecided"),
+        (CountsOnlyTheEnd, "a match from 3 to 3"),
+        (HoldsTooMuch, "2 of 1 characters are undecided"),
+    ],
+)
+def test_a_broken_matcher_is_caught(matcher: type[PairMatcher], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = Pairs(matcher)
+    monkeypatch.setattr(Good, "compile_stops", lambda self, sampling: pairs)
+    with pytest.raises(AssertionError, match=says):
+        run(Good, "test_what_ends_a_text_is_told_in_time")

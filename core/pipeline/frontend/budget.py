@@ -17,9 +17,10 @@ import msgspec
 from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
-from pegboard.core.interfaces.stage import Price
+from pegboard.core.interfaces.stage import CompiledStops, Price
 from pegboard.core.pipeline.text.stop import Stops, compiled
 
+FREE = Price()
 Prices = Callable[[TokenizedRequest], Price]
 """What stages say that an answer will cost."""
 
@@ -47,8 +48,8 @@ FREE_BYTES = 256 * 1024
 FREE_STEPS = 16
 """What every answer has for free."""
 CHARS_PER_STEP = 16
-"""Characters of stop expressions that cost one step more, once for all answers that have them: each process compiles
-them, and a long one may have few states. A state takes about 1 microsecond, so many characters up to 16."""
+"""Characters of what stages match in texts that cost one step more, once for all answers that have them: each process
+compiles them, and a long one may have few states. A state takes about 1 microsecond, so many characters up to 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +81,21 @@ class Demand:
         """Count. Nothing is built but the automata of stops that are not compiled yet."""
         prompts = entries = numbers = steps = settings = 0
         known: dict[int, int] = {}
-        met: set[Stops] = set()
+        met: set[tuple[Stops, tuple[CompiledStops, ...]]] = set()
         for one in requests:
             length, longest = len(one.prompt) // 4, one.sampling.max_new_tokens or 0
             prompts += length
             if one.logprobs is not None:
                 entries += longest * _entries_per_token(one)
+            found = FREE
             if one.features:
                 found = price(one)
                 entries, numbers = entries + found.entries, numbers + found.numbers + longest * found.numbers_per_token
-            if one.sampling.stop or one.sampling.stop_regex:
-                stops = compiled(one.sampling.stop, one.sampling.stop_regex)
-                steps += stop_steps(stops, first=stops not in met)
+            if one.sampling.stop or found.stops:
+                stops = (compiled(one.sampling.stop), found.stops)
+                steps += stop_steps(*stops, first=stops not in met)
                 met.add(stops)
+                settings += CHAR_BYTES * sum(other.chars for other in found.stops)
             settings += _settings_bytes(one, known) + (0 if one.media is None else len(one.media.positions))
         return cls(len(requests), prompts, entries, numbers, steps, settings)
 
@@ -224,10 +227,10 @@ class Budget:
         bill.refunds.append(refund)
 
 
-def stop_steps(stops: Stops, *, first: bool = False) -> int:
+def stop_steps(stops: Stops, others: Sequence[CompiledStops], *, first: bool = False) -> int:
     """Return what the stops of one answer are charged; `first` for one of the answers that share them."""
-    compiling = sum(map(len, stops.patterns)) // CHARS_PER_STEP if first else 0
-    return max(0, stops.steps + compiling - FREE_STEPS)
+    compiling = sum(one.chars for one in others) // CHARS_PER_STEP if first else 0
+    return max(0, len(stops.strings) + sum(one.steps for one in others) + compiling - FREE_STEPS)
 
 
 def _entries_per_token(request: TokenizedRequest) -> int:
@@ -254,7 +257,7 @@ def _settings_bytes(request: TokenizedRequest, known: dict[int, int]) -> int:
     sampling = request.sampling
     size = SETTING_BYTES * len(sampling.logit_bias)
     size += ID_BYTES * (len(sampling.stop_token_ids) + len(request.token_ids_logprob))
-    size += CHAR_BYTES * (sum(map(len, sampling.stop)) + sum(map(len, sampling.stop_regex)))
+    size += CHAR_BYTES * sum(map(len, sampling.stop))
     if sampling.grammar is not None:
         size += CHAR_BYTES * len(sampling.grammar.source)
     for values in (sampling.extra, request.params):

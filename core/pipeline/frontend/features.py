@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pegboard.core.interfaces.client import STAGE_FIELDS, EmbedRequest
+from pegboard.core.interfaces.client import SAMPLING_FIELDS, STAGE_FIELDS, EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.stage import FrontendStage, Price
 from pegboard.core.registry.blame import in_words
@@ -16,6 +16,8 @@ from pegboard.core.registry.blame import in_words
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk
     from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
+    from pegboard.core.interfaces.sampling import SamplingParams
+    from pegboard.core.interfaces.stage import CompiledStops
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ class Features:
         self._by_name = {stage.name: stage for stage in stages}
         self._served = frozenset(field for stage in stages for field in stage.fields)
         self._preparing = _at(stages, "prepare")
+        self._stopping = _at(stages, "compile_stops")
         self._pricing = {stage.name for stage in _at(stages, "price")}
 
     def prepare(self, request: GenerateRequest | EmbedRequest, message: TokenizedRequest, info: ModelInfo) -> None:
@@ -53,21 +56,44 @@ class Features:
             if not message.features:
                 raise not_served("embeddings")
             return
-        for field, default in STAGE_FIELDS.items():
-            if getattr(request, field) != default and field not in self._served:
-                raise not_served(field)
+        for asked, fields in ((request, STAGE_FIELDS), (request.sampling, SAMPLING_FIELDS)):
+            for field, default in fields.items():
+                if getattr(asked, field) != default and field not in self._served:
+                    raise not_served(field)
+
+    def spelt(self, sampling: SamplingParams) -> tuple[object, ...]:
+        """Return what stages compile of these parameters, as it came; nothing where it asks for nothing."""
+        if not self._stopping:
+            return ()
+        found = ((getattr(sampling, field), default) for field, default in SAMPLING_FIELDS.items())
+        return tuple(value for value, default in found if value != default)
+
+    def compile_stops(self, sampling: SamplingParams) -> tuple[CompiledStops, ...]:
+        """Return what stages bring to end an output by its text. Raises InvalidRequest."""
+        found = []
+        for stage in self._stopping:
+            try:
+                one = stage.compile_stops(sampling)
+            except InvalidRequest:
+                raise
+            except Exception as error:
+                raise self._failed(stage.name, error) from error
+            if one is not None:
+                found.append(one)
+        return tuple(found)
 
     def price(self, message: TokenizedRequest, info: ModelInfo) -> Price:
         """Return what stages say that an answer will cost."""
         if not message.features:
             return FREE
         entries = numbers = per_token = 0
+        stops: tuple[CompiledStops, ...] = ()
         for name, feature in message.features.items():
             if name in self._pricing:
                 found = self._by_name[name].price(feature, message, info)
                 entries, numbers = entries + found.entries, numbers + found.numbers
-                per_token += found.numbers_per_token
-        return Price(entries, numbers, per_token)
+                per_token, stops = per_token + found.numbers_per_token, stops + found.stops
+        return Price(entries, numbers, per_token, stops)
 
     def finish(self, chunk: OutputChunk, output: TokenOutput) -> None:
         """Put into a chunk what stages have sent with an output. Raises InvalidRequest for one that raises."""
@@ -79,6 +105,10 @@ class Features:
                     stage.finish(chunk, whole.get(name), rows.get(name, ()))
                 except Exception as error:
                     raise self._failed(name, error) from error
+
+    def unread(self, error: Exception) -> InvalidRequest:
+        """Return what an answer ends with whose text the stages could not read."""
+        return self._failed(" or ".join(stage.name for stage in self._stopping), error)
 
     def _failed(self, name: str, error: Exception) -> InvalidRequest:
         origin = self._origins.get(name)

@@ -15,8 +15,6 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.frontend.features import Features
-from pegboard.core.pipeline.text.stop import compiled
-from pegboard.core.pipeline.text.stop_regex import StopRegexError
 from pegboard.toolkit.grammars.grammar import parts_of
 from pegboard.toolkit.text.encoding import check_length, overflow
 
@@ -49,7 +47,7 @@ class Intake:
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer, features: Features | None = None) -> None:
         self._info = info
-        self._features = features or Features()
+        self.features = features or Features()
         self._tokenizer = tokenizer
         pool = info.max_total_tokens
         self._limit = min(info.max_context_len, pool) if pool > 0 else info.max_context_len
@@ -114,7 +112,7 @@ class Intake:
         found = []
         for request, data in zip(requests, packed, strict=True):
             sampling = request.sampling
-            shared = (sampling.stop, sampling.stop_regex, sampling.stop_token_ids, sampling.logit_bias)
+            shared = (sampling.stop, *self.features.spelt(sampling), sampling.stop_token_ids, sampling.logit_bias)
             key = tuple(map(id, (*shared, sampling.grammar, sampling.extra, request.params)))
             found.append(self.prepare(request, data, checked=key in checked))
             checked.add(key)
@@ -158,7 +156,7 @@ class Intake:
             params=request.params,
             model=self._info.named(request.model),
         )
-        self._features.prepare(asked or request, message, self._info)
+        self.features.prepare(asked or request, message, self._info)
         return message
 
     def prepare_embed(self, request: EmbedRequest, packed: bytes | None = None) -> TokenizedRequest:
@@ -210,20 +208,17 @@ class Intake:
         return InvalidRequest(text, param=param)
 
     def check_collections(self, sampling: SamplingParams) -> None:
-        """Raise InvalidRequest, naming the field, for lists, mappings and grammars that this model cannot honour. Stop
-        expressions are compiled on the way.
+        """Raise InvalidRequest, naming the field, for lists, mappings and grammars that this model cannot honour. What
+        stages match in texts is compiled on the way.
         """
         for name in ("stop_token_ids", "logit_bias"):
             if len(getattr(sampling, name)) > MAX_TOKEN_IDS:
                 raise InvalidRequest(f"{name} may have at most {MAX_TOKEN_IDS} entries", param=name)
         for text in sampling.stop:
             _check_text("stop", text, sys.maxsize)
-        for text in sampling.stop_regex:
-            _check_text("stop_regex", text, sys.maxsize)
         sampling.validate_collections(self._info.vocab_size)
         self._check_grammar(sampling.grammar)
-        if sampling.stop_regex:
-            _check_patterns(sampling.stop, sampling.stop_regex)
+        self.features.compile_stops(sampling)
         self._check_custom(sampling.extra)
 
     def _check_grammar(self, grammar: Grammar | None) -> None:
@@ -308,14 +303,6 @@ def _check_plain(what: str, values: dict[str, object], param: str) -> None:
         raise InvalidRequest(f"{what} must be plain values: {error}", param=param) from error
     if size > MAX_EXTRA_BYTES:
         raise InvalidRequest(f"{what} take {size} bytes; the limit is {MAX_EXTRA_BYTES}", param=param)
-
-
-def _check_patterns(strings: tuple[str, ...], patterns: tuple[str, ...]) -> None:
-    try:
-        # Kept: whatever matches them finds them compiled.
-        compiled(strings, patterns)
-    except StopRegexError as error:
-        raise InvalidRequest(f"stop_regex: {error}", param="stop_regex") from None
 
 
 def _check_text(param: str, text: str, longest: int) -> None:

@@ -41,10 +41,11 @@ class OutputState:
         self._held = ""
         self._prefixes: StopPrefixes | None = None
         self._matcher: StopMatcher | None = None
-        if sampling.stop_regex:
-            self._matcher = StopMatcher(sampling.stop, sampling.stop_regex, include_stop=sampling.no_stop_trim)
+        others = self._features.compile_stops(sampling)
+        if others:
+            self._matcher = StopMatcher(sampling.stop, others, include_stop=sampling.no_stop_trim)
         elif sampling.stop:
-            self._prefixes = StopPrefixes(compiled(sampling.stop, ()))
+            self._prefixes = StopPrefixes(compiled(sampling.stop))
         self._plain = self._prefixes is None and self._matcher is None
         """Whether text passes as it comes, until the end."""
         self._ignored = max(0, sampling.min_new_tokens - 1)
@@ -90,7 +91,10 @@ class OutputState:
         if self._trim and isinstance(matched, int) and ids and ids[-1] == matched:
             ids = ids[:-1]
         if self._matcher is not None:
-            return self._matched_text(self._matcher, ids, matched, last=reason is not None)
+            try:
+                return self._matched_text(self._matcher, ids, matched, last=reason is not None)
+            except Exception as error:
+                raise self._features.unread(error) from error
         if reason is None and self._prefixes is not None:
             new = self._detokenizer.push(ids)
             self._prefixes.feed(new)
@@ -109,8 +113,8 @@ class OutputState:
         return text
 
     def _matched_text(self, matcher: StopMatcher, ids: Sequence[int], matched: int | str | None, *, last: bool) -> str:
-        """Find where an expression matched. Its text does not say, so this repeats what the scheduler's matcher
-        has done, token by token.
+        """Find where what a stage brings has matched. What it is called does not say, so this repeats what the
+        scheduler's matcher has done, token by token.
         """
         text = ""
         for place, token in enumerate(ids, 1):

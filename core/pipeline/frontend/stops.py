@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from pegboard.core.interfaces.stage import CompiledStops
 from pegboard.core.pipeline.frontend.budget import stop_steps
 from pegboard.core.pipeline.text.stop import Stops, compiled
 
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.frontend.budget import Budget
     from pegboard.core.pipeline.frontend.intake import Intake
 
-Spelt = tuple[tuple[str, ...], tuple[str, ...]]
-"""Stop strings and expressions as they came."""
+Spelt = tuple[tuple[str, ...], tuple[object, ...]]
+"""Stop strings, and what stages compile, as they came."""
+
+Compiled = tuple[Stops, tuple[CompiledStops, ...]]
 
 LONG_STOPS = 64 * 1024
-"""Characters of stop strings that a loop looks at within about a millisecond; with more, or with any expression, which
-costs ten times as much and more, stops are checked and compiled in a thread."""
+"""Characters of stop strings that a loop looks at within about a millisecond; with more, or with anything that stages
+compile, which costs ten times as much and more, stops are checked and compiled in a thread."""
 
 
 @asynccontextmanager
@@ -35,12 +38,12 @@ async def compiled_stops(requests: Sequence[GenerateRequest], intake: Intake, bu
     several: dict[Spelt, SamplingParams] = {}
     answers: Counter[Spelt] = Counter()
     for one in requests:
-        if one.sampling.stop or one.sampling.stop_regex:
-            spelt = (one.sampling.stop, one.sampling.stop_regex)
+        spelt = (one.sampling.stop, intake.features.spelt(one.sampling))
+        if any(spelt):
             several.setdefault(spelt, one.sampling)
             answers[spelt] += 1
     length = sum(len(text) for strings, _ in several for text in strings)
-    if length > LONG_STOPS or any(patterns for _, patterns in several):
+    if length > LONG_STOPS or any(others for _, others in several):
         kept = await asyncio.to_thread(_compile, several, answers, intake, budget)
     else:
         kept = _compile(several, answers, intake, budget)
@@ -52,13 +55,13 @@ async def compiled_stops(requests: Sequence[GenerateRequest], intake: Intake, bu
 
 def _compile(
     several: Mapping[Spelt, SamplingParams], answers: Mapping[Spelt, int], intake: Intake, budget: Budget
-) -> list[Stops]:
+) -> list[Compiled]:
     """Stop with an error as soon as they are too costly, so that no more is compiled than may be used."""
-    kept: list[Stops] = []
+    kept: list[Compiled] = []
     steps = 0
     for spelt, sampling in several.items():
         intake.check_collections(sampling)
-        kept.append(compiled(*spelt))
-        steps += stop_steps(kept[-1], first=True) + (answers[spelt] - 1) * stop_steps(kept[-1])
+        kept.append((compiled(sampling.stop), intake.features.compile_stops(sampling)))
+        steps += stop_steps(*kept[-1], first=True) + (answers[spelt] - 1) * stop_steps(*kept[-1])
         budget.check_steps(steps)
     return kept

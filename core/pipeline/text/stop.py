@@ -1,14 +1,15 @@
-"""Stop strings and stop expressions, matched in text that arrives in pieces."""
+"""Stop strings, and what stages bring to end an output by its text, matched in text that arrives in pieces."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from pegboard.core.pipeline.text.regex_matcher import RegexMatcher
-from pegboard.core.pipeline.text.stop_regex import Program, compile_stops
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.stage import CompiledStops
 
 
 def _learn(pattern: str, table: array[int], n: int) -> None:
@@ -30,40 +31,32 @@ def _unknown(pattern: str) -> array[int]:
 
 
 class Stops:
-    """Stop strings and expressions, compiled. All answers that have the same ones share it (`compiled`).
+    """Stop strings, compiled. All answers that have the same ones share it (`compiled`).
 
     `strings` are sorted, longest first, so that of two that end at the same character the longer one is met first.
     """
 
-    __slots__ = ("__weakref__", "firsts", "patterns", "program", "strings", "tables")
+    __slots__ = ("__weakref__", "firsts", "strings", "tables")
 
-    def __init__(self, strings: Sequence[str], patterns: Sequence[str]) -> None:
+    def __init__(self, strings: Sequence[str]) -> None:
         if not all(strings):
             raise ValueError("a stop string must not be empty")
         self.strings = tuple(sorted(dict.fromkeys(strings), key=len, reverse=True))
         self.tables = tuple(map(_unknown, self.strings))
         self.firsts = frozenset(stop[0] for stop in self.strings)
-        self.patterns = tuple(patterns)
-        self.program: Program | None = compile_stops(self.patterns) if patterns else None
-
-    @property
-    def steps(self) -> int:
-        """What one character of one answer costs at worst, in steps of an automaton."""
-        return len(self.strings) + (0 if self.program is None else len(self.program.ops))
 
 
-_in_use: WeakValueDictionary[tuple[tuple[str, ...], tuple[str, ...]], Stops] = WeakValueDictionary()
+_in_use: WeakValueDictionary[tuple[str, ...], Stops] = WeakValueDictionary()
 
 
 @lru_cache(maxsize=64)
-def compiled(strings: tuple[str, ...], patterns: tuple[str, ...]) -> Stops:
+def compiled(strings: tuple[str, ...]) -> Stops:
     """Return the compiled form of these, made once however many answers have them: it is found as long as one of them
-    is in use, and some that were used last besides. Raises ValueError for an empty stop string and StopRegexError,
-    which is one, for an expression that cannot be used.
+    is in use, and some that were used last besides. Raises ValueError for an empty stop string.
     """
-    found = _in_use.get((strings, patterns))
+    found = _in_use.get(strings)
     if found is None:
-        found = _in_use[strings, patterns] = Stops(strings, patterns)
+        found = _in_use[strings] = Stops(strings)
     return found
 
 
@@ -135,26 +128,28 @@ class StopPrefixes:
 
 
 class StopMatcher:
-    """Finds the first of several stop strings and expressions in a text fed piece by piece, and holds back what might
-    begin one.
+    """Finds the first of several stop strings, and of what stages match, in a text fed piece by piece, and holds back
+    what might begin one.
 
     The result does not depend on how the text was cut: the match that ends first wins, the longest of those that end
-    together. Time is linear in the text times the number of stop strings, whatever they look like, and times the size
-    of the expressions (see `stop_regex`). Raises what `compiled` raises.
+    together. Time is linear in the text times the number of stop strings, whatever they look like, and times the steps
+    of what stages bring. Raises what `compiled` raises.
     """
 
-    def __init__(self, stops: Sequence[str], patterns: Sequence[str] = (), *, include_stop: bool = False) -> None:
-        self._stops = compiled(tuple(stops), tuple(patterns))
-        self._prefixes = StopPrefixes(self._stops)
-        self._regex = None if self._stops.program is None else RegexMatcher(self._stops.program)
+    def __init__(
+        self, stops: Sequence[str], others: Sequence[CompiledStops] = (), *, include_stop: bool = False
+    ) -> None:
+        self._prefixes = StopPrefixes(compiled(tuple(stops)))
+        self.compiled = tuple(others)  # kept, so that other answers find it
+        self._others = [one.matcher() for one in others]
         self._include = include_stop
         self._held = ""
         self._fed = 0
         self.matched: str | None = None
-        """The stop string, or the pattern, that was found; None so far."""
+        """The stop string, or what a stage calls its match; None so far."""
 
     def feed(self, piece: str, *, ignore: bool = False) -> tuple[str, str | None]:
-        """Return text that may be shown now, and the stop string or the pattern if one has matched here.
+        """Return text that may be shown now, and what has matched here, if anything has.
 
         With a match, the text is what stood before it (and the matched text itself with `include_stop`); what follows
         it in the piece is dropped, and later calls return nothing. With `ignore` a match that is complete within this
@@ -162,7 +157,7 @@ class StopMatcher:
         """
         if self.matched is not None:
             return "", self.matched
-        if self._regex is None and self._prefixes.skips(piece):
+        if not self._others and self._prefixes.skips(piece):
             # Nothing was held back either.
             self._fed += len(piece)
             return piece, None
@@ -180,8 +175,8 @@ class StopMatcher:
                 found = self._advance(char) if end < self._fed + 1 else None
             self._fed += 1
         keep = self._prefixes.longest
-        if self._regex is not None:
-            keep = max(keep, self._regex.undecided)
+        for one in self._others:
+            keep = max(keep, one.undecided)
         self._held = buffer[len(buffer) - keep :]
         return buffer[: len(buffer) - keep], None
 
@@ -193,18 +188,21 @@ class StopMatcher:
 
     def _restart(self) -> None:
         self._prefixes.restart()
-        if self._regex is not None:
-            self._regex.restart()
+        for one in self._others:
+            one.restart()
 
     def _advance(self, char: str) -> tuple[int, int, str] | None:
         """(start, end, what has matched) of a match that this character completes, or shows to be complete."""
-        best: tuple[int, int, str] | None = None
-        if self._regex is not None and (found := self._regex.advance(char)) is not None:
-            start, end, number = found
-            best = (start, end, self._stops.patterns[number])
-            if end <= self._fed:
-                return best
-        stop = self._prefixes.advance(char)
-        if stop is not None and (best is None or self._fed + 1 - len(stop) <= best[0]):
-            best = (self._fed + 1 - len(stop), self._fed + 1, stop)
-        return best
+        end = self._fed
+        best: tuple[int, str] | None = None
+        for one in self._others:
+            if (found := one.before(char)) is not None and (best is None or found[0] > best[0]):
+                best = found
+        if best is None:
+            end += 1
+            if (stop := self._prefixes.advance(char)) is not None:
+                best = len(stop), stop
+            for one in self._others:
+                if (found := one.read(char)) is not None and (best is None or found[0] > best[0]):
+                    best = found
+        return None if best is None else (end - best[0], end, best[1])

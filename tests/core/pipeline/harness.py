@@ -51,6 +51,8 @@ from pegboard.core.registry.registry import Registry
 from pegboard.plugins.prefill_in_parts.stage import PrefillInParts
 from pegboard.plugins.row_outputs.messages import NAME, Asked
 from pegboard.plugins.row_outputs.stage import RowOutputs
+from pegboard.plugins.stop_expressions.stage import NAME as EXPRESSIONS
+from pegboard.plugins.stop_expressions.stage import StopExpressions
 from pegboard.toolkit.speculation import tree
 
 VOCAB = 251
@@ -289,7 +291,7 @@ class Harness:
         grammars = GrammarFollower(work, jump_ahead, rolls_back=True)
         context = stage_context(config=CONFIG, runner=RUNNER, provider=lambda *_: pooler, end=self._end)
         splitting = [PrefillInParts(split_prefill_layers, LAYERS)] if split_prefill_layers else []
-        points = self.points = Points([*joining, *splitting, RowOutputs(context)])
+        points = self.points = Points([*joining, *splitting, RowOutputs(context), StopExpressions()])
         executor = LocalExecutor(
             self.model.launch,
             self.model,
@@ -335,6 +337,8 @@ class Harness:
         wanted = [more.pop(name, None) for name in ("logprob_start", "return_hidden_states", "embed")]
         if wanted[0] is not None or any(wanted[1:]):
             more["features"] = {NAME: encoded(Asked(wanted[0], bool(wanted[1]), bool(wanted[2])))}
+        if params.stop_regex:
+            more.setdefault("features", {})[EXPRESSIONS] = encoded(True)
         message = TokenizedRequest(rid=rid, prompt=pack_ids(prompt), sampling=params, stream=stream, **more)
         (reply,) = self.scheduler.receive([message])
         return reply

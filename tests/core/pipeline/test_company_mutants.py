@@ -159,7 +159,7 @@ def sees_the_last_token_only(monkeypatch: pytest.MonkeyPatch) -> None:
     after = StopText.after
 
     def changed(self: Any, req: Any, token: int) -> FinishReason | None:
-        self.matcher = StopMatcher(req.sampling.stop, req.sampling.stop_regex)
+        self.matcher = StopMatcher(req.sampling.stop, self.matcher.compiled)
         return after(self, req, token)
 
     monkeypatch.setattr(StopText, "after", changed)

@@ -14,6 +14,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.frontend.intake import Intake, pack_ids
 from pegboard.toolkit.text.encoding import CHARS_PER_TOKEN
+from tests.features import FEATURES
 
 INFO = ModelInfo(
     served_name="m", path="m", architecture="x", max_context_len=20, vocab_size=200, max_total_tokens=100,
@@ -22,7 +23,7 @@ INFO = ModelInfo(
 
 
 def intake(**info: Any) -> Intake:
-    return Intake(dataclasses.replace(INFO, **info), FakeTokenizer())
+    return Intake(dataclasses.replace(INFO, **info), FakeTokenizer(), FEATURES)
 
 
 def refused(request: GenerateRequest, **info: Any) -> InvalidRequest:

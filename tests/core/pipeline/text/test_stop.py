@@ -88,7 +88,7 @@ def test_repetitive_patterns_are_linear() -> None:
     cut=st.integers(0, 40),
 )
 def test_prefixes_say_how_much_might_be_a_beginning(text: str, stops: list[str], cut: int) -> None:
-    prefixes = StopPrefixes(compiled(tuple(stops), ()))
+    prefixes = StopPrefixes(compiled(tuple(stops)))
     prefixes.feed(text[:cut])
     prefixes.feed(text[cut:])
     begun = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]

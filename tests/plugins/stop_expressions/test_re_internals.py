@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.pipeline.text.re_internals import constants, matcher_of, parse
+from pegboard.plugins.stop_expressions.re_internals import constants, matcher_of, parse
 
 c = constants
 

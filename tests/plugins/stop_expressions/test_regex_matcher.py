@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pegboard.core.pipeline.text.regex_matcher import RegexMatcher
 from pegboard.core.pipeline.text.stop import StopMatcher
-from pegboard.core.pipeline.text.stop_regex import Program, StopRegexError, compile_stops
+from pegboard.plugins.stop_expressions.matcher import RegexMatcher
+from pegboard.plugins.stop_expressions.program import Program, StopRegexError
+from pegboard.plugins.stop_expressions.stage import compiled
 
 LETTERS = "abA \n1_"
 
@@ -19,6 +21,10 @@ _ATOMS = st.sampled_from(
     ["a", "b", "A", r"\n", ".", "[ab]", "[^a]", "[a-b1]", r"\d", r"\w", r"\s", r"\W", r"[\s1]", r"[^\w ]", "(?i:a)",
      "(?i:[^a])", "(?s:.)", r"\b", r"\B", "^", "(?m:^)", "(?m:$)"]
 )  # fmt: skip
+
+
+def stop_matcher(stops: Sequence[str], patterns: Sequence[str] = (), **more: bool) -> StopMatcher:
+    return StopMatcher(stops, [compiled(tuple(patterns))] if patterns else [], **more)
 
 
 def _combine(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -37,7 +43,7 @@ TEXTS = st.text(LETTERS, max_size=14)
 
 def usable(patterns: list[str]) -> bool:
     try:
-        compile_stops(tuple(patterns))
+        compiled(tuple(patterns))
     except StopRegexError as error:
         return "matches the empty text" not in str(error) and pytest.fail(str(error))
     return True
@@ -60,10 +66,10 @@ def oracle(patterns: list[str], text: str) -> tuple[int, int] | None:
 
 def found_in(patterns: list[str], text: str) -> tuple[int, int] | None:
     matcher = RegexMatcher(Program(patterns))
-    for char in text:
-        found = matcher.advance(char)
-        if found is not None:
-            return found[:2]
+    for at, char in enumerate(text):
+        for end, find in ((at, matcher.before), (at + 1, matcher.read)):
+            if (found := find(char)) is not None:
+                return end - found[0], end
     return None
 
 
@@ -102,7 +108,7 @@ def test_the_cut_does_not_matter(
     patterns: list[str], stops: list[str], text: str, cuts: list[int], include: bool
 ) -> None:
     def shown(pieces: list[str]) -> tuple[str, str | None]:
-        matcher, said = StopMatcher(stops, patterns, include_stop=include), ""
+        matcher, said = stop_matcher(stops, patterns, include_stop=include), ""
         for piece in pieces:
             said += matcher.feed(piece)[0]
         return said + matcher.flush(), matcher.matched
@@ -116,7 +122,7 @@ def test_the_cut_does_not_matter(
 @given(pattern=PATTERNS.filter(lambda one: usable([one])), text=TEXTS, more=TEXTS)
 def test_nothing_leaves_that_belongs_to_a_match(pattern: str, text: str, more: str) -> None:
     """What has been shown stands before the match, whatever follows."""
-    matcher = StopMatcher([], [pattern])
+    matcher = stop_matcher([], [pattern])
     shown = "".join(matcher.feed(char)[0] for char in text)
     if matcher.matched is not None:
         return
@@ -131,8 +137,8 @@ def test_nothing_leaves_that_belongs_to_a_match(pattern: str, text: str, more: s
 @settings(max_examples=200, deadline=None)
 @given(stops=st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=3), text=st.text("ab ", max_size=20))
 def test_strings_and_expressions_of_the_same_text_agree(stops: list[str], text: str) -> None:
-    assert StopMatcher(stops).feed(text)[0] == StopMatcher([], stops).feed(text)[0]
-    assert StopMatcher(stops[:1], stops[1:]).feed(text)[0] == StopMatcher(stops).feed(text)[0]
+    assert stop_matcher(stops).feed(text)[0] == stop_matcher([], stops).feed(text)[0]
+    assert stop_matcher(stops[:1], stops[1:]).feed(text)[0] == stop_matcher(stops).feed(text)[0]
 
 
 @pytest.mark.parametrize(
@@ -158,34 +164,34 @@ def test_strings_and_expressions_of_the_same_text_agree(stops: list[str], text: 
 )
 def test_examples(pattern: str, text: str, shown: str) -> None:
     for pieces in ([text], list(text)):
-        matcher = StopMatcher([], [pattern])
+        matcher = stop_matcher([], [pattern])
         said = "".join(matcher.feed(piece)[0] for piece in pieces)
         assert said + matcher.flush() == shown
         assert matcher.matched == (pattern if shown != text else None)
 
 
 def test_the_pattern_that_matched_is_named() -> None:
-    matcher = StopMatcher(["zzz"], ["[ab]+c", "ac"])
+    matcher = stop_matcher(["zzz"], ["[ab]+c", "ac"])
     assert matcher.feed("xxac") == ("xx", "[ab]+c")
-    both = StopMatcher(["ac"], ["ac"])
+    both = stop_matcher(["ac"], ["ac"])
     assert both.feed("ac") == ("", "ac")
 
 
 def test_an_ignored_match_is_text() -> None:
-    matcher = StopMatcher(["END"], [r"a+"])
+    matcher = stop_matcher(["END"], [r"a+"])
     assert matcher.feed("xaaENDE", ignore=True) == ("xaaEND", None)
     assert matcher.feed("ND", ignore=True) == ("END", None)
     assert matcher.feed("ba") == ("b", "a+")
 
 
 def test_an_ignored_match_before_a_character_does_not_swallow_it() -> None:
-    matcher = StopMatcher([], [r"\w+\b", r"\.a"])
+    matcher = stop_matcher([], [r"\w+\b", r"\.a"])
     assert matcher.feed("it.", ignore=True) == ("it", None)
     assert matcher.feed("a") == ("", r"\.a")
 
 
 def test_the_beginning_stays_the_beginning() -> None:
-    matcher = StopMatcher([], ["^ab"])
+    matcher = stop_matcher([], ["^ab"])
     assert matcher.feed("ab", ignore=True) == ("ab", None)
     assert matcher.feed("ab") == ("ab", None)
 
@@ -205,6 +211,6 @@ def test_no_pattern_runs_away(pattern: str, monkeypatch: pytest.MonkeyPatch) -> 
     program.ops = Counted(program.ops)
     matcher = RegexMatcher(program)
     for char in "a" * 500:
-        if matcher.advance(char) is not None:
+        if (matcher.before(char) or matcher.read(char)) is not None:
             break
     assert 0 < looks <= 501 * 2 * len(program.ops)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pegboard.core.pipeline.text.stop_regex import CHAR, JUMP, MATCH, SPLIT
+from pegboard.plugins.stop_expressions.program import CHAR, JUMP, MATCH, SPLIT
 
 if TYPE_CHECKING:
-    from pegboard.core.pipeline.text.stop_regex import Program
+    from pegboard.plugins.stop_expressions.program import Program
 
 
 class RegexMatcher:
@@ -39,16 +39,20 @@ class RegexMatcher:
         self._next_round()
         self._begin()
 
-    def advance(self, char: str) -> tuple[int, int, int] | None:
-        """(start, end, pattern's number) of the match that ends first, the longest of those that end there.
-
-        It ends with this character, or before it where the pattern had to see what follows. In the second case the
-        character counts as not read yet.
+    def before(self, char: str) -> tuple[int, str] | None:
+        """(length, pattern) of the match that ends before this character, which it had to see; the character counts as
+        not read yet.
         """
-        if self._waiting:
-            found = self._decide(char)
-            if found is not None:
-                return (found[0], self._position, found[1])
+        if not self._waiting:
+            return None
+        threads = self._threads
+        self._next_round()
+        for state, start in threads:
+            self._follow(state, start, self._previous, char)
+        return self._match()
+
+    def read(self, char: str) -> tuple[int, str] | None:
+        """(length, pattern) of the match that ends with this character, the longest of those that do."""
         args, threads = self._program.args, self._threads
         passed = self._program.passed(char)
         self._next_round()
@@ -57,22 +61,20 @@ class RegexMatcher:
                 self._follow(state + 1, start, char, None)
         self._position += 1
         self._previous = char
-        found = self._found
+        found = None if self._found is None else self._match()
         self._begin()
-        return None if found is None else (found[0], self._position, found[1])
+        return found
+
+    def _match(self) -> tuple[int, str] | None:
+        if self._found is None:
+            return None
+        start, number = self._found
+        return self._position - start, self._program.patterns[number]
 
     def _begin(self) -> None:
         """Begin a thread per pattern, after all that have begun."""
         for entry in self._program.entries:
             self._follow(entry, self._position, self._previous, None)
-
-    def _decide(self, following: str) -> tuple[int, int] | None:
-        """Let the threads pass that waited for this character, or end; a match that this completes."""
-        threads = self._threads
-        self._next_round()
-        for state, start in threads:
-            self._follow(state, start, self._previous, following)
-        return self._found
 
     def _next_round(self) -> None:
         self._threads, self._waiting, self._found = [], False, None

@@ -1,7 +1,7 @@
 """Python's own parser of regular expressions, which is private: all of its internals that this project uses.
 
-Python may change them in any minor release. tests/toolkit/test_re_internals.py states what is relied on, and has
-to pass with each Python that the project supports.
+Python may change them in any minor release. tests/plugins/stop_expressions/test_re_internals.py states what
+is relied on, and has to pass with each Python that the project supports.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from pegboard.core.pipeline.text.regex_matcher import RegexMatcher
-from pegboard.core.pipeline.text.stop_regex import MAX_STATES, Program, StopRegexError
+from pegboard.plugins.stop_expressions.matcher import RegexMatcher
+from pegboard.plugins.stop_expressions.program import MAX_STATES, Program, StopRegexError
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from pegboard.core.pipeline.text.stop_regex import MAX_STATES, Program, StopRege
 def test_single_characters_are_those_of_re(one: str) -> None:
     program, exact = Program([one]), re.compile(one)
     for code in (*range(0x2200), *range(0xFF00, 0xFFFF), *range(0x1D7C0, 0x1D800), *range(0x1F600, 0x1F610)):
-        matches = RegexMatcher(program).advance(chr(code)) is not None
+        matches = RegexMatcher(program).read(chr(code)) is not None
         assert matches == (exact.fullmatch(chr(code)) is not None), hex(code)
 
 
@@ -71,6 +71,6 @@ def test_characters_remembered_are_bounded() -> None:
     program = Program([r"\w+!"])
     matcher = RegexMatcher(program)
     for code in range(0x4E00, 0x4E00 + 5000):
-        assert matcher.advance(chr(code)) is None
+        assert matcher.read(chr(code)) is None
     assert len(program._passed) <= 1024
     assert matcher.undecided == 5000

@@ -20,7 +20,8 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.frontend.outputs import OutputState, merge
 from tests.core.pipeline.harness import Harness
-from tests.core.pipeline.text.test_regex_matcher import PATTERNS, oracle, usable
+from tests.features import FEATURES
+from tests.plugins.stop_expressions.test_regex_matcher import PATTERNS, oracle, usable
 
 
 class Pieces(FakeTokenizer):
@@ -56,7 +57,7 @@ def run(pieces: Sequence[str], sampling: dict[str, Any]) -> tuple[list[TokenOutp
 
 def shown(outputs: Sequence[TokenOutput], tokenizer: Pieces, sampling: dict[str, Any], group: int = 1) -> list[str]:
     """The texts of the chunks, `group` outputs each in one."""
-    state = OutputState(TokenizedRequest(rid="a", prompt=b"", sampling=SamplingParams(**sampling)), tokenizer)
+    state = OutputState(TokenizedRequest(rid="a", prompt=b"", sampling=SamplingParams(**sampling)), tokenizer, FEATURES)
     texts = []
     for at in range(0, len(outputs), group):
         first, *others = (TokenOutput(rid="a", token_ids=list(o.token_ids), finish_reason=o.finish_reason)

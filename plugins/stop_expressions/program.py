@@ -1,4 +1,4 @@
-"""Regular expressions that end an output, compiled into an automaton that `regex_matcher` runs.
+"""Regular expressions that end an output, compiled into an automaton that `matcher` runs.
 
 Python's own parser reads them, so they mean what they mean in `re`. What an automaton cannot do is refused:
 look-around, back references, conditions, atomic groups, and the end of the text, which is unknown while it is being
@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-from pegboard.core.pipeline.text.re_internals import Element, Name, constants, matcher_of, parse
+from pegboard.plugins.stop_expressions.re_internals import Element, Name, constants, matcher_of, parse
 
 MAX_STATES = 1024
 """Most states of all patterns together: what one character costs at worst, since each has at most one thread."""
@@ -204,14 +203,6 @@ class Program:
             number = self._numbers[key] = len(self._tests)
             self._tests.append(_make_test(op, av, flags))
         return number
-
-
-@lru_cache(maxsize=64)
-def compile_stops(patterns: tuple[str, ...]) -> Program:
-    """Return the automaton of these patterns. Raises StopRegexError, naming the pattern, for one that cannot be
-    used.
-    """
-    return Program(patterns)
 
 
 def _shown(pattern: str) -> str:

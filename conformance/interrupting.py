@@ -82,9 +82,9 @@ def _sleeps(thread: threading.Thread) -> bool:
 
 
 def interrupted(call: Callable[[], object], between: Callable[[], object], at: int) -> int:
-    """Run `call`, and `between` before its line number `at`, from 0, or after it where it has fewer lines this time, each
-    in a thread. Return the lines of `call`; those of the standard library and of Pegboard do not count. Raises what
-    either raises.
+    """Run `call`, and `between` before its line number `at`, from 0, or after it where it has fewer lines this time,
+    each in a thread. Return the lines of `call`; those of the standard library and of Pegboard do not count. Raises
+    what either raises.
     """
     lines, other = 0, _Call(between)
 

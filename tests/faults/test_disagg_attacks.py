@@ -201,8 +201,11 @@ def test_a_thousand_connections(pair: Pair, port: str) -> None:
         for number in range(CROWD):
             stack.enter_context(socket.create_connection(("127.0.0.1", getattr(pair.prefill, port)), 30))
             if number % 50 == 0:
-                # Some are accepted and not closed yet, the more the busier the machine is.
-                assert pair.prefill.scheduler.num_fds() < CROWD // 2
+                # Some may have been accepted and not been closed yet.
+                until = time.monotonic() + 10
+                while (opened := pair.prefill.scheduler.num_fds()) >= 250 and time.monotonic() < until:
+                    time.sleep(0.05)
+                assert opened < 250
         pair.works()
         pair.works(bootstrap_host="localhost")
 

@@ -50,9 +50,13 @@ def points_of(resolved: ResolvedConfig) -> list[ShownPoint]:
     hooks = Hooks.load(resolved.registry, resolved.plugin_options)
     found = [
         ShownPoint(
-            one.name, one.process, one.when, one.cost, tuple(Listener(*who) for who in hooks.listeners(one.name))
+            point.name,
+            point.process,
+            point.when,
+            point.cost,
+            tuple(Listener(*who) for who in hooks.listeners(point.name)),
         )
-        for one in POINTS
+        for point in POINTS
     ]
     return found + _stage_points(resolved, hooks)
 
@@ -77,7 +81,7 @@ def _methods(kind: type, parts: Sequence[Stage | DevicePart | FrontendStage], pr
     for name, method in vars(kind).items():
         if inspect.isfunction(method):
             having = [part for part in parts if getattr(type(part), name) is not method]
-            who = tuple(Listener(one.name, f"{type(one).__module__}:{type(one).__qualname__}") for one in having)
+            who = tuple(Listener(part.name, f"{type(part).__module__}:{type(part).__qualname__}") for part in having)
             when = " ".join(re.split(r"[.:;](?:\s|$)", inspect.getdoc(method) or "")[0].split())
             yield ShownPoint(f"{kind.__name__}.{name}", process, when[:1].lower() + when[1:], _COST, who)
 
@@ -90,10 +94,10 @@ def pipeline(
     """Print, for a config, every point at which plugins take part, with who does, in the order of the calls."""
     points = points_of(composed(files, overrides))
     if as_json:
-        write_json([asdict(one) for one in points])
+        write_json([asdict(point) for point in points])
         return
     rows = [
-        (one.point, one.process, ", ".join(listener.plugin for listener in one.listeners) or "-", one.when)
-        for one in points
+        (shown.point, shown.process, ", ".join(listener.plugin for listener in shown.listeners) or "-", shown.when)
+        for shown in points
     ]
     write_table(("point", "process", "plugins, in order", "called"), rows)

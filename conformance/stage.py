@@ -40,6 +40,7 @@ def stage_context(**more: Any) -> StageContext:
         "config": SimpleNamespace(),
         "spec": ModelSpec("suite", 251, 8, 512, (), ()),
         "directory": Path(),
+        "tokenizer": None,
         "runner": frozenset(),
         "provider": _no_provider,
         "end": _nothing_ends,

@@ -11,7 +11,6 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.output_parser import (
     Content,
     OutputEvent,
@@ -20,6 +19,7 @@ from pegboard.core.interfaces.output_parser import (
     ToolCallArguments,
     ToolCallStart,
 )
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.toolkit.grammars import gbnf
 
 

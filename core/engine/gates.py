@@ -10,26 +10,26 @@ from pegboard.core.engine.kv_identity import described_kv, kept_as, kv_identity
 from pegboard.core.engine.transfer import TransferBuilder, regions_of
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, KVAccess
 from pegboard.core.interfaces.contracts import ADMISSION_GATE
-from pegboard.core.interfaces.errors import ConfigError, Problem
+from pegboard.core.interfaces.errors import ConfigError, PluginError, Problem
 from pegboard.core.pipeline.gates import GateKeeper
 
 if TYPE_CHECKING:
     from pegboard.core.engine.choose import Chosen, Loaded
-    from pegboard.core.pipeline.grammar.gate import GrammarGate
+    from pegboard.core.pipeline.points import Points
 
 MOVING = frozenset({"seats", "follows"})
 """Capabilities of gates that work with the KV pool."""
 
 
 def build_gates(
-    chosen: Chosen, loaded: Loaded, grammar: GrammarGate | None, ctx: AdmissionGateContext
+    chosen: Chosen, loaded: Loaded, points: Points, ctx: AdmissionGateContext
 ) -> tuple[GateKeeper | None, TransferBuilder | None]:
-    """Return the gates in their order, and what builds the engine that some of them read KV with. The gate of grammars
-    comes first: what it refuses need not pass the others.
+    """Return the gates in their order, and what builds the engine that some of them read KV with. Those that
+    stages bring come first.
 
     Raises ConfigError where a gate that brings KV is not the last, or is beside a speculator that could not know it.
     """
-    gates: list[tuple[str, AdmissionGate]] = [] if grammar is None else [("grammar", grammar)]
+    gates = stage_gates(points, ctx)
     transfer = None
     if any(MOVING & record.provider.provides for record in chosen.resolved.candidates[ADMISSION_GATE.name]):
         transfer = TransferBuilder(chosen, loaded.memory.pool)
@@ -47,6 +47,19 @@ def build_gates(
     gates += [(one.name, one.build(ctx)) for one in choices]
     provides = {one.name: one.provides for one in choices}
     return (GateKeeper(gates, time.monotonic, provides) if gates else None), transfer
+
+
+def stage_gates(points: Points, ctx: AdmissionGateContext) -> list[tuple[str, AdmissionGate]]:
+    """Return the gates that stages bring, with the stages' names. Raises PluginError for what is none."""
+    found: list[tuple[str, AdmissionGate]] = []
+    for stage in points.stages:
+        gate: object = stage.gate(ctx)
+        if isinstance(gate, AdmissionGate):
+            found.append((stage.name, gate))
+        elif gate is not None:
+            who = points.culprits.known(stage) or f"the stage {stage.name!r}"
+            raise PluginError(f"{who}: gate() brings {gate!r}, which is not an AdmissionGate")
+    return found
 
 
 def kv_access(chosen: Chosen, loaded: Loaded, transfer: TransferBuilder) -> KVAccess:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.scheduler import Scheduler
 
 
-def model_info(chosen: Chosen, scheduler: Scheduler, grammars: Sequence[str], media_width: int) -> ModelInfo:
-    """Return what the API process may tell of the model. `grammars` are the kinds that it takes."""
+def model_info(chosen: Chosen, scheduler: Scheduler, media_width: int) -> ModelInfo:
+    """Return what the API process may tell of the model."""
     config, spec, hf_config = chosen.resolved.engine, chosen.spec, chosen.model.hf_config
     model = config.model
     served_name, *other_names = dict.fromkeys(model.served_name or [model.path.rstrip("/").rsplit("/", 1)[-1]])
@@ -34,19 +34,18 @@ def model_info(chosen: Chosen, scheduler: Scheduler, grammars: Sequence[str], me
         version=__version__,
         created=int(time.time()),
         providers={contract: [one.name for one in some] for contract, some in chosen.selection.choices.items()},
-        features=_features(chosen, grammars, scheduler.stages.points.offers),
+        features=_features(chosen, scheduler.stages.points.offers),
         hidden_size=spec.hidden_size,
-        max_grammar_bytes=config.grammar.max_source_bytes,
+        stages={stage.name: dict(stage.info()) for stage in scheduler.stages.points.stages},
         media_width=media_width,
         sampling_defaults=chosen.sampling_defaults,
         max_piece_tokens=None if chosen.media is None else chosen.media.context.limits.piece_tokens,
     )
 
 
-def _features(chosen: Chosen, grammars: Sequence[str], offers: Sequence[str]) -> tuple[str, ...]:
+def _features(chosen: Chosen, offers: Sequence[str]) -> tuple[str, ...]:
     """Return what requests may ask of this engine; see ModelInfo."""
     found = list(offers)
-    found += [f"grammar.{kind}" for kind in grammars]
     found += () if chosen.media is None else chosen.media.features
     for contract in ("logits_processor", "sampler"):
         providers = chosen.selection.choices.get(contract, ())

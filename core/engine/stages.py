@@ -28,8 +28,8 @@ class StageBuilder:
         self._hooks = hooks
         self._made: dict[str, object] = {}
         ctx = StageContext(
-            chosen.resolved.engine, chosen.spec, chosen.model.directory, frozenset(chosen.runner.provides),
-            self._provider, self._end, chosen.runner.name,
+            chosen.resolved.engine, chosen.spec, chosen.model.directory, chosen.tokenizer,
+            frozenset(chosen.runner.provides), self._provider, self._end, chosen.runner.name, chosen.selection.choices,
         )  # fmt: skip
         self.points = Points(self._all(Stage, "pipeline_stages", ctx), chosen.culprits)
         self.parts = self._all(DevicePart, "device_parts", ctx)

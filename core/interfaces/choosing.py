@@ -7,6 +7,15 @@ from typing import Protocol
 from pegboard.core.interfaces.contract import Contract, Ctx, T
 
 
+class NamedProvider(Protocol):
+    """A chosen provider of any contract: its name in the config, and its capabilities."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def provides(self) -> frozenset[str]: ...
+
+
 class Chooser(Protocol):
     """Chooses providers as the config says, and builds them."""
 

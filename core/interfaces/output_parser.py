@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Required, TypedDict
 
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.json_value import JsonObject
 from pegboard.core.interfaces.options import OptionsT
+from pegboard.core.interfaces.sampling import Grammar
 
 
 class ToolFunction(TypedDict, total=False):

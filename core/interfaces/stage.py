@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
     from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch, ScheduleBatch
+    from pegboard.core.interfaces.choosing import NamedProvider
     from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, ModelInfo, OutputChunk
     from pegboard.core.interfaces.contract import Contract, Ctx, T
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput, LogprobOutput
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.sampling import SamplingParams
     from pegboard.core.interfaces.status import FinishReason
     from pegboard.core.interfaces.step import AnySource, CoreServices
+    from pegboard.core.interfaces.tokenizer import Tokenizer
 
 
 class Wait(enum.Enum):
@@ -168,17 +171,19 @@ class Sent:
 class StageContext:
     """What stages and device parts are built with, before weights are read. `config` is the EngineConfig. `runner` are
     the capabilities of the chosen runner, which is called `runner_name`. `provider` builds what is chosen for a
-    contract, once for all who ask. `end` finishes a request for a reason, from within `arrived`, `commit` or `closed`;
-    none of its KV is shared.
+    contract, once for all who ask; `choices` are what was chosen so far, by contract. `end` finishes a request for a
+    reason, from within `arrived`, `commit` or `closed`; none of its KV is shared.
     """
 
     config: Any
     spec: ModelSpec
     directory: Path
+    tokenizer: Tokenizer
     runner: frozenset[str]
     provider: Callable[[Contract[T, Ctx], Ctx], T]
     end: Callable[[Req, FinishReason], None]
     runner_name: str = ""
+    choices: Mapping[str, Sequence[NamedProvider]] = field(default_factory=dict)
 
 
 class Stage:
@@ -207,6 +212,12 @@ class Stage:
         engine.
         """
         return ()
+
+    def gate(self, ctx: AdmissionGateContext) -> AdmissionGate | None:
+        """Once, when the scheduler is built: bring a gate under the stage's name. Stages' gates come before those of
+        the config, in the order of the stages: what one refuses need not pass the others.
+        """
+        return None
 
     # ---- a request -------------------------------------------------------------------------------------------------
 
@@ -289,6 +300,18 @@ class Stage:
         gave for it there; None where it gave none.
         """
 
+    # ---- what is told ----------------------------------------------------------------------------------------------
+
+    def info(self) -> Mapping[str, object]:
+        """Once, when the engine is built: plain values that `ModelInfo.stages` has under the stage's name."""
+        return {}
+
+    def figures(self) -> Mapping[str, float]:
+        """Whenever the scheduler is asked for its figures, for `/server_info` and metrics: totals and states, by names
+        that none of its other figures has.
+        """
+        return {}
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceServices:
@@ -325,7 +348,7 @@ class DevicePart:
 @dataclass(frozen=True, slots=True)
 class Price:
     """What answering costs the API process, in numbers of things (see `server.budget`): log-probabilities, numbers of
-    vectors, such numbers for each output token, and what ends it by its text.
+    vectors, such numbers for each output token, what ends it by its text, and characters that the request has brought.
     """
 
     entries: int = 0
@@ -333,6 +356,7 @@ class Price:
     numbers_per_token: int = 0
     stops: tuple[CompiledStops, ...] = ()
     """The same object for all answers that share it."""
+    chars: int = 0
 
 
 class FrontendStage:

@@ -23,7 +23,6 @@ from pegboard.core.interfaces.step import StepSource
 from pegboard.core.pipeline.culprits import Culprits
 from pegboard.core.pipeline.running import CONSTRAINED, FIRST_STAGE, HISTORY, SPECIAL
 from pegboard.core.registry.blame import in_words
-from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,6 +73,7 @@ class Points:
         self._closing = self._at("closed")
         self._sending = self._at("send")
         self._adopting = self._at("adopt")
+        self._telling = self._at("figures")
         self._looking = _flags(self._finishing) | _flags(self._stopping) | _flags(self._sending)
         self._unsent: list[tuple[Req, FinishReason]] = []
 
@@ -310,21 +310,23 @@ class Points:
                 except Exception as error:
                     self._unsent.append((req, self.failure(stage, "adopt", error)))
 
-    # ---- what raises -----------------------------------------------------------------------------------------------
+    # ---- what is told, and what raises -----------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, float]:
+        """Return totals and states of stages; nothing of one that raises."""
+        found: dict[str, float] = {}
+        for stage in self._telling:
+            try:
+                found.update(stage.figures())
+            except Exception as error:
+                self._log(stage, "figures", error)
+        return found
 
     def failure(self, stage: Stage, point: str, error: Exception) -> FinishReason:
         """Return what a request ends with for which a stage raised."""
         culprit = self.culprits.of(error) or self.culprits.known(stage)
         self._log(stage, point, error)
         text = f"the stage {stage.name!r} failed: {in_words(error)}" if culprit is None else culprit.tell(error)
-        return FinishReason(FinishType.ABORT, message=text, status=500, code="plugin_failed")
-
-    def unconstrained(self, req: Req, error: Exception) -> FinishReason:
-        """Return what a request ends with whose constraint raised."""
-        culprit = self.culprits.of(error)
-        self.culprits.count(culprit)
-        logger.error("the constraint of %s raised", quoted(req.name), exc_info=error)
-        text = f"its constraint failed: {in_words(error)}" if culprit is None else culprit.tell(error)
         return FinishReason(FinishType.ABORT, message=text, status=500, code="plugin_failed")
 
     def _log(self, stage: Stage, point: str, error: Exception) -> None:

@@ -253,8 +253,6 @@ def flags_of(req: Req, asked: Iterable[Any]) -> int:
         flags |= LOGPROBS
     if req.media is not None:
         flags |= SHIFTED
-    if params.grammar is not None:
-        flags |= CONSTRAINED | SPECIAL | HISTORY
     for one in asked:
         if one.wants(params):
             flags |= PROCESSED | (HISTORY if one.reads_output else 0)

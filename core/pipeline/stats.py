@@ -67,6 +67,7 @@ class Stats:
             "runner": {} if self._stages.runner_figures is None else dict(self._stages.runner_figures()),
             **self._media(),
             **self._tiers(),
+            **self._stages.points.figures(),
         }
 
     def _tiers(self) -> dict[str, object]:

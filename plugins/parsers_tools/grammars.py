@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
 from pegboard.core.interfaces.output_parser import ToolFunction
+from pegboard.core.interfaces.sampling import Grammar
 
 
 def chosen(tools: Sequence[ToolFunction], name: str) -> list[ToolFunction]:

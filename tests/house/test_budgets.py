@@ -12,16 +12,16 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 22_070,
+    "conformance": 21_580,
     "core.cli": 1_020,
-    "core.config": 2_880,
-    "core.engine": 3_020,
-    "core.interfaces": 7_080,
-    "core.pipeline": 14_755,
+    "core.config": 2_840,
+    "core.engine": 2_985,
+    "core.interfaces": 6_975,
+    "core.pipeline": 13_190,
     "core.registry": 1_020,
     "core.server": 3_180,
-    "plugins": 38_760,
-    "toolkit": 13_570,
+    "plugins": 41_430,
+    "toolkit": 13_530,
     "tools": 11_340,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
@@ -32,7 +32,8 @@ HEART_LINES = 3_600
 
 FEATURES: Mapping[str, tuple[str, int]] = {
     "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 682),
-    "grammar": (r"grammars?|matchers?", 739),
+    # A parameter of users with its type (12), which tool parsers write, too (5); others' keys (2); speculators (4).
+    "grammar": (r"grammars?", 23),
     "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_469),
     "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 288),
     "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 44),

@@ -33,7 +33,7 @@ from pegboard.toolkit.chat.tool_schema import Choice, outline
 from pegboard.toolkit.grammars.grammar import any_of
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.grammar import Grammar
+    from pegboard.core.interfaces.sampling import Grammar
 
 
 @dataclass(frozen=True)

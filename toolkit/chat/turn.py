@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from fastapi import Request
 
     from pegboard.core.interfaces.api_router import ApiContext
-    from pegboard.core.interfaces.client import MediaPrompt
-    from pegboard.core.interfaces.grammar import Grammar
+    from pegboard.core.interfaces.client import MediaPrompt, ModelInfo
     from pegboard.core.interfaces.output_parser import OutputParser
+    from pegboard.core.interfaces.sampling import Grammar
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _form(ctx: ApiContext, tools: Tools, grammar: Grammar | None) -> _Form:
         return _Form(None)
     if grammar.kind in ("json_schema", "json_object"):
         either = tools.grammar_or(grammar, ctx.tool_parser, features=ctx.client.info.features)
-        if either is not None and _fits(either[0], ctx.client.info.max_grammar_bytes):
+        if either is not None and _fits(either[0], _longest(ctx.client.info)):
             return _Form(*either)
     return _Form(grammar)
 
@@ -161,6 +161,11 @@ def _turn(
         constrained=form.whole or (tools.active and tools.choice == "required"),
         openings=form.openings,
     )
+
+
+def _longest(info: ModelInfo) -> int | None:
+    """Return the most bytes that the source of a grammar may have; None: any number."""
+    return info.stages.get("grammar", {}).get("max_source_bytes")
 
 
 def _fits(grammar: Grammar, most: int | None) -> bool:

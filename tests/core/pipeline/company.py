@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.media import MediaItem
+from pegboard.core.interfaces.sampling import Grammar
 from tests.core.pipeline.company_model import Context, FakePooler, hidden, kept_as, logprob, top
-from tests.core.pipeline.grammar.test_state import tokens_of
 from tests.core.pipeline.harness import EOS, next_token
 from tests.core.pipeline.media_harness import Album, Prompt, seen
+from tests.plugins.grammar.test_state import tokens_of
 
 LETTERS = "abcde"
 LONGEST = 40

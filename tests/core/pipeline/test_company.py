@@ -20,10 +20,10 @@ import pytest
 from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.client import OutputChunk
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, TokenOutput
-from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.media.arrival import MediaStage
 from pegboard.core.pipeline.media.encoder_cache import EncoderCache
 from pegboard.core.registry.hooks import Hooks
+from pegboard.plugins.grammar.work import GrammarWork, WorkLimits
 from pegboard.plugins.row_outputs.messages import NAME
 from pegboard_drills.grammars import ScriptedMatcher
 from tests.core.pipeline.company import Asked, Author, Tokenizer

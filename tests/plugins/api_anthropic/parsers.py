@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.output_parser import (
     Content,
@@ -17,6 +16,7 @@ from pegboard.core.interfaces.output_parser import (
     ToolCallArguments,
     ToolCallStart,
 )
+from pegboard.core.interfaces.sampling import Grammar
 
 CONTEXT = OutputParserContext("", "", "")
 

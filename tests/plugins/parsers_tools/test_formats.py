@@ -13,10 +13,11 @@ from pegboard.conformance.streams import Told, feed, one_by_one, sample
 from pegboard.conformance.tool_parser import TOOLS
 from pegboard.core.config.select import select
 from pegboard.core.interfaces.contracts import REASONING_PARSER, TOOL_PARSER
-from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.core.registry.registry import Registry
+from pegboard.plugins.grammar.api import GrammarBackend, GrammarContext
 from pegboard.plugins.parsers_tools.json_formats import DeepSeekParser, HermesParser, LlamaParser, MistralParser
 from pegboard.plugins.parsers_tools.pythonic import PythonicParser
 from pegboard.plugins.parsers_tools.xml_format import XmlParser

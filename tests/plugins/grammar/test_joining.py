@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.req import Req
-from pegboard.core.pipeline.grammar.constraint import state_of
-from pegboard.core.pipeline.grammar.state import look_ahead
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.core.pipeline.scheduler import Scheduler
+from pegboard.plugins.grammar.constraint import state_of
+from pegboard.plugins.grammar.state import look_ahead
 from tests.core.pipeline.test_seats import LOOPS, World
 
 Change = Callable[[pytest.MonkeyPatch], None]

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.profile_prefill DIRECTORY [--device cpu] [LENGTH ...]
 
-One engine over the checkpoint answers random prompts of each length with one token. Wall is a whole request, busy the sum
-of all kernels, span from the first kernel's start to the last one's end: span less busy is what launching leaves idle,
+One engine over the checkpoint answers random prompts of each length with one token. Wall is a whole request, busy the
+sum of all kernels, span from the first kernel's start to the last one's end: span less busy is what launching leaves idle,
 wall less span what comes before and after. FLOPs are those of the matrix products, without attention.
 """
 
@@ -90,8 +90,8 @@ def report(engine: Engine, length: int, weights: int) -> None:
     wall = statistics.median(walls[2:])
     busy, span, took, count = kernels(ask, 3)
     print(
-        f"\n{length} tokens: wall {1e3 * wall:.2f} ms, span {1e3 * span:.2f} ms, busy {1e3 * busy:.2f} ms, {count} kernels, "
-        f"{length / wall:.0f} tok/s, {2 * weights * length / wall / 1e12:.0f} TFLOP/s",
+        f"\n{length} tokens: wall {1e3 * wall:.2f} ms, span {1e3 * span:.2f} ms, busy {1e3 * busy:.2f} ms, "
+        f"{count} kernels, {length / wall:.0f} tok/s, {2 * weights * length / wall / 1e12:.0f} TFLOP/s",
         flush=True,
     )
     for name, micros in took.most_common(SHOWN):

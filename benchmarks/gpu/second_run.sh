@@ -23,6 +23,7 @@ timeout 100 python3 -m benchmarks.gpu --json "$OUT/attention.json" --only enviro
 clock 'a decode step, by kernel'
 timeout 80 python3 -m benchmarks.gpu.profile_step 1 8 64 256 2>&1 | tee "$OUT/step.txt" | grep -v USDT | cut -c1-110
 timeout 60 python3 -m benchmarks.gpu.profile_step --context 4096 64 2>&1 | tee "$OUT/step_4k.txt" | grep -E 'wall|decode|reduce'
+timeout 60 python3 -m benchmarks.gpu.profile_step --shape qwen3-0.6b 1 2>&1 | tee "$OUT/step_small.txt" | grep -v USDT | cut -c1-110
 clock 'first tokens'
 timeout 60 python3 -m benchmarks.gpu.profile_prefill $small > "$OUT/prefill_small.txt" 2>&1
 grep wall "$OUT/prefill_small.txt"

@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.profile_prefill DIRECTORY [--device cpu] [LENGTH ...]
 
 One engine over the checkpoint answers random prompts of each length with one token. Wall is a whole request, busy the
-sum of all kernels, span from the first kernel's start to the last one's end: span less busy is what launching leaves idle,
-wall less span what comes before and after. FLOPs are those of the matrix products, without attention.
+sum of all kernels, span from the first kernel's start to the last one's end: span less busy is what launching leaves
+idle, wall less span what comes before and after. FLOPs are those of the matrix products, without attention.
 """
 
 from __future__ import annotations

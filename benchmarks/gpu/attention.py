@@ -57,7 +57,7 @@ def flashinfer(ctx: AttentionContext, kernels: str) -> AttentionBackend[Any]:
     record = Registry.discover().get("attention", "flashinfer")
     if record is None:
         raise Skipped("there is no attention backend of this name")
-    options = record.options_model()(backend=kernels)
+    options = record.options_model().model_validate({"backend": kernels})
     if (reason := record.load().supports(options, ctx)) is not None:
         raise Skipped(reason)
     backend: AttentionBackend[Any] = record.load()(options, ctx)

@@ -13,7 +13,17 @@ import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from benchmarks.gpu import flashinfer_slim, load_row, make_model, profile_prefill, profile_step, site, smoke, tune_attn
+from benchmarks.gpu import (
+    flashinfer_slim,
+    load_row,
+    loading,
+    make_model,
+    profile_prefill,
+    profile_step,
+    site,
+    smoke,
+    tune_attn,
+)
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.paged import Paged
 from pegboard.core.engine.engine import Engine
@@ -143,8 +153,10 @@ def test_the_smoke_test_passes_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_first_tokens_are_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_model.make("tiny", tmp_path)
-    profile_prefill.main([str(tmp_path), "--device", "cpu", "8", "40"])
+    make_model.make("tiny", tmp_path, with_weights=False)
+    settings = ("model.use=dense", "model.load_format=dummy", "model.source.use=hf", "model.source.needs_weights=false")
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    profile_prefill.main([str(tmp_path), "--device", "cpu", *chosen, "8", "40"])
     out = capsys.readouterr().out
     assert re.findall(r"^(\d+) tokens: wall", out, re.M) == ["8", "40"]
     assert "scheduler.py" in out, "the host's functions"
@@ -177,3 +189,9 @@ def test_a_repacked_wheel_that_lacks_a_header_is_refused(tmp_path: Path) -> None
     wheel(tmp_path / "whole.whl", files)
     with pytest.raises(SystemExit, match=r"page\.cu includes moe_page\.cuh"):
         flashinfer_slim.main([str(tmp_path / "whole.whl"), str(tmp_path / "slim")])
+
+
+def test_loading_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_model.make("tiny", tmp_path)
+    loading.main([str(tmp_path), "--device", "cpu"])
+    assert len(re.findall(r"0\.00 GB in [\d.]+ s: [\d.]+ GB/s", capsys.readouterr().out)) == 3

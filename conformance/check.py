@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.registry.lazy import import_name
-from pegboard.core.registry.names import did_you_mean
+from pegboard.toolkit.text.near_names import did_you_mean
 from pegboard.core.registry.registry import Registry
 
 if TYPE_CHECKING:

@@ -152,7 +152,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_(silent_connections|wrong_files)",
         r"test_https_from",
     ),
-    "core/engine/test_dtype.py": (r"test_the_demo_is_no_float32",),
+    "toolkit/model/test_dtypes.py": (r"test_the_demo_is_no_float32",),
     "core/pipeline/grammar/test_pool.py": (
         r"test_(slow_grammars_do_not_hold_up|one_that_gave_way|one_that_is_not_wanted)",
         r"test_(a_matcher_that_hangs|one_that_never_ends)\w*\[(?!1)",
@@ -428,7 +428,7 @@ FULL: dict[str, tuple[str, ...]] = {
     "plugins/stop_expressions/test_regex_matcher.py": (r"test_ends_where_re_says",),
     "plugins/http_guard/test_protocol.py": (r"test_(slow_answers|a_body_that_nobody|the_next_request)",),
     "core/server/test_client_media.py": (r"TestEnds",),
-    "core/server/test_stop_signals.py": (r"test_(a_log_that|a_program_goes|they_are_heard)",),
+    "toolkit/system/test_stop_signals.py": (r"test_(a_log_that|a_program_goes|they_are_heard)",),
     "toolkit/transfer/test_staging_mutants.py": (ALL,),
     "drills/test_gate.py": (r"test_nonsense",),
     "e2e/test_graph_matrix.py": (r"test_few",),

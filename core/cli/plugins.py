@@ -168,7 +168,7 @@ def _write_plugin(loaded: LoadedPlugin) -> None:
 def find_records(registry: Registry, name: str) -> list[ProviderRecord]:
     """Return what `name` means: contract/provider, a provider of any contract, or all providers of a plugin."""
     from pegboard.core.interfaces.errors import PluginError
-    from pegboard.core.registry.names import did_you_mean
+    from pegboard.toolkit.text.near_names import did_you_mean
 
     contract, slash, provider = name.partition("/")
     if slash:

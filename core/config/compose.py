@@ -28,7 +28,7 @@ from pegboard.core.config.body_fields import declaring, shared_fields
 from pegboard.core.config.merge import Merged, default_layers, value_at
 from pegboard.core.config.option_models import engine_model, tolerant, with_options
 from pegboard.core.config.problems import problems_of
-from pegboard.core.config.redact import is_secret
+from pegboard.toolkit.system.redact import is_secret
 from pegboard.core.config.requires import part_params, solve
 from pegboard.core.config.resolve import Resolution, resolve
 from pegboard.core.config.section import UseSection

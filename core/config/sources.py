@@ -11,10 +11,10 @@ from pathlib import Path
 
 import yaml
 
-from pegboard.core.config.redact import is_secret
-from pegboard.core.config.scalars import Loader, WrittenFloat, written_int
+from pegboard.toolkit.system.redact import is_secret
+from pegboard.toolkit.text.yaml_scalars import Loader, WrittenFloat, written_int
 from pegboard.core.interfaces.errors import ConfigError, Problem
-from pegboard.core.registry.names import did_you_mean
+from pegboard.toolkit.text.near_names import did_you_mean
 
 ENV_PREFIX = "PEGBOARD__"
 DEFAULT_PRESET = "default"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pegboard.core.config.other_servers import ANSWERS, plain_name
 from pegboard.core.config.shape import CORE, Shape, sections_of
 from pegboard.core.config.sources import ENV_PREFIX
-from pegboard.core.registry.names import did_you_mean, nearest
+from pegboard.toolkit.text.near_names import did_you_mean, nearest
 
 _CLOSE = 0.75
 """Likeness from which a key of another section may be meant: short names are alike by chance."""

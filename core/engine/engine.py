@@ -23,7 +23,7 @@ from pegboard.core.engine.asking import (
 from pegboard.core.engine.media_frontend import build_media
 from pegboard.core.engine.source import PreparedModel
 from pegboard.core.engine.stages import frontend_features
-from pegboard.core.engine.threads import yield_when_waiting
+from pegboard.toolkit.system.threads import yield_when_waiting
 from pegboard.core.interfaces.client import (
     Embedding,
     EmbedRequest,

@@ -20,7 +20,7 @@ from pegboard.core.interfaces.plugin import Plugin
 from pegboard.core.registry.blame import told
 from pegboard.core.registry.discovery import LoadedPlugin
 from pegboard.core.registry.lazy import import_name
-from pegboard.core.registry.names import did_you_mean
+from pegboard.toolkit.text.near_names import did_you_mean
 from pegboard.core.registry.registry import Registry
 
 HOOK_NAMES = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))

@@ -24,7 +24,7 @@ from pegboard.core.registry.discovery import (
     discover,
 )
 from pegboard.core.registry.lock import PluginLock
-from pegboard.core.registry.names import or_hint
+from pegboard.toolkit.text.near_names import or_hint
 from pegboard.core.registry.records import OWN_DISTRIBUTION, Origin, ProviderRecord, check_plugin, provider_problem
 
 UNKNOWN = Contract("", "", Cardinality.ONE, "", "")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from pegboard.core.config.redact import redact
+from pegboard.toolkit.system.redact import redact
 from pegboard.core.interfaces.client import (
     Embedding,
     EmbedRequest,

@@ -39,10 +39,10 @@ from pegboard.core.server.http.keys import Keys
 from pegboard.core.server.http.loading import Entrance
 from pegboard.core.server.http.server import LAST_ANSWERS, HttpServer
 from pegboard.core.server.http.tls import tls_context
-from pegboard.core.server.logs import configure_logging
+from pegboard.toolkit.system.logs import configure_logging
 from pegboard.core.server.model_names import ModelNames
 from pegboard.core.server.scheduler_process import BUILDER
-from pegboard.core.server.stop_signals import StopSignals
+from pegboard.toolkit.system.stop_signals import StopSignals
 from pegboard.core.server.supervisor import STOP_TIMEOUT, Supervisor
 from pegboard.toolkit.chat import rendering
 

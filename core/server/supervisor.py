@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pegboard.core.config.redact import is_secret
+from pegboard.toolkit.system.redact import is_secret
 from pegboard.core.config.sources import ENV_PREFIX
 from pegboard.core.interfaces.client import ModelInfo
 from pegboard.core.interfaces.errors import PegboardError

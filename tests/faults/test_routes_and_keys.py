@@ -24,7 +24,7 @@ from pegboard.core.interfaces.hooks import hookimpl
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.core.server.http.keys import Keys
 from pegboard.core.server.http.routes import levels
-from pegboard.core.server.logs import configure_logging
+from pegboard.toolkit.system.logs import configure_logging
 from pegboard.core.server.serve import exposure, listen
 from tests.faults.whole_api import ADMIN_KEY, API_KEY, ask, bearer, questions, whole_app
 
@@ -299,7 +299,7 @@ def test_30166_no_field_of_the_config_that_is_secret_is_called_otherwise() -> No
     text is shown, as `cache_salt_by_key` is.
     """
     from pegboard.core.config.describe import core_keys_of
-    from pegboard.core.config.redact import HIDDEN, is_secret, redact
+    from pegboard.toolkit.system.redact import HIDDEN, is_secret, redact
 
     secret = {key.path for key in core_keys_of() if is_secret(key.path)}
     assert secret == {"server.api_key", "server.admin_key", "server.cache_salt_by_key"}

@@ -34,7 +34,7 @@ def train_draft(
 
     The same command goes on with a run that was stopped, by Ctrl-C or anything else.
     """
-    from pegboard.core.engine.threads import yield_when_waiting
+    from pegboard.toolkit.system.threads import yield_when_waiting
 
     yield_when_waiting()
     from pegboard.core.cli.signals import Signals

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pegboard.core.config.redact import redact
+from pegboard.toolkit.system.redact import redact
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import (

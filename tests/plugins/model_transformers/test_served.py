@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from pegboard.conformance.model_suite import TOLERANCE
 from pegboard.conformance.paged import PlainAttention, PlainPool
-from pegboard.core.engine.model_probe import PoolProbe
+from pegboard.toolkit.model.pool_probe import PoolProbe
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.kv_pool import KVPoolContext

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from pegboard.core.config.redact import redact
+from pegboard.toolkit.system.redact import redact
 
 if TYPE_CHECKING:
     from typing import TextIO

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from pegboard.core.engine import dtype as precision
-from pegboard.core.engine.dtype import cpu_has_bfloat16, own_dtype, resolve_dtype, resolve_kv_dtype
+from pegboard.toolkit.model.dtypes import cpu_has_bfloat16, own_dtype, resolve_dtype, resolve_kv_dtype
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_family import ModelContext
 from tests.toolkit.text.demo import demo_directory

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.server.logs import JsonFormatter
+from pegboard.toolkit.system.logs import JsonFormatter
 
 
 def logged(message: str, *args: object, level: int = logging.INFO, **more: Any) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def test_whatever_is_logged_is_one_valid_line(value: object) -> None:
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_both_formats_in_a_process(log_format: str) -> None:
     code = (
-        "import logging; from pegboard.core.server.logs import configure_logging as c;"
+        "import logging; from pegboard.toolkit.system.logs import configure_logging as c;"
         f"c('api', 'info', {log_format!r}); logging.getLogger('a').info('hello', extra={{'rid': 'r'}});"
         "logging.getLogger('a').debug('quiet')"
     )

@@ -12,9 +12,9 @@ import pytest
 PATIENCE = 60.0
 BEGIN = """
 import asyncio, logging, os, signal, sys, time
-from pegboard.core.server.logs import configure_logging
+from pegboard.toolkit.system.logs import configure_logging
 from pegboard.core.server.serve import _loop_factory
-from pegboard.core.server.stop_signals import StopSignals
+from pegboard.toolkit.system.stop_signals import StopSignals
 
 configure_logging("api", "info", "text")
 before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)

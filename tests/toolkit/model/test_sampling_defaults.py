@@ -14,7 +14,7 @@ import pytest
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
-from pegboard.core.engine.sampling_defaults import sampling_defaults
+from pegboard.toolkit.model.sampling_defaults import sampling_defaults
 from pegboard.core.interfaces.errors import ConfigError, InvalidRequest, ModelError
 from pegboard.core.interfaces.sampling import SamplingParams
 

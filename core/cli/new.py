@@ -17,8 +17,8 @@ from pegboard.core import __version__
 from pegboard.core.interfaces.contract import Cardinality
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.plugin import API_VERSION
-from pegboard.toolkit.text.near_names import did_you_mean
 from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.text.near_names import did_you_mean
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _SUFFIX = ".tmpl"

@@ -11,10 +11,10 @@ from pydantic.fields import FieldInfo
 
 from pegboard.core.config.compose import ResolvedConfig
 from pegboard.core.config.merge import Merged, default_layers
-from pegboard.toolkit.system.redact import redact
 from pegboard.core.config.section import UseSection
 from pegboard.core.config.shape import CORE, Shape, place_of_entry, use_path
 from pegboard.core.registry.records import ProviderRecord
+from pegboard.toolkit.system.redact import redact
 
 
 @dataclass(frozen=True, slots=True)

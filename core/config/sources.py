@@ -11,10 +11,10 @@ from pathlib import Path
 
 import yaml
 
-from pegboard.toolkit.system.redact import is_secret
-from pegboard.toolkit.text.yaml_scalars import Loader, WrittenFloat, written_int
 from pegboard.core.interfaces.errors import ConfigError, Problem
+from pegboard.toolkit.system.redact import is_secret
 from pegboard.toolkit.text.near_names import did_you_mean
+from pegboard.toolkit.text.yaml_scalars import Loader, WrittenFloat, written_int
 
 ENV_PREFIX = "PEGBOARD__"
 DEFAULT_PRESET = "default"

@@ -24,8 +24,8 @@ from pegboard.core.registry.discovery import (
     discover,
 )
 from pegboard.core.registry.lock import PluginLock
-from pegboard.toolkit.text.near_names import or_hint
 from pegboard.core.registry.records import OWN_DISTRIBUTION, Origin, ProviderRecord, check_plugin, provider_problem
+from pegboard.toolkit.text.near_names import or_hint
 
 UNKNOWN = Contract("", "", Cardinality.ONE, "", "")
 """The contract of a stray provider."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from pegboard.toolkit.system.redact import redact
 from pegboard.core.interfaces.client import (
     Embedding,
     EmbedRequest,
@@ -34,6 +33,7 @@ from pegboard.core.server.outbox import Outbox
 from pegboard.core.server.pending import Pending
 from pegboard.core.server.streams import RequestStream
 from pegboard.toolkit.http.body_room import engine_has
+from pegboard.toolkit.system.redact import redact
 from pegboard.toolkit.text.encoding import Text, check_length, encode_all
 
 if TYPE_CHECKING:

@@ -36,15 +36,15 @@ from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.core.server.http.app import build_app, sample_request
 from pegboard.core.server.http.keys import Keys
-from pegboard.core.server.http.loading import Entrance
-from pegboard.core.server.http.server import LAST_ANSWERS, HttpServer
-from pegboard.core.server.http.tls import tls_context
-from pegboard.toolkit.system.logs import configure_logging
 from pegboard.core.server.model_names import ModelNames
 from pegboard.core.server.scheduler_process import BUILDER
-from pegboard.toolkit.system.stop_signals import StopSignals
 from pegboard.core.server.supervisor import STOP_TIMEOUT, Supervisor
 from pegboard.toolkit.chat import rendering
+from pegboard.toolkit.http.loading import Entrance
+from pegboard.toolkit.http.server import LAST_ANSWERS, HttpServer
+from pegboard.toolkit.http.tls import tls_context
+from pegboard.toolkit.system.logs import configure_logging
+from pegboard.toolkit.system.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

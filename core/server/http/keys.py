@@ -14,8 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from pegboard.core.config.sections import MAX_KEY_LENGTH, Key
 from pegboard.core.interfaces.errors import ConfigError, InvalidRequest, Problem
-from pegboard.core.server.http.routes import STRICTNESS
 from pegboard.toolkit.http.levels import Level
+from pegboard.toolkit.http.route_table import STRICTNESS
 
 if TYPE_CHECKING:
     from pegboard.core.config.sections import ServerSection

@@ -14,10 +14,10 @@ from urllib.parse import quote
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.server.asker import ASKER
 from pegboard.core.server.http.keys import Keys
-from pegboard.core.server.http.routes import UNKNOWN, Entry, Routes
-from pegboard.toolkit.http.errors import CLIENT_CLOSED_REQUEST, answer_error
+from pegboard.toolkit.http.errors import CLIENT_CLOSED_REQUEST
 from pegboard.toolkit.http.levels import ASKED_BY, NEEDED_LEVEL
-from pegboard.toolkit.http.routing import ErrorFormats
+from pegboard.toolkit.http.route_table import UNKNOWN, Entry, Routes
+from pegboard.toolkit.http.routing import write_error
 
 if TYPE_CHECKING:
     from fastapi import Response
@@ -113,12 +113,6 @@ class Front:
             # Any key learns that it is not there; the application is not asked.
             return not_found(scope)
         return refused
-
-
-def write_error(scope: Scope, error: InvalidRequest) -> Response:
-    """Return the answer to an error, in the format of the API to which the request's path belongs."""
-    formats: ErrorFormats = scope["app"].state.errors
-    return answer_error(error, formats.at(scope["path"]))
 
 
 def not_found(scope: Scope) -> InvalidRequest:

@@ -14,9 +14,9 @@ import pytest
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
-from pegboard.toolkit.model.sampling_defaults import sampling_defaults
 from pegboard.core.interfaces.errors import ConfigError, InvalidRequest, ModelError
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.toolkit.model.sampling_defaults import sampling_defaults
 
 QWEN = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": 1}
 

@@ -16,8 +16,8 @@ from pegboard.conformance.asgi import Exchange
 from pegboard.core.config.sections import CorsSection
 from pegboard.core.server.http.app import build_app
 from pegboard.core.server.http.keys import Keys
-from pegboard.toolkit.system.logs import JsonFormatter
 from pegboard.toolkit.http.levels import PUBLIC, USER, principal_of
+from pegboard.toolkit.system.logs import JsonFormatter
 
 ORIGIN = "https://chat.example.com"
 

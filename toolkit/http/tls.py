@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pegboard.core.interfaces.errors import ConfigError, Problem
 
-if TYPE_CHECKING:
-    from pegboard.core.config.sections import TlsSection
+
+class TlsFiles(Protocol):
+    """Names of PEM files, None for what is not set: the section `server.tls` of a config."""
+
+    @property
+    def cert_file(self) -> str | None: ...
+    @property
+    def key_file(self) -> str | None: ...
+    @property
+    def key_password_file(self) -> str | None: ...
+    @property
+    def client_ca_file(self) -> str | None: ...
 
 
-def tls_context(tls: TlsSection) -> ssl.SSLContext | None:
+def tls_context(tls: TlsFiles) -> ssl.SSLContext | None:
     """Return a context for the server, TLS 1.2 and later; None where no certificate is set. Raises ConfigError naming
     the file that is wrong.
     """
@@ -33,7 +43,7 @@ def tls_context(tls: TlsSection) -> ssl.SSLContext | None:
     return context
 
 
-def _load_certificate(context: ssl.SSLContext, tls: TlsSection, cert_file: str) -> None:
+def _load_certificate(context: ssl.SSLContext, tls: TlsFiles, cert_file: str) -> None:
     asked = False
 
     def password() -> bytes:

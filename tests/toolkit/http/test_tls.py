@@ -10,7 +10,7 @@ import pytest
 from pegboard.core.config.compose import compose
 from pegboard.core.config.sections import TlsSection
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.server.http.tls import tls_context
+from pegboard.toolkit.http.tls import tls_context
 
 FILES = Path(__file__).parents[3] / "data" / "tls"
 

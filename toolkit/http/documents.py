@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Request, Response
 from fastapi.openapi.utils import get_openapi
 
-from pegboard.core import __version__
-from pegboard.core.server.http.routes import UNDECLARED, flat
 from pegboard.toolkit.http.answers import json_response
 from pegboard.toolkit.http.levels import PUBLIC, USER, Level, level_of
 from pegboard.toolkit.http.openapi import ERROR_SCHEMA, ErrorAnswer, error_responses
+from pegboard.toolkit.http.route_table import UNDECLARED, flat
 from pegboard.toolkit.http.routing import api_router
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def document(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         routes = list(flat(app.routes))
         described = _described(app.routes)
-        document = get_openapi(title="Pegboard", version=__version__, description=ABOUT, routes=described)
+        document = get_openapi(title="Pegboard", version=app.version, description=ABOUT, routes=described)
         levels = {
             (method.lower(), getattr(route, "path_format", "")): level_of(route) or UNDECLARED
             for route in routes
@@ -107,7 +106,7 @@ _ERRORS_OF_FASTAPI = "HTTPValidationError"
 
 @functools.cache
 def _page() -> Response:
-    html = (resources.files("pegboard.core.server.http") / "docs.html").read_text("utf-8")
+    html = (resources.files("pegboard.toolkit.http") / "docs.html").read_text("utf-8")
     policy = [
         "default-src 'none'",
         f"script-src {_hash_of('script', html)}",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pegboard.core.server.http.middleware import write_error
 from pegboard.toolkit.http.bodies import MOST_BODY, MOST_TEXT, too_large
+from pegboard.toolkit.http.routing import write_error
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from pegboard.core.server.http.routes import Routes
+    from pegboard.toolkit.http.route_table import Routes
 
 PLAIN_BODY = 1024 * 1024
 """Most bytes of a body at a route that does not declare LARGE."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from starlette.routing import Match
 
-from pegboard.core.server.http.routes import flat
+from pegboard.toolkit.http.route_table import flat
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -495,7 +495,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_(prompts_with_pictures|the_table_and)",
         r"test_(all_at_once|encoding_is)",
     ),
-    "core/cli/test_new.py": (r"test_every_new_package",),
+    "tools/plugins/test_new.py": (r"test_every_new_package",),
     "core/pipeline/test_device_audit.py": (r"test_one_copy\w+\[normal",),
     "core/pipeline/test_loads.py": (r"test_any_traffic\w+\[(?![0-3]\b)",),
     "core/pipeline/test_memory.py": (r"test_runs_and_short\w+\[(?![01]\b)",),
@@ -572,7 +572,7 @@ SOAK: dict[str, tuple[str, ...]] = {
     "benchmarks/test_multimodal.py": (r"test_all_of_it_runs",),
     "benchmarks/test_speculation.py": (r"test_a_head_is_measured",),
     # The largest; the same suites meet the examples of the docs in make test-full.
-    "core/cli/test_new.py": (
+    "tools/plugins/test_new.py": (
         r"test_a_new_package_conforms\[(sampler|attention|kv_storage|prefix_cache|schedule_policy|logits_p|token_a|kv_pool)",
         r"test_a_new_package_conforms\[(speculator|api|tool|reasoning)",
     ),

@@ -13,16 +13,16 @@ from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
     "conformance": 22_070,
-    "core.cli": 1_020,
-    "core.config": 2_880,
-    "core.engine": 3_020,
+    "core.cli": 300,
+    "core.config": 2_510,
+    "core.engine": 2_690,
     "core.interfaces": 6_960,
     "core.pipeline": 14_710,
-    "core.registry": 1_020,
-    "core.server": 3_180,
+    "core.registry": 1_010,
+    "core.server": 2_400,
     "plugins": 38_760,
-    "toolkit": 13_570,
-    "tools": 11_340,
+    "toolkit": 14_910,
+    "tools": 12_210,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 

@@ -176,7 +176,7 @@ class TestThirdRule:
     def test_neither_do_options_and_config(self) -> None:
         code = (
             "from pegboard.core.registry.registry import Registry\n"
-            "from pegboard.core.config.schema import schema\n"
+            "from pegboard.tools.config.schema import schema\n"
             "schema(Registry.discover())"
         )
         assert self.loaded_by(code) == "[]"

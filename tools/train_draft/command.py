@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from pegboard.core.cli.config import Files, Overrides
-from pegboard.core.cli.output import note, quiet_logging
 from pegboard.core.interfaces.errors import PegboardError
+from pegboard.toolkit.system.output import note, quiet_logging
 from pegboard.tools.option_groups import with_option_groups
 from pegboard.tools.train_draft.options import AnswerOptions, RunOptions, TrainOptions
 
@@ -37,8 +37,8 @@ def train_draft(
     from pegboard.toolkit.system.threads import yield_when_waiting
 
     yield_when_waiting()
-    from pegboard.core.cli.signals import Signals
     from pegboard.core.config.compose import compose
+    from pegboard.tools.signals import Signals
 
     taps = answers.places()
     resolved = compose(files or (), overrides=overrides or ())

@@ -8,12 +8,12 @@ import pytest
 
 from docs._build.config import builtin_registry
 from pegboard.core.config.compose import compose
-from pegboard.core.config.describe import core_keys_of, option_keys
 from pegboard.core.config.other_servers import ANSWERS
 from pegboard.core.config.shape import Shape
 from pegboard.core.config.suggest import unread_variables
 from pegboard.core.interfaces.contracts import CONTRACTS
 from pegboard.core.interfaces.errors import ConfigError
+from pegboard.tools.config.describe import core_keys_of, option_keys
 
 
 def test_every_answer_names_a_key_that_there_is_or_says_why_there_is_none() -> None:

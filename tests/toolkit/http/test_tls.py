@@ -12,7 +12,7 @@ from pegboard.core.config.sections import TlsSection
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.toolkit.http.tls import tls_context
 
-FILES = Path(__file__).parents[3] / "data" / "tls"
+FILES = Path(__file__).parents[2] / "data" / "tls"
 
 
 def section(**names: str) -> TlsSection:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pegboard.core.engine import dtype as precision
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_family import ModelContext
+from pegboard.toolkit.model import dtypes as precision
 from pegboard.toolkit.model.dtypes import cpu_has_bfloat16, own_dtype, resolve_dtype, resolve_kv_dtype
 from tests.toolkit.text.demo import demo_directory
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
-from pegboard.core.cli.new import create, template, template_contracts
 from pegboard.core.config.compose import compose
-from pegboard.core.config.describe import option_keys
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.contracts import CONTRACTS
 from pegboard.core.interfaces.errors import InvalidRequest, PluginError
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.registry.registry import Registry
+from pegboard.tools.config.describe import option_keys
+from pegboard.tools.plugins.new import create, template, template_contracts
 from tests.core.cli.test_main import pegboard, run, run_json
 
 NEW = tuple(f"my_{contract}" for contract in template_contracts())

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pegboard.core.cli.output import write, write_json
+from pegboard.toolkit.system.output import write, write_json
 
 
 def printed(encoding: str, monkeypatch: pytest.MonkeyPatch, value: object) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pegboard.core.cli.config import Files, Overrides, composed
-from pegboard.core.cli.output import write_json, write_table
+from pegboard.toolkit.system.output import write_json, write_table
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig

@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pegboard.core.cli.commands import PluginsGroup
-from pegboard.core.cli.output import files as named_files
-from pegboard.core.cli.output import write, write_json, write_table
-from pegboard.core.cli.pipeline import pipeline
+from pegboard.core.cli.config import Json
+from pegboard.toolkit.system.output import files as named_files
+from pegboard.toolkit.system.output import write, write_json, write_table
+from pegboard.tools.plugins.pipeline import pipeline
 
 if TYPE_CHECKING:
     from pegboard.core.registry.discovery import LoadedPlugin
     from pegboard.core.registry.records import ProviderRecord
-    from pegboard.core.registry.registry import Registry
 
 app = typer.Typer(
     cls=PluginsGroup, no_args_is_help=True, help="Look at installed plugins, check them, start a new one."
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("list")
@@ -64,8 +62,8 @@ def show(
     name: Annotated[str, typer.Argument(help="A plugin, a provider, or contract/provider.")], as_json: Json = False
 ) -> None:
     """Show what a plugin or provider offers, needs and can be told."""
-    from pegboard.core.config.describe import body_keys, option_keys
     from pegboard.core.registry.registry import Registry
+    from pegboard.tools.config.describe import body_keys, option_keys
 
     registry = Registry.discover()
     plugin = registry.plugin(name)
@@ -73,7 +71,7 @@ def show(
         write_json([_plain_plugin(plugin)])
         return
     found = []
-    for record in find_records(registry, name) if plugin is None or plugin.plugin.providers else ():
+    for record in registry.named(name) if plugin is None or plugin.plugin.providers else ():
         keys = option_keys(record) if not record.problem else ()
         options = [{"path": k.path, "type": k.type, "default": k.default, "meaning": k.meaning} for k in keys]
         body = [{"name": k.path, "type": k.type, "meaning": k.meaning} for k in body_keys(record)]
@@ -109,8 +107,8 @@ def new(
     as_json: Json = False,
 ) -> None:
     """Write a working package with a plugin: entry point, provider, options, conformance test, config."""
-    from pegboard.core.cli.new import create
     from pegboard.core.registry.registry import Registry
+    from pegboard.tools.plugins.new import create
 
     if list_:
         _list_templates(as_json)
@@ -132,8 +130,8 @@ app.command("pipeline")(pipeline)
 
 
 def _list_templates(as_json: bool) -> None:
-    from pegboard.core.cli.new import start_instead, template, template_contracts
     from pegboard.core.registry.registry import Registry
+    from pegboard.tools.plugins.new import start_instead, template, template_contracts
 
     made = [template(contract) for contract in template_contracts()]
     others = [contract for contract in Registry.discover().contracts if contract not in template_contracts()]
@@ -151,8 +149,8 @@ def _list_templates(as_json: bool) -> None:
 
 
 def _write_plugin(loaded: LoadedPlugin) -> None:
-    from pegboard.core.config.describe import keys_of
     from pegboard.core.registry.hooks import options_model
+    from pegboard.tools.config.describe import keys_of
 
     plain = _plain_plugin(loaded)
     write(f"{loaded.plugin.name}: {loaded.plugin.summary}")
@@ -163,31 +161,6 @@ def _write_plugin(loaded: LoadedPlugin) -> None:
     for option in keys_of(options_model(loaded), f"plugins.{loaded.plugin.name}"):
         write(f"  {option.path}: {option.type}, default {option.default or 'none'}. {option.meaning}")
     write()
-
-
-def find_records(registry: Registry, name: str) -> list[ProviderRecord]:
-    """Return what `name` means: contract/provider, a provider of any contract, or all providers of a plugin."""
-    from pegboard.core.interfaces.errors import PluginError
-    from pegboard.toolkit.text.near_names import did_you_mean
-
-    contract, slash, provider = name.partition("/")
-    if slash:
-        record = registry.get(contract, provider)
-        found = [record] if record else []
-    else:
-        plugin = registry.plugin(name)
-        own = plugin.plugin.providers if plugin else ()
-        records = (registry.get(one.contract, one.name) for one in own)
-        found = [one for one in records if one] or list(registry.find(name))
-    if found:
-        return found
-    for broken in registry.broken:
-        if broken.name == name:
-            raise PluginError(str(broken))
-    known = {one.plugin.name for one in registry.plugins}
-    known |= {provider.name for one in registry.plugins for provider in one.plugin.providers}
-    hint = did_you_mean(name, sorted(known)) or "`pegboard plugins list` shows what is installed"
-    raise PluginError(f"no plugin or provider {name!r} is installed; {hint}")
 
 
 def _plain(record: ProviderRecord) -> dict[str, object]:

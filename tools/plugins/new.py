@@ -127,7 +127,7 @@ def _values(name: str, distribution: str, made: Template) -> dict[str, str]:
 
 
 def _templates() -> Traversable:
-    return resources.files("pegboard.core.cli") / "templates"
+    return resources.files("pegboard.tools.plugins") / "templates"
 
 
 def _walk(folder: Traversable, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Traversable]]:

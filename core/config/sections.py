@@ -284,8 +284,6 @@ class EngineConfig(Section):
     """Constrained decoding: outputs that follow a grammar."""
     speculation: SpeculationSection = SpeculationSection()
     """Speculative decoding: tokens that are proposed cheaply, and verified several at a time."""
-    pooler: UseSection = UseSection()
-    """What makes one vector of a prompt's hidden states, for embeddings."""
     reasoning_parser: UseSection = UseSection()
     """What tells a model's thinking from its answer; `auto` goes by the chat template."""
     tool_parser: UseSection = UseSection()

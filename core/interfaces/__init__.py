@@ -134,9 +134,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.plugin import Plugin as Plugin
     from pegboard.core.interfaces.plugin import Provider as Provider
     from pegboard.core.interfaces.plugin import Requirement as Requirement
-    from pegboard.core.interfaces.pooler import Pooler as Pooler
-    from pegboard.core.interfaces.pooler import PoolerContext as PoolerContext
-    from pegboard.core.interfaces.pooler import PoolSpan as PoolSpan
     from pegboard.core.interfaces.prefix_cache import CacheHandle as CacheHandle
     from pegboard.core.interfaces.prefix_cache import InsertResult as InsertResult
     from pegboard.core.interfaces.prefix_cache import PageLoad as PageLoad

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
     from pegboard.core.interfaces.model_source import ModelSource, ModelSourceContext
     from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
-    from pegboard.core.interfaces.pooler import Pooler, PoolerContext
     from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
     from pegboard.core.interfaces.sampler import Sampler, SamplerContext
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
@@ -252,16 +251,6 @@ GRAMMAR: Contract[GrammarBackend, GrammarContext] = Contract(
         "rollback": "takes accepted tokens back",
         "jump_ahead": "names tokens that must come next",
     },
-)
-
-POOLER: Contract[Pooler, PoolerContext] = Contract(
-    "pooler",
-    "pooler",
-    Cardinality.MATCHED,
-    f"{_I}.pooler:Pooler",
-    "makes one vector of a prompt's hidden states",
-    suite=f"{_S}.pooler:PoolerContract",
-    optional=True,
 )
 
 REASONING_PARSER: Contract[OutputParser, OutputParserContext] = Contract(

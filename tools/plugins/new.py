@@ -93,7 +93,8 @@ def create(name: str, contract: str, directory: Path) -> tuple[Path, list[Path]]
 
 
 def _values(name: str, distribution: str, made: Template) -> dict[str, str]:
-    contract = Registry.discover().contract(made.contract)
+    registry = Registry.discover()
+    contract = registry.contract(made.contract)
     suite_module, _, suite_class = contract.suite.partition(":")
     class_name = "".join(part.capitalize() for part in name.split("_"))
     more = []
@@ -105,6 +106,7 @@ def _values(name: str, distribution: str, made: Template) -> dict[str, str]:
     if contract.cardinality is not Cardinality.MANY:
         more.append("rank=-1,  # never chosen by `use: auto`, only by name")
     config = Text(made.config.strip()).substitute(name=name)
+    owner = next((one.plugin.name for one in registry.plugins if contract in one.plugin.contracts), None)
     check = f"    pegboard plugins check {name}\n" if contract.suite else ""
     return {
         "name": name,
@@ -121,6 +123,7 @@ def _values(name: str, distribution: str, made: Template) -> dict[str, str]:
         "note": Text(made.note).substitute(name=name),
         "more": "".join(f"            {line}\n" for line in more),
         "check": check,
+        "requires": f'    requires=("{owner}",),\n' if owner else "",
         "config": config,
         "indented": textwrap.indent(config, "    "),
     }

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pegboard.conformance.properties import properties
 from pegboard.conformance.suite import ContractSuite
-from pegboard.core.interfaces.pooler import Pooler, PoolerContext, PoolSpan
+from pegboard.plugins.row_outputs.api import Pooler, PoolerContext, PoolSpan
 
 HIDDEN = 12
 TOLERANCE = 1e-5

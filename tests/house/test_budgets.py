@@ -14,14 +14,14 @@ from tests.house.drawing import ROOT, House, room
 ROOMS = {
     "conformance": 21_930,
     "core.cli": 300,
-    "core.config": 2_510,
-    "core.engine": 2_690,
+    "core.config": 2_440,
+    "core.engine": 2_550,
     "core.interfaces": 6_880,
-    "core.pipeline": 14_710,
+    "core.pipeline": 14_370,
     "core.registry": 1_010,
     "core.server": 2_400,
     "plugins": 38_980,
-    "toolkit": 14_910,
+    "toolkit": 15_390,
     "tools": 12_210,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
@@ -31,14 +31,14 @@ HEART_LINES = 3_600
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {
-    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 682),
-    "grammar": (r"grammars?|matchers?", 739),
-    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_467),
-    "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 287),
+    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 674),
+    "grammar": (r"grammars?|matchers?", 735),
+    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_461),
+    "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 281),
     "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 20),
     "split prefill": (r"split_prefill\w*", 6),
-    "hand-over of KV": (r"seats?|seated|kv_transfers?", 133),
-    "adapters": (r"loras?", 5),
+    "hand-over of KV": (r"seats?|seated|kv_transfers?", 132),
+    "adapters": (r"loras?", 0),
 }
 """Whole words (also within identifiers) that name a feature, and how many of them core/ may have."""
 

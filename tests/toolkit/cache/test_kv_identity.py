@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import save_file
 
 from pegboard.conformance.attention_fakes import make_layer
-from pegboard.core.engine.kv_identity import described_kv, kept_as, kv_identity
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.memory_paged.pool import MHAPool
+from pegboard.toolkit.cache.kv_identity import described_kv, kept_as, kv_identity
 
 CONFIG: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

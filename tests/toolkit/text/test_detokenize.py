@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
-from pegboard.core.pipeline.text.detokenize import REPLACEMENT, IncrementalDetokenizer
+from pegboard.toolkit.text.detokenize import REPLACEMENT, IncrementalDetokenizer
 from pegboard.toolkit.text.tokenizer import Tokenizer
 from tests.toolkit.text.demo import STRINGS
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegboard.core.pipeline.text.stop import StopMatcher, StopPrefixes, compiled
+from pegboard.toolkit.text.stop import StopMatcher, StopPrefixes, compiled
 
 TEXT = st.text("ab\n", max_size=40)
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=6), max_size=4)

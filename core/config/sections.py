@@ -284,10 +284,6 @@ class EngineConfig(Section):
     """Constrained decoding: outputs that follow a grammar."""
     speculation: SpeculationSection = SpeculationSection()
     """Speculative decoding: tokens that are proposed cheaply, and verified several at a time."""
-    reasoning_parser: UseSection = UseSection()
-    """What tells a model's thinking from its answer; `auto` goes by the chat template."""
-    tool_parser: UseSection = UseSection()
-    """What finds tool calls in a model's answers; `auto` goes by the chat template."""
     media: MediaSection = MediaSection()
     """Pictures and video in prompts, for models that take them."""
     apis: tuple[UseSection, ...] = ()

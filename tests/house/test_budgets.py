@@ -14,14 +14,14 @@ from tests.house.drawing import ROOT, House, room
 ROOMS = {
     "conformance": 21_930,
     "core.cli": 300,
-    "core.config": 2_440,
+    "core.config": 2_430,
     "core.engine": 2_550,
-    "core.interfaces": 6_880,
+    "core.interfaces": 6_690,
     "core.pipeline": 14_370,
     "core.registry": 1_010,
-    "core.server": 2_400,
-    "plugins": 38_980,
-    "toolkit": 15_390,
+    "core.server": 2_390,
+    "plugins": 39_050,
+    "toolkit": 15_560,
     "tools": 12_210,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
@@ -32,7 +32,7 @@ HEART_LINES = 3_600
 
 FEATURES: Mapping[str, tuple[str, int]] = {
     "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 674),
-    "grammar": (r"grammars?|matchers?", 735),
+    "grammar": (r"grammars?|matchers?", 729),
     "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_461),
     "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 281),
     "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 20),

@@ -159,7 +159,7 @@ def _note(figures: Figures, chunk: OutputChunk) -> None:
 
 
 def _pieces(events: Sequence[Any]) -> Iterator[Piece]:
-    from pegboard.core.interfaces.output_parser import Reasoning
+    from pegboard.toolkit.parsing.output_parser import Reasoning
 
     for event in events:
         if event.text:

@@ -7,12 +7,12 @@ from pydantic import ValidationError
 
 from pegboard.conformance.streams import Told, feed, one_by_one
 from pegboard.core.config.select import select
-from pegboard.core.interfaces.contracts import REASONING_PARSER
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.output_parser import OutputParserContext
 from pegboard.core.registry.registry import Registry
+from pegboard.plugins.parsers_plain import REASONING_PARSER
 from pegboard.plugins.parsers_reasoning.options import MarkerOptions, ThinkOptions
 from pegboard.plugins.parsers_reasoning.parsers import MarkedParser, QwenParser, ThinkParser
+from pegboard.toolkit.parsing.output_parser import OutputParserContext
 
 CTX = OutputParserContext("", "", "")
 QWEN = (

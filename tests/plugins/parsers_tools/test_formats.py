@@ -12,14 +12,14 @@ from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.conformance.streams import Told, feed, one_by_one, sample
 from pegboard.conformance.tool_parser import TOOLS
 from pegboard.core.config.select import select
-from pegboard.core.interfaces.contracts import REASONING_PARSER, TOOL_PARSER
 from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
 from pegboard.core.registry.registry import Registry
+from pegboard.plugins.parsers_plain import REASONING_PARSER, TOOL_PARSER
 from pegboard.plugins.parsers_tools.json_formats import DeepSeekParser, HermesParser, LlamaParser, MistralParser
 from pegboard.plugins.parsers_tools.pythonic import PythonicParser
 from pegboard.plugins.parsers_tools.xml_format import XmlParser
+from pegboard.toolkit.parsing.output_parser import OutputParser, OutputParserContext
 from pegboard.toolkit.parsing.text_stream import TextStream
 from pegboard.toolkit.text.tokenizer import Tokenizer
 

@@ -8,11 +8,14 @@ import abc
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Required, TypedDict
+from typing import TYPE_CHECKING, Generic, Required, TypedDict
 
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.json_value import JsonObject
 from pegboard.core.interfaces.options import OptionsT
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.api_router import ApiContext
 
 
 class ToolFunction(TypedDict, total=False):
@@ -148,3 +151,18 @@ class OutputParser(abc.ABC, Generic[OptionsT]):
     def call_id(self) -> str:
         """Return a new call's id. Some models' templates want ids of a certain form."""
         return f"call_{secrets.token_hex(12)}"
+
+
+def tool_parser_of(ctx: ApiContext) -> OutputParser | None:
+    """Return the server's parser of tool calls; None where it has none."""
+    return _service(ctx, "tool_parser")
+
+
+def reasoning_parser_of(ctx: ApiContext) -> OutputParser | None:
+    """Return the server's parser of reasoning; None where it has none."""
+    return _service(ctx, "reasoning_parser")
+
+
+def _service(ctx: ApiContext, name: str) -> OutputParser | None:
+    found = ctx.services.get(name)
+    return found if isinstance(found, OutputParser) else None

@@ -39,10 +39,10 @@ from pegboard.core.interfaces.contract import Cardinality
 from pegboard.core.interfaces.errors import ConfigError, PluginError, Problem
 from pegboard.core.interfaces.options import NoOptions, Options, SectionFields
 from pegboard.core.interfaces.plugin import Plugin
-from pegboard.core.registry.blame import place_of
 from pegboard.core.registry.lock import PluginLock
 from pegboard.core.registry.records import MissingExtra, ProviderRecord
 from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.system.blame import place_of
 from pegboard.toolkit.system.redact import is_secret
 
 logger = logging.getLogger(__name__)

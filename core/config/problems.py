@@ -13,9 +13,9 @@ from pegboard.core.config.suggest import known_key
 from pegboard.core.interfaces.contract import Contract
 from pegboard.core.interfaces.errors import PegboardError, Problem
 from pegboard.core.interfaces.plugin import Plugin
-from pegboard.core.registry.lazy import import_name
 from pegboard.core.registry.records import ProviderRecord
 from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.system.lazy_names import import_name
 from pegboard.toolkit.system.redact import HIDDEN, is_secret
 from pegboard.toolkit.text.near_names import or_hint
 

@@ -46,7 +46,7 @@ from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.pipeline.frontend.media.store import new_directory
 from pegboard.core.pipeline.frontend.outputs import OutputState, finish_embedding
 from pegboard.core.pipeline.frontend.prompts import Packed, Prompts
-from pegboard.core.registry.blame import in_words
+from pegboard.toolkit.system.blame import in_words
 from pegboard.toolkit.system.threads import yield_when_waiting
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from pegboard.core.interfaces.messages import (
     ToScheduler,
 )
 from pegboard.core.pipeline.frontend.media.store import remove_directory
-from pegboard.core.registry.lazy import import_name
 from pegboard.core.server.wire import SchedulerWire, remove_endpoint
+from pegboard.toolkit.system.lazy_names import import_name
 from pegboard.toolkit.system.logs import configure_logging
 from pegboard.toolkit.system.progress import Bar, LogLines, shown_by
 from pegboard.toolkit.system.threads import yield_when_waiting

@@ -21,8 +21,8 @@ from pegboard.core.interfaces.contract import Contract
 from pegboard.core.interfaces.contracts import CONTRACTS
 from pegboard.core.interfaces.hooks import LIFECYCLE_HOOKS, STAGE_HOOKS, STEP_HOOKS, HookSpecs
 from pegboard.core.registry.hooks import HOOK_NAMES
-from pegboard.core.registry.lazy import import_name
 from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.system.lazy_names import import_name
 
 ROOT = Path(__file__).parents[3]
 TESTS = ROOT / "tests"

@@ -34,11 +34,11 @@ from pegboard.core.pipeline.frontend.media.store import new_directory
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.core.server.http.app import build_app, sample_request
-from pegboard.core.server.http.keys import Keys
 from pegboard.core.server.model_names import ModelNames
 from pegboard.core.server.scheduler_process import BUILDER
 from pegboard.core.server.supervisor import STOP_TIMEOUT, Supervisor
 from pegboard.toolkit.chat import rendering
+from pegboard.toolkit.http.keys import Keys
 from pegboard.toolkit.http.loading import Entrance
 from pegboard.toolkit.http.server import LAST_ANSWERS, HttpServer
 from pegboard.toolkit.http.tls import tls_context

@@ -22,8 +22,8 @@ from pegboard.core.config.sections import EngineConfig, ServerSection
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.hooks import hookimpl
 from pegboard.core.server.client import AsyncEngineClient
-from pegboard.core.server.http.keys import Keys
 from pegboard.core.server.serve import exposure, listen
+from pegboard.toolkit.http.keys import Keys
 from pegboard.toolkit.http.route_table import levels
 from pegboard.toolkit.system.logs import configure_logging
 from tests.faults.whole_api import ADMIN_KEY, API_KEY, ask, bearer, questions, whole_app

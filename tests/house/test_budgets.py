@@ -14,14 +14,14 @@ from tests.house.drawing import ROOT, House, room
 ROOMS = {
     "conformance": 21_930,
     "core.cli": 300,
-    "core.config": 2_430,
+    "core.config": 2_290,
     "core.engine": 2_550,
     "core.interfaces": 6_690,
     "core.pipeline": 14_370,
-    "core.registry": 1_010,
-    "core.server": 2_390,
+    "core.registry": 910,
+    "core.server": 2_060,
     "plugins": 39_050,
-    "toolkit": 15_560,
+    "toolkit": 16_140,
     "tools": 12_210,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pegboard.core.config.select import Selection
 from pegboard.core.engine.source import check_model
 from pegboard.core.interfaces.errors import ConfigError, ModelError, Problem
-from pegboard.core.server.http.keys import Keys
+from pegboard.toolkit.http.keys import Keys
 from pegboard.toolkit.http.tls import tls_context
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 from pegboard.core.config.compose import compose
 from pegboard.core.config.sections import ServerSection
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.server.http import keys as module
-from pegboard.core.server.http.keys import Keys, key_of
+from pegboard.toolkit.http import keys as module
+from pegboard.toolkit.http.keys import Keys, key_of
 
 BOTH = Keys(user=["u1", "u2"], admin=["a1"])
 

@@ -8,23 +8,33 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
-from pegboard.core.config.sections import MAX_KEY_LENGTH, Key
 from pegboard.core.interfaces.errors import ConfigError, InvalidRequest, Problem
+from pegboard.core.interfaces.options import MAX_KEY_LENGTH, Key
 from pegboard.toolkit.http.levels import Level
 from pegboard.toolkit.http.route_table import STRICTNESS
-
-if TYPE_CHECKING:
-    from pegboard.core.config.sections import ServerSection
 
 logger = logging.getLogger(__name__)
 
 _KEY = TypeAdapter(Key)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _NAME_RULE = "begin with a letter and have at most 64 letters, digits, '.', '_' or '-'"
+
+
+class KeySettings(Protocol):
+    """Keys, and names of files with keys: the section `server` of a config."""
+
+    @property
+    def api_key(self) -> tuple[str, ...]: ...
+    @property
+    def api_key_file(self) -> str | None: ...
+    @property
+    def admin_key(self) -> tuple[str, ...]: ...
+    @property
+    def admin_key_file(self) -> str | None: ...
 
 
 class Keys:
@@ -42,7 +52,7 @@ class Keys:
         self._names = [names.get(key, str(number)) for number, key in enumerate([*user, *admin], 1)]
 
     @classmethod
-    def of(cls, server: ServerSection) -> Keys:
+    def of(cls, server: KeySettings) -> Keys:
         """Return the keys of a config. Raises ConfigError for a file that cannot be read, or a key that is none."""
         names: dict[str, str] = {}
         user = [*server.api_key, *_read("server.api_key_file", server.api_key_file, names)]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.server.asker import ASKER
-from pegboard.core.server.http.keys import Keys
+from pegboard.toolkit.http.asker import ASKER
 from pegboard.toolkit.http.errors import CLIENT_CLOSED_REQUEST
+from pegboard.toolkit.http.keys import Keys
 from pegboard.toolkit.http.levels import ASKED_BY, NEEDED_LEVEL
 from pegboard.toolkit.http.route_table import UNKNOWN, Entry, Routes
 from pegboard.toolkit.http.routing import write_error

@@ -31,7 +31,7 @@ from pegboard.conformance.fakes import session_store
 from pegboard.conformance.suite import ContractSuite
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.server.http.app import build_app
-from pegboard.core.server.http.keys import Keys
+from pegboard.toolkit.http.keys import Keys
 from pegboard.toolkit.http.openapi import example_of
 
 MAX_BODY = 100_000

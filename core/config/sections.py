@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, Strict, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from pegboard.core.config.media_section import MediaSection
 from pegboard.core.config.sampling_section import SamplingDefaults
 from pegboard.core.config.section import AUTO, Section, UseSection
-from pegboard.core.interfaces.options import NameList, PositiveInt
+from pegboard.core.interfaces.options import Key, NameList, PositiveInt
 from pegboard.core.pipeline.settings import SchedulerSettings
 
-MAX_KEY_LENGTH = 512
-Key = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_KEY_LENGTH, pattern=r"^[!-~]+$")]
-"""What a header can carry. A number in a file is refused: YAML would have changed it (007 is 7)."""
 ONE_OR_SEVERAL = BeforeValidator(lambda value: [value] if isinstance(value, str | int | float) else value)
 KeyList = Annotated[tuple[Key, ...], ONE_OR_SEVERAL]
 
@@ -284,12 +281,6 @@ class EngineConfig(Section):
     """Constrained decoding: outputs that follow a grammar."""
     speculation: SpeculationSection = SpeculationSection()
     """Speculative decoding: tokens that are proposed cheaply, and verified several at a time."""
-    pooler: UseSection = UseSection()
-    """What makes one vector of a prompt's hidden states, for embeddings."""
-    reasoning_parser: UseSection = UseSection()
-    """What tells a model's thinking from its answer; `auto` goes by the chat template."""
-    tool_parser: UseSection = UseSection()
-    """What finds tool calls in a model's answers; `auto` goes by the chat template."""
     media: MediaSection = MediaSection()
     """Pictures and video in prompts, for models that take them."""
     apis: tuple[UseSection, ...] = ()

@@ -13,7 +13,6 @@ import torch
 from pegboard.core.engine.choose import choose_providers, load_model
 from pegboard.core.engine.device import device_of, executor_of, loop_of, stage_parts
 from pegboard.core.engine.drafting import check_speculator, make_drafter
-from pegboard.core.engine.dtype import resolve_dtype
 from pegboard.core.engine.gates import build_gates
 from pegboard.core.engine.media import MediaParts, media_parts
 from pegboard.core.engine.model_info import model_info
@@ -58,6 +57,7 @@ from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.pipeline.step_log import StepReport
 from pegboard.core.pipeline.unsampled import Unsampled
 from pegboard.core.pipeline.worker import Worker
+from pegboard.toolkit.model.dtypes import resolve_dtype
 from pegboard.toolkit.model.model_config import read_model_config
 
 if TYPE_CHECKING:

@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pegboard.core.engine.dtype import kv_dtype_name, resolve_kv_dtype
 from pegboard.core.engine.media import check_overlay, choose_media
 from pegboard.core.engine.memory_profiler import CudaMeter, MemoryProfiler, room_for_kv
-from pegboard.core.engine.model_probe import PoolProbe
-from pegboard.core.engine.sampling_defaults import sampling_defaults
 from pegboard.core.engine.sizing import KVMemory, chunk_size, pool_context, size_memory
 from pegboard.core.engine.speculation import ChosenSpeculator, choose_speculator
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
@@ -24,7 +21,10 @@ from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.pipeline.culprits import Culprits
 from pegboard.core.pipeline.device import DeviceQueue, HostQueue, queue_of
 from pegboard.toolkit.graphs import capture_of
+from pegboard.toolkit.model.dtypes import kv_dtype_name, resolve_kv_dtype
 from pegboard.toolkit.model.eight_bit import is_eight_bit
+from pegboard.toolkit.model.pool_probe import PoolProbe
+from pegboard.toolkit.model.sampling_defaults import sampling_defaults
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig

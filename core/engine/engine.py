@@ -23,7 +23,6 @@ from pegboard.core.engine.asking import (
 from pegboard.core.engine.media_frontend import build_media
 from pegboard.core.engine.source import PreparedModel
 from pegboard.core.engine.stages import frontend_features
-from pegboard.core.engine.threads import yield_when_waiting
 from pegboard.core.interfaces.client import (
     Embedding,
     EmbedRequest,
@@ -47,7 +46,8 @@ from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.pipeline.frontend.media.store import new_directory
 from pegboard.core.pipeline.frontend.outputs import OutputState, finish_embedding
 from pegboard.core.pipeline.frontend.prompts import Packed, Prompts
-from pegboard.core.registry.blame import in_words
+from pegboard.toolkit.system.blame import in_words
+from pegboard.toolkit.system.threads import yield_when_waiting
 
 if TYPE_CHECKING:
     from pegboard.core.engine.build import BuiltScheduler

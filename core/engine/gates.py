@@ -6,12 +6,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pegboard.core.engine.kv_identity import described_kv, kept_as, kv_identity
 from pegboard.core.engine.transfer import TransferBuilder, regions_of
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, KVAccess
 from pegboard.core.interfaces.contracts import ADMISSION_GATE
 from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.pipeline.gates import GateKeeper
+from pegboard.toolkit.cache.kv_identity import described_kv, kept_as, kv_identity
 
 if TYPE_CHECKING:
     from pegboard.core.engine.choose import Chosen, Loaded

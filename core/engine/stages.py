@@ -9,7 +9,7 @@ from pegboard.core.interfaces.stage import DevicePart, FrontendStage, Stage, Sta
 from pegboard.core.interfaces.status import FinishReason
 from pegboard.core.pipeline.frontend.features import Features
 from pegboard.core.pipeline.points import Points
-from pegboard.core.registry.blame import DELIBERATE, describe
+from pegboard.toolkit.system.blame import DELIBERATE, describe
 
 if TYPE_CHECKING:
     from pegboard.core.engine.choose import Chosen

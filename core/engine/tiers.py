@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from pegboard.core.engine.kv_identity import kept_as, kv_identity
 from pegboard.core.engine.tier_sizes import HOST_TIMES, block_pages, has_tiers
 from pegboard.core.interfaces.contracts import HOST_POOL, KV_STORAGE
 from pegboard.core.interfaces.errors import OutOfMemory
@@ -16,6 +15,7 @@ from pegboard.core.interfaces.host_pool import HostPool, HostPoolContext
 from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext
 from pegboard.core.pipeline.tiers.loading import HostLoads
 from pegboard.core.pipeline.tiers.mover import LocalMover
+from pegboard.toolkit.cache.kv_identity import kept_as, kv_identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

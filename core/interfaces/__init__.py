@@ -117,15 +117,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.options import NoOptions as NoOptions
     from pegboard.core.interfaces.options import Options as Options
     from pegboard.core.interfaces.options import SectionFields as SectionFields
-    from pegboard.core.interfaces.output_parser import Content as Content
-    from pegboard.core.interfaces.output_parser import EarlierCall as EarlierCall
-    from pegboard.core.interfaces.output_parser import OutputParser as OutputParser
-    from pegboard.core.interfaces.output_parser import OutputParserContext as OutputParserContext
-    from pegboard.core.interfaces.output_parser import ParserStream as ParserStream
-    from pegboard.core.interfaces.output_parser import Reasoning as Reasoning
-    from pegboard.core.interfaces.output_parser import ToolCallArguments as ToolCallArguments
-    from pegboard.core.interfaces.output_parser import ToolCallStart as ToolCallStart
-    from pegboard.core.interfaces.output_parser import ToolFunction as ToolFunction
     from pegboard.core.interfaces.page_mover import Job as Job
     from pegboard.core.interfaces.page_mover import PageMover as PageMover
     from pegboard.core.interfaces.plugin import API_VERSION as API_VERSION
@@ -134,9 +125,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.plugin import Plugin as Plugin
     from pegboard.core.interfaces.plugin import Provider as Provider
     from pegboard.core.interfaces.plugin import Requirement as Requirement
-    from pegboard.core.interfaces.pooler import Pooler as Pooler
-    from pegboard.core.interfaces.pooler import PoolerContext as PoolerContext
-    from pegboard.core.interfaces.pooler import PoolSpan as PoolSpan
     from pegboard.core.interfaces.prefix_cache import CacheHandle as CacheHandle
     from pegboard.core.interfaces.prefix_cache import InsertResult as InsertResult
     from pegboard.core.interfaces.prefix_cache import PageLoad as PageLoad

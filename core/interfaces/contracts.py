@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
     from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
     from pegboard.core.interfaces.model_source import ModelSource, ModelSourceContext
-    from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
-    from pegboard.core.interfaces.pooler import Pooler, PoolerContext
     from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
     from pegboard.core.interfaces.sampler import Sampler, SamplerContext
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
@@ -252,41 +250,6 @@ GRAMMAR: Contract[GrammarBackend, GrammarContext] = Contract(
         "rollback": "takes accepted tokens back",
         "jump_ahead": "names tokens that must come next",
     },
-)
-
-POOLER: Contract[Pooler, PoolerContext] = Contract(
-    "pooler",
-    "pooler",
-    Cardinality.MATCHED,
-    f"{_I}.pooler:Pooler",
-    "makes one vector of a prompt's hidden states",
-    suite=f"{_S}.pooler:PoolerContract",
-    optional=True,
-)
-
-REASONING_PARSER: Contract[OutputParser, OutputParserContext] = Contract(
-    "reasoning_parser",
-    "reasoning_parser",
-    Cardinality.MATCHED,
-    f"{_I}.output_parser:OutputParser",
-    "tells a model's thinking from its answer, in streamed text",
-    suite=f"{_S}.reasoning_parser:ReasoningParserContract",
-    api_side=True,
-)
-
-TOOL_PARSER: Contract[OutputParser, OutputParserContext] = Contract(
-    "tool_parser",
-    "tool_parser",
-    Cardinality.MATCHED,
-    f"{_I}.output_parser:OutputParser",
-    "finds tool calls in streamed text, and writes the grammars that force them",
-    suite=f"{_S}.tool_parser:ToolParserContract",
-    capabilities={
-        "forces": "has a grammar for answers that have to be calls",
-        "opens": "knows how forced calls begin, so that an answer may be calls or follow a format",
-        "streams_arguments": "tells arguments while they come, not when the call is complete",
-    },
-    api_side=True,
 )
 
 MEDIA_PROCESSOR: Contract[MediaProcessor, MediaContext] = Contract(

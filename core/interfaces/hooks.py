@@ -165,9 +165,10 @@ class HookSpecs:
         """
 
     @hookspec
-    def api_services(self, chooser: Chooser) -> Mapping[str, object] | None:
+    def api_services(self, chooser: Chooser, client: EngineClient) -> Mapping[str, object] | None:
         """Once in the API process, before the routers of the config are built: objects for them by name, which they
-        find in `ApiContext.services`. `chooser` builds providers of contracts that the plugin declares.
+        find in `ApiContext.services`. `chooser` builds providers of contracts that the plugin declares; `client` tells
+        of the model.
 
         Example::
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from pegboard.core.registry.blame import describe, in_words
+from pegboard.toolkit.system.blame import describe, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

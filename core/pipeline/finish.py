@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.pipeline.text.detokenize import IncrementalDetokenizer, TokenDecoder
-from pegboard.core.pipeline.text.stop import StopMatcher
+from pegboard.toolkit.text.detokenize import IncrementalDetokenizer, TokenDecoder
+from pegboard.toolkit.text.stop import StopMatcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -15,7 +15,7 @@ from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import FinishReason, ReqStatus
 from pegboard.core.pipeline.verdicts import late, reason_of, taken
 from pegboard.core.pipeline.visits import GateNews, Post, Visit
-from pegboard.core.registry.blame import in_words
+from pegboard.toolkit.system.blame import in_words
 from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.interfaces.step import StepSource
 from pegboard.core.pipeline.culprits import Culprits
 from pegboard.core.pipeline.running import FIRST_STAGE, HISTORY, SINGLE, SPECIAL
-from pegboard.core.registry.blame import in_words
+from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

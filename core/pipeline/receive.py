@@ -24,7 +24,7 @@ from pegboard.core.interfaces.messages import (
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline.arrivals import QueueBounds, bad_length, ids_of, new_req, refusal
 from pegboard.core.pipeline.media.arrival import MediaMismatch
-from pegboard.core.registry.blame import in_words
+from pegboard.toolkit.system.blame import in_words
 from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.executor import outcome
 from pegboard.core.pipeline.step import Step
-from pegboard.core.registry.blame import text_of
+from pegboard.toolkit.system.blame import text_of
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch_result import BatchResult

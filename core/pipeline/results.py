@@ -17,7 +17,7 @@ from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.grammar.state import state_of
 from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.running import NEVER, SPECIAL, STREAM
-from pegboard.core.pipeline.text.detokenize import TokenDecoder
+from pegboard.toolkit.text.detokenize import TokenDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from pegboard.core.config.redact import redact
 from pegboard.core.interfaces.client import (
     Embedding,
     EmbedRequest,
@@ -29,11 +28,12 @@ from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.pipeline.frontend.outputs import finish_embedding
 from pegboard.core.pipeline.frontend.prompts import Asked, Packed, Prompts
 from pegboard.core.pipeline.frontend.stops import compiled_stops
-from pegboard.core.server.asker import ASKER
 from pegboard.core.server.outbox import Outbox
 from pegboard.core.server.pending import Pending
 from pegboard.core.server.streams import RequestStream
+from pegboard.toolkit.http.asker import ASKER
 from pegboard.toolkit.http.body_room import engine_has
+from pegboard.toolkit.system.redact import redact
 from pegboard.toolkit.text.encoding import Text, check_length, encode_all
 
 if TYPE_CHECKING:

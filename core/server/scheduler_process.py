@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from pegboard.core.engine.threads import yield_when_waiting
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.messages import (
     AbortRequest,
@@ -34,10 +33,11 @@ from pegboard.core.interfaces.messages import (
     ToScheduler,
 )
 from pegboard.core.pipeline.frontend.media.store import remove_directory
-from pegboard.core.registry.lazy import import_name
-from pegboard.core.server.logs import configure_logging
 from pegboard.core.server.wire import SchedulerWire, remove_endpoint
+from pegboard.toolkit.system.lazy_names import import_name
+from pegboard.toolkit.system.logs import configure_logging
 from pegboard.toolkit.system.progress import Bar, LogLines, shown_by
+from pegboard.toolkit.system.threads import yield_when_waiting
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig

@@ -26,25 +26,24 @@ from pegboard.core.engine.stages import frontend_features
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.client import EngineClient, ModelInfo
 from pegboard.core.interfaces.contract import Contract, Ctx, T
-from pegboard.core.interfaces.contracts import API, REASONING_PARSER, TOOL_PARSER
+from pegboard.core.interfaces.contracts import API
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.http_front import HttpFront, HttpGuard
-from pegboard.core.interfaces.output_parser import OutputParserContext
 from pegboard.core.pipeline.frontend.budget import BudgetLimits
 from pegboard.core.pipeline.frontend.media.store import new_directory
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.core.server.http.app import build_app, sample_request
-from pegboard.core.server.http.keys import Keys
-from pegboard.core.server.http.loading import Entrance
-from pegboard.core.server.http.server import LAST_ANSWERS, HttpServer
-from pegboard.core.server.http.tls import tls_context
-from pegboard.core.server.logs import configure_logging
 from pegboard.core.server.model_names import ModelNames
 from pegboard.core.server.scheduler_process import BUILDER
-from pegboard.core.server.stop_signals import StopSignals
 from pegboard.core.server.supervisor import STOP_TIMEOUT, Supervisor
 from pegboard.toolkit.chat import rendering
+from pegboard.toolkit.http.keys import Keys
+from pegboard.toolkit.http.loading import Entrance
+from pegboard.toolkit.http.server import LAST_ANSWERS, HttpServer
+from pegboard.toolkit.http.tls import tls_context
+from pegboard.toolkit.system.logs import configure_logging
+from pegboard.toolkit.system.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -266,7 +265,7 @@ def build_api(
         longest = max(longest, resolved.engine.media.max_body_bytes)
     declared = body_fields(resolved.registry, client.info.providers, resolved.candidates["api"])
     ctx = ApiContext(client=client, max_body_bytes=longest, body_fields=declared)
-    ctx = with_parsers(with_services(ctx, selection, hooks), selection)
+    ctx = with_services(ctx, selection, hooks)
     choices = selection.choose_all(API, ctx)
     routers = [(choice.name, choice.build(ctx)) for choice in choices]
     told = {choice.name: choice.record.told("routes()") for choice in choices}
@@ -300,23 +299,9 @@ def with_services(ctx: ApiContext, selection: Selection, hooks: Hooks) -> ApiCon
     """Return the context with what plugins have built for the APIs."""
     chooser = _Chooser(selection)
     services: dict[str, object] = {}
-    for found in hooks.call.api_services(chooser=chooser):
+    for found in hooks.call.api_services(chooser=chooser, client=ctx.client):
         services.update(found)
     return replace(ctx, services=services, providers={**ctx.providers, **chooser.chosen})
-
-
-def with_parsers(ctx: ApiContext, selection: Selection) -> ApiContext:
-    """Return the context with the config's output parsers, which `auto` chooses by the model's chat template."""
-    info = ctx.client.info
-    templates = "\n".join(ctx.client.tokenizer.chat_templates.values())
-    about = OutputParserContext(chat_template=templates, architecture=info.architecture, model=info.path)
-    tools, reasoning = selection.choose(TOOL_PARSER, about), selection.choose(REASONING_PARSER, about)
-    return replace(
-        ctx,
-        tool_parser=tools.build(about),
-        reasoning_parser=reasoning.build(about),
-        providers={**ctx.providers, "tool_parser": [tools.name], "reasoning_parser": [reasoning.name]},
-    )
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:

@@ -23,6 +23,7 @@ from pegboard.toolkit.http.bodies import RequestModel, parse_body
 from pegboard.toolkit.http.events import until_disconnect
 from pegboard.toolkit.http.generation import MAX_REQUESTS
 from pegboard.toolkit.http.media_fields import common_settings
+from pegboard.toolkit.parsing.output_parser import tool_parser_of
 
 T = TypeVar("T")
 Ids = Sequence[Sequence[int]]
@@ -174,7 +175,7 @@ class Tokens:
                 Contents(CHAT_PARTS, client.media, body.media_settings),
             ),
             tools=chat_tools(body.tools),
-            tool_parser=self._surface.ctx.tool_parser,
+            tool_parser=tool_parser_of(self._surface.ctx),
             kwargs=body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,

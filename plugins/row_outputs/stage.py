@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.batch import BatchExtras
     from pegboard.core.interfaces.messages import TokenizedRequest
-    from pegboard.core.interfaces.pooler import PoolSpan
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.stage import LaunchedStep, StageContext, StepResult
+    from pegboard.plugins.row_outputs.api import PoolSpan
 
     Found = Mapping[str, NDArray[Any]]
 

@@ -12,17 +12,17 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 22_070,
-    "core.cli": 1_020,
-    "core.config": 2_880,
-    "core.engine": 3_020,
-    "core.interfaces": 6_960,
-    "core.pipeline": 14_710,
-    "core.registry": 1_020,
-    "core.server": 3_180,
-    "plugins": 38_780,
-    "toolkit": 13_730,
-    "tools": 11_340,
+    "conformance": 21_930,
+    "core.cli": 300,
+    "core.config": 2_290,
+    "core.engine": 2_550,
+    "core.interfaces": 6_690,
+    "core.pipeline": 14_370,
+    "core.registry": 910,
+    "core.server": 2_060,
+    "plugins": 39_050,
+    "toolkit": 16_140,
+    "tools": 12_210,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
@@ -31,14 +31,14 @@ HEART_LINES = 3_600
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {
-    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 682),
-    "grammar": (r"grammars?|matchers?", 739),
-    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_469),
-    "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 288),
-    "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 44),
+    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 674),
+    "grammar": (r"grammars?|matchers?", 729),
+    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_461),
+    "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 281),
+    "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 20),
     "split prefill": (r"split_prefill\w*", 6),
-    "hand-over of KV": (r"seats?|seated|kv_transfers?", 133),
-    "adapters": (r"loras?", 5),
+    "hand-over of KV": (r"seats?|seated|kv_transfers?", 132),
+    "adapters": (r"loras?", 0),
 }
 """Whole words (also within identifiers) that name a feature, and how many of them core/ may have."""
 

@@ -42,7 +42,7 @@ def mentioned() -> set[str]:
                 found.add(node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.add(node.value.rpartition(":")[2])  # lazy names, and those that `getattr` takes
-    for path in (*ROOT.glob("docs/**/*.md"), *ROOT.glob("core/cli/templates/**/*.tmpl")):
+    for path in (*ROOT.glob("docs/**/*.md"), *ROOT.glob("tools/plugins/templates/**/*.tmpl")):
         found.update(WORD.findall(path.read_text("utf-8")))
     return found
 

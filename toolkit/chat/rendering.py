@@ -1,8 +1,8 @@
 """For chat APIs: prompts of conversations, rendered where no template can hold up other requests.
 
-``prompt = await render_chat(self.client, messages, tools=tools, tool_parser=ctx.tool_parser, kwargs=...)`` is all that
-a route needs. Templates run in a few helper processes (`pegboard.toolkit.chat.render_process`), which end when one
-takes too long; the event loop and its thread pool have no part in it.
+``prompt = await render_chat(self.client, messages, tools=tools, tool_parser=tool_parser_of(ctx), kwargs=...)`` is
+all that a route needs. Templates run in a few helper processes (`pegboard.toolkit.chat.render_process`), which end when
+one takes too long; the event loop and its thread pool have no part in it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from pegboard.toolkit.system.helper_pool import HelperKind, HelperPool
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import EngineClient, MediaPrompt
-    from pegboard.core.interfaces.output_parser import OutputParser
     from pegboard.toolkit.chat.tool_calls import Tools
+    from pegboard.toolkit.parsing.output_parser import OutputParser
 
 RENDER_SECONDS = 5.0
 """Computing time that one conversation may take; the clock on the wall allows three times as much."""

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pegboard.core.cli.config import Json, Overrides
-from pegboard.core.cli.output import note, quiet_logging, spinner, write, write_json
 from pegboard.core.interfaces.errors import PegboardError
+from pegboard.toolkit.system.output import note, quiet_logging, spinner, write, write_json
 from pegboard.tools.batch.options import FileOptions, MediaOptions, SamplingOptions, TemplateOptions
 from pegboard.tools.option_groups import with_option_groups
 
 if TYPE_CHECKING:
-    from pegboard.core.cli.signals import Signals
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.engine.engine import Engine
     from pegboard.core.interfaces.client import MediaInput, MediaPrompt
     from pegboard.tools.batch.lines import Defaults, PromptFile
     from pegboard.tools.batch.output import Output
+    from pegboard.tools.signals import Signals
 
 STOPPED = 130
 """Exit code of a run that was stopped, as shells have it for Ctrl-C."""
@@ -142,9 +142,9 @@ class _Command:
 
     def run(self, file: Path, output: Path) -> int:
         """Answer the prompts of `file` into `output`; return the exit code."""
-        from pegboard.core.cli.signals import Signals
         from pegboard.tools.batch.lines import PromptFile
         from pegboard.tools.batch.output import Output
+        from pegboard.tools.signals import Signals
 
         with contextlib.ExitStack() as stack:
             signals = stack.enter_context(Signals())

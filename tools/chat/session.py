@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
-from pegboard.core.registry.names import did_you_mean
+from pegboard.toolkit.text.near_names import did_you_mean
 from pegboard.tools.chat.attachments import OF_A_FILE, addresses, attachment, shown, with_attached
 from pegboard.tools.chat.backends import Figures, sampling_params
 

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.registry.names import or_hint
+from pegboard.toolkit.text.near_names import or_hint
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch

@@ -11,7 +11,7 @@ import msgspec
 from pegboard.core.interfaces.client import SAMPLING_FIELDS, STAGE_FIELDS, EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.stage import FrontendStage, Price
-from pegboard.core.registry.blame import in_words
+from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk

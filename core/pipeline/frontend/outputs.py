@@ -11,8 +11,8 @@ from pegboard.core.interfaces.client import Embedding, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.pipeline.frontend.features import Features, not_served
-from pegboard.core.pipeline.text.detokenize import IncrementalDetokenizer
-from pegboard.core.pipeline.text.stop import StopMatcher, StopPrefixes, compiled
+from pegboard.toolkit.text.detokenize import IncrementalDetokenizer
+from pegboard.toolkit.text.stop import StopMatcher, StopPrefixes, compiled
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import EmbedRequest

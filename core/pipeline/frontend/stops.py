@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.stage import CompiledStops
 from pegboard.core.pipeline.frontend.budget import stop_steps
-from pegboard.core.pipeline.text.stop import Stops, compiled
+from pegboard.toolkit.text.stop import Stops, compiled
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import GenerateRequest

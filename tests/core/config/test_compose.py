@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from pegboard.core.config.compose import ResolvedConfig, compose
-from pegboard.core.config.describe import show
-from pegboard.core.config.schema import schema
 from pegboard.core.interfaces.errors import ConfigError, PluginError
 from pegboard.core.interfaces.options import Options
 from pegboard.core.interfaces.plugin import Plugin, Provider, Requirement
 from pegboard.core.registry.registry import Registry
+from pegboard.tools.config.describe import show
+from pegboard.tools.config.schema import schema
 
 BASE = {"model": {"path": "some/model"}}
 

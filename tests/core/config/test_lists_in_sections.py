@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import pytest
 
 from pegboard.core.config.compose import ResolvedConfig, compose
-from pegboard.core.config.describe import show
-from pegboard.core.config.schema import schema
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.options import Options
 from pegboard.core.interfaces.plugin import Plugin, Provider
 from pegboard.core.registry.registry import Registry
+from pegboard.tools.config.describe import show
+from pegboard.tools.config.schema import schema
 
 
 class ShelfOptions(Options):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pegboard.core.config.compose import ResolvedConfig, compose
-from pegboard.core.config.select import Selection, select
+from pegboard.core.config.select import Selection
 from pegboard.core.interfaces.contracts import HOST_POOL, LOGITS_PROCESSOR, SAMPLER
 from pegboard.core.interfaces.errors import ConfigError, PluginError
 from pegboard.core.interfaces.options import Options
@@ -182,14 +182,6 @@ def test_lists_are_taken_whole_and_in_order() -> None:
     first = Provider("logits_processor", "first", "no:No", "")
     config = resolved([ANY], {"logits_processors": []}, first)
     assert Selection(config).choose_all(LOGITS_PROCESSOR, None) == ()  # type: ignore[misc]
-
-
-def test_select_without_a_config() -> None:
-    registry = Registry.of(Plugin("acme", "1.0", (GPU, CPU)))
-    cls, objections = select(SAMPLER, registry.providers("sampler"), "cpu")  # type: ignore[misc]
-    assert cls is import_module_class("Cpu")
-    assert objections == {"gpu": "no gpu here"}
-    assert select(SAMPLER, registry.providers("sampler"), "tpu")[0] is None  # type: ignore[misc]
 
 
 class Choosy(Options):

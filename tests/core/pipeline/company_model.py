@@ -17,11 +17,11 @@ from pegboard.conformance.stage import stage_context
 from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import LogprobOutput
-from pegboard.core.interfaces.pooler import Pooler, PoolSpan
 from pegboard.core.interfaces.speculator import DraftTrees
 from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.executor import Done
+from pegboard.plugins.row_outputs.api import Pooler, PoolSpan
 from pegboard.plugins.row_outputs.part import RowPart
 from pegboard.toolkit.speculation import tree
 from tests.core.pipeline.harness import CONFIG, EMPTY, RUNNER, VOCAB, next_token

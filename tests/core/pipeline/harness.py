@@ -22,7 +22,6 @@ from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.page_mover import PageMover
-from pegboard.core.interfaces.pooler import Pooler
 from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
@@ -49,6 +48,7 @@ from pegboard.core.pipeline.speculation.judging import Judge
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.registry.registry import Registry
 from pegboard.plugins.prefill_in_parts.stage import PrefillInParts
+from pegboard.plugins.row_outputs.api import Pooler
 from pegboard.plugins.row_outputs.messages import NAME, Asked
 from pegboard.plugins.row_outputs.stage import RowOutputs
 from pegboard.plugins.stop_expressions.stage import NAME as EXPRESSIONS

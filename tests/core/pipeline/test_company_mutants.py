@@ -23,9 +23,9 @@ from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.running import SINGLE
 from pegboard.core.pipeline.speculation.drafter import Drafter
 from pegboard.core.pipeline.stages import Stages
-from pegboard.core.pipeline.text.stop import StopMatcher
 from pegboard.plugins.row_outputs import seeking, stage
 from pegboard.plugins.row_outputs.stage import RowOutputs
+from pegboard.toolkit.text.stop import StopMatcher
 from pegboard_drills.gate import DrillGate
 from tests.core.pipeline import test_company
 from tests.core.pipeline.test_company import play

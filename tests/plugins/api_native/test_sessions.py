@@ -10,8 +10,8 @@ from pathlib import Path
 from pegboard.conformance.asgi import PATIENCE, Exchange
 from pegboard.conformance.fake_client import SCRIPT
 from pegboard.core.interfaces.client import MediaPrompt
-from pegboard.core.server.http.keys import Keys
 from pegboard.plugins.sessions_in_memory.api import NoSessions, SessionParams
+from pegboard.toolkit.http.keys import Keys
 from tests.plugins.api_native.asking import Server, played
 
 ANSWER = "".join(SCRIPT)

@@ -157,7 +157,7 @@ def digest(kind: MediaKind, shape: MediaShape, content: bytes, encoded: EncodedS
 
 def make_processor(start: Start) -> MediaProcessor:
     """Return the processor, from its lazy names."""
-    from pegboard.core.registry.lazy import import_name
+    from pegboard.toolkit.system.lazy_names import import_name
 
     options = import_name(start.options_model).model_validate(start.options)
     made: MediaProcessor = import_name(start.factory)(

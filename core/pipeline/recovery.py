@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.executor import outcome
@@ -25,6 +27,21 @@ logger = logging.getLogger(__name__)
 
 MAX_SINGLE_FAILURES = 4
 """After so many requests of a step have failed alone and none has passed, the fault is not that of one: all fail."""
+
+
+MAX_LOST_STEPS = 20
+"""After so many lost steps without a new token a request is given up: more than the loads that a cache may lose."""
+
+
+@dataclass(slots=True)
+class _Lost:
+    """The steps of a request that were lost, since it had `seq_len` tokens."""
+
+    steps: int = 0
+    seq_len: int = 0
+
+
+_LOST: ReqSlot[_Lost] = ReqSlot(_Lost)
 
 
 class DeviceFailed(RuntimeError):
@@ -59,8 +76,9 @@ class Recovery:
         lost = isinstance(error, StepLost)
         if lost:
             self.note(step.number, f"{len(step.reqs)} requests", error)
-            if isinstance(step, Step) and step.work.loads:
+            if isinstance(step, Step) and step.loads:
                 self._stages.memory.load_failed()
+            self._give_up(step.reqs, error)
         else:
             step.source.failed(step, error)
         # Only now: a request whose chunk failed may have its next one in the step after, and has to be tried first.
@@ -110,12 +128,22 @@ class Recovery:
                 which = "requests %d to %d of batch %d fail again: %s"
                 logger.warning(which, low, high - 1, step.number, text_of(again))
                 if isinstance(again, StepLost):
+                    self._give_up(part.reqs, again)
                     self._planner.rewind(part)
                 else:
                     self._halve(step, low, high, again)
             else:
                 self._passed += 1
                 self._commit(part, result)
+
+    def _give_up(self, reqs: Iterable[Req], error: Exception) -> None:
+        """End the requests that have lost so many steps, and gained no token in between, that more would not help."""
+        for req in reqs:
+            lost = _LOST.of(req)
+            lost.steps = lost.steps + 1 if lost.seq_len == req.seq_len else 1
+            lost.seq_len = req.seq_len
+            if lost.steps >= MAX_LOST_STEPS:
+                self.end([req], f"{lost.steps} steps were lost, one after the other: {text_of(error)}")
 
     def end(self, reqs: Iterable[Req], message: str, code: str = "") -> None:
         """End requests that are to blame for a failure, with status 500."""

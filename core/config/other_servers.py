@@ -11,6 +11,7 @@ from dataclasses import dataclass
 _MODEL = "or name it on the command line: pegboard serve MODEL"
 _ONE_DEVICE = "a server uses one device"
 _ADAPTERS = "adapters (LoRA)"
+_BEYOND = "docs/tiers.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,9 @@ _TABLE = (
     ("async_scheduling disable_overlap_schedule", Answer("scheduler.loop", "overlap or normal")),
     ("random_seed", Answer("scheduler.seed")),
     ("enable_prefix_caching no_enable_prefix_caching disable_radix_cache", Answer("prefix_cache.use")),
-    ("enable_hierarchical_cache hicache_ratio hicache_size", Answer("prefix_cache.use", "docs/tiers.md")),
-    ("swap_space kv_offloading_size", Answer("memory.host.max_total_tokens", "docs/tiers.md")),
-    ("hicache_storage_backend", Answer("memory.storage", "docs/tiers.md")),
+    ("enable_hierarchical_cache hicache_ratio hicache_size", Answer("prefix_cache.use", _BEYOND)),
+    ("swap_space kv_offloading_size", Answer("memory.host.max_total_tokens", _BEYOND)),
+    ("hicache_storage_backend", Answer("memory.storage", _BEYOND)),
     ("kv_transfer_config disaggregation_mode", Answer("gates", "docs/disaggregation.md")),
     ("attention_backend", Answer("attention.use")),
     ("sampling_backend", Answer("sampler.use")),

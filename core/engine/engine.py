@@ -73,7 +73,8 @@ class GenerateOutput:
     num_retractions: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    cached_from: Mapping[str, int] = field(default_factory=dict)
+    cached_host: int = 0
+    cached_storage: int = 0
     logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
     input_logprobs: list[Logprob] | None = None
     hidden_states: list[list[float]] | None = None
@@ -85,7 +86,7 @@ class GenerateOutput:
         self.prompt_tokens, self.cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
         self.num_retractions = chunk.num_retractions
         self.drafted_tokens, self.accepted_tokens = chunk.drafted_tokens, chunk.accepted_tokens
-        self.cached_from = chunk.cached_from
+        self.cached_host, self.cached_storage = (chunk.cached_from.get(name, 0) for name in ("host", "storage"))
         if chunk.logprobs is not None:
             self.logprobs = (self.logprobs or []) + chunk.logprobs
         if chunk.input_logprobs is not None:
@@ -95,16 +96,6 @@ class GenerateOutput:
             self.hidden_states = (self.hidden_states or []) + chunk.hidden_states
         if chunk.finish_reason is not None:
             self.finish_reason = chunk.finish_reason
-
-    @property
-    def cached_host(self) -> int:
-        """Of the `cached_tokens` those that the host had, and the device had not."""
-        return self.cached_from.get("host", 0)
-
-    @property
-    def cached_storage(self) -> int:
-        """Of the `cached_tokens` those that only a storage had."""
-        return self.cached_from.get("storage", 0)
 
 
 class Engine:

@@ -66,9 +66,9 @@ class PrefixCacheContext:
 class PrefixMatch:
     """`slots` int64 [matched] in token order, a copy that the caller may keep; valid only while `handle` is locked.
 
-    `promised` more tokens, in whole pages, can be loaded after these (0 without the capability `host_tier`);
-    `promised_from` says how many of them come from where, by names of `PrefixCache.origins`. `arriving`: another caller
-    is having the first of them loaded just now, so they are on the device soon.
+    `promised` more tokens, in whole pages, can be loaded after these; `promised_from` says how many of them come from
+    where, by names of `PrefixCache.origins`. `arriving`: another caller is having the first of them loaded just now, so
+    they are on the device soon.
     """
 
     slots: NDArray[np.int64]
@@ -97,7 +97,7 @@ class PrefixCache(abc.ABC, Generic[OptionsT]):
     """Finds, locks, keeps and evicts the KV of shared prefixes. Not thread-safe: one scheduler calls it."""
 
     origins: tuple[str, ...] = ()
-    """Where promised tokens come from, for figures; of a cache with the capability `host_tier`."""
+    """Where promised tokens come from, for figures; none for a cache that promises nothing."""
     loader: str = ""
     """The name of the DevicePart that loads what it promises: its payload is a tuple of what `load` has returned."""
 
@@ -216,8 +216,8 @@ class PrefixCache(abc.ABC, Generic[OptionsT]):
         values and arrays.
 
         What is loaded stays as it is until `loaded`, even where the path is unlocked before. Raises ValueError, with
-        nothing changed, for a handle that is not locked, and for another number of slots; Unsupported without the
-        capability `host_tier`.
+        nothing changed, for a handle that is not locked, and for another number of slots; Unsupported for a cache that
+        promises nothing.
         """
         raise Unsupported(f"the prefix cache {type(self).__name__}", "host_tier")
 

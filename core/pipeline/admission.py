@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +19,7 @@ from pegboard.core.pipeline.media.encoder_cache import EncodeQueue
 from pegboard.core.pipeline.points import Points
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
     from pegboard.core.interfaces.media import PieceKey
@@ -174,7 +173,7 @@ class PrefillAdder:
         if result is AddResult.CONTINUE:
             result = self._seat(req, found, start + take)
         if result is AddResult.CONTINUE:
-            self._accept(req, start, take, take < left, fresh=True, loaded_from=found.promised_from)
+            self._accept(req, start, take, take < left, found)
         elif req.kv.row == NO_ROW:
             self._memory.unmatch(req)
         else:
@@ -320,18 +319,10 @@ class PrefillAdder:
             if req.media.spans[index].start >= start:
                 self._media.read(req.media.pieces[index])
 
-    def _accept(
-        self,
-        req: Req,
-        prefix_len: int,
-        take: int,
-        partial: bool,
-        *,
-        fresh: bool = False,
-        loaded_from: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
+    def _accept(self, req: Req, prefix_len: int, take: int, partial: bool, found: PrefixMatch | None = None) -> None:
         self._read(req, prefix_len, prefix_len + take)
-        self.items.append(PrefillItem(req, prefix_len, take, partial, fresh, loaded_from))
+        loaded_from = {} if found is None else found.promised_from
+        self.items.append(PrefillItem(req, prefix_len, take, partial, found is not None, loaded_from))
         self._rem_input -= take
         if self._rem_chunk is not None:
             self._rem_chunk -= take

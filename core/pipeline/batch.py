@@ -273,8 +273,7 @@ class BatchBuilder:
 
     def _load(self, work: ModelWorkerBatch, kvs: Iterable[ReqKV]) -> bool:
         """Have what the prefix cache has promised loaded for a batch; whether there is anything."""
-        loads = tuple(kv.load for kv in kvs if kv.load is not None)
-        if loads:
+        if loads := tuple(kv.load for kv in kvs if kv.load is not None):
             work.payloads[self._memory.cache.loader] = loads
         return bool(loads)
 

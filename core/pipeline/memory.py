@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 RUN = 16
 """Tokens that running requests get at once: as many as attention reads together on a CPU."""
 
-
 MAX_LOAD_FAILURES = 10
 """After so many loads of promised prefixes that failed, no more are tried."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.req import ReqSlot
@@ -33,15 +32,8 @@ MAX_LOST_STEPS = 20
 """After so many lost steps without a new token a request is given up: more than the loads that a cache may lose."""
 
 
-@dataclass(slots=True)
-class _Lost:
-    """The steps of a request that were lost, since it had `seq_len` tokens."""
-
-    steps: int = 0
-    seq_len: int = 0
-
-
-_LOST: ReqSlot[_Lost] = ReqSlot(_Lost)
+_LOST: ReqSlot[list[int]] = ReqSlot(lambda: [0, 0])
+"""How many steps of a request were lost, and how many tokens it has had since."""
 
 
 class DeviceFailed(RuntimeError):
@@ -78,7 +70,7 @@ class Recovery:
             self.note(step.number, f"{len(step.reqs)} requests", error)
             if isinstance(step, Step) and step.loads:
                 self._stages.memory.load_failed()
-            self._give_up(step.reqs, error)
+            self._give_up(step, error)
         else:
             step.source.failed(step, error)
         # Only now: a request whose chunk failed may have its next one in the step after, and has to be tried first.
@@ -128,7 +120,7 @@ class Recovery:
                 which = "requests %d to %d of batch %d fail again: %s"
                 logger.warning(which, low, high - 1, step.number, text_of(again))
                 if isinstance(again, StepLost):
-                    self._give_up(part.reqs, again)
+                    self._give_up(part, again)
                     self._planner.rewind(part)
                 else:
                     self._halve(step, low, high, again)
@@ -136,14 +128,14 @@ class Recovery:
                 self._passed += 1
                 self._commit(part, result)
 
-    def _give_up(self, reqs: Iterable[Req], error: Exception) -> None:
-        """End the requests that have lost so many steps, and gained no token in between, that more would not help."""
-        for req in reqs:
-            lost = _LOST.of(req)
-            lost.steps = lost.steps + 1 if lost.seq_len == req.seq_len else 1
-            lost.seq_len = req.seq_len
-            if lost.steps >= MAX_LOST_STEPS:
-                self.end([req], f"{lost.steps} steps were lost, one after the other: {text_of(error)}")
+    def _give_up(self, step: Launched, error: Exception) -> None:
+        """End requests that have lost too many steps; prompts first, since others may have lost theirs by them."""
+        for req in step.reqs:
+            steps, length = _LOST.of(req)
+            _LOST.of(req)[:] = steps + 1 if length == req.seq_len else 1, req.seq_len
+        over = [req for req in step.reqs if _LOST.of(req)[0] >= MAX_LOST_STEPS]
+        prompts = [req for req in over if isinstance(step, Step) and req in step.prefilled]
+        self.end(prompts or over, f"{MAX_LOST_STEPS} steps were lost, one after the other: {text_of(error)}")
 
     def end(self, reqs: Iterable[Req], message: str, code: str = "") -> None:
         """End requests that are to blame for a failure, with status 500."""

@@ -113,9 +113,8 @@ class StepReport:
         media: MediaFigures | None = None,
         loaded: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Count a prefill of `requests`: `new_tokens` were computed, `cached_tokens` found in the cache. `media` are
-        totals since the start, of a model that takes media. So are `loaded`: the cached tokens that were loaded, by
-        where they came from.
+        """Count a prefill of `requests`: `new_tokens` were computed, `cached_tokens` found in the cache. `media` and
+        `loaded`, cached tokens by where they were loaded from, are totals since the start.
         """
         if not self.talks:
             return

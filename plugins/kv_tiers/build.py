@@ -12,7 +12,7 @@ from pegboard.plugins.kv_tiers import HOST_POOL, KV_STORAGE
 from pegboard.plugins.kv_tiers.api import HostPool, HostPoolContext, KVStorage, KVStorageContext, Tiers
 from pegboard.plugins.kv_tiers.loading import HostLoads
 from pegboard.plugins.kv_tiers.mover import LocalMover
-from pegboard.plugins.kv_tiers.sizes import HOST_TIMES, block_pages, has_tiers
+from pegboard.plugins.kv_tiers.sizes import HOST_TIMES, Facts, block_pages, has_tiers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,9 +60,10 @@ def build_tiers(ctx: MemoryContext) -> LocalTiers | None:
     Raises ConfigError for storages that the cache has no use for, or whose blocks are no whole pages, and OutOfMemory
     for a host pool that does not fit.
     """
-    if not has_tiers(ctx):
+    facts = Facts(ctx.config, ctx.said, ctx.cache, ctx.provides, ctx.requiring)
+    if not has_tiers(facts):
         return None
-    host = _host_pool(ctx, block_pages(ctx.config))
+    host = _host_pool(ctx, block_pages(facts))
     identity = ctx.identity() if ctx.config.memory.storage else b""
     storage_ctx = KVStorageContext(identity.hex(), host.block_bytes)
     named = [(one.name, one.build(storage_ctx)) for one in ctx.choose(KV_STORAGE, storage_ctx)]

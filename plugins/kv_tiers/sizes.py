@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from pegboard.core.interfaces.errors import ConfigError, Problem
 
@@ -14,19 +15,15 @@ HOST_TIMES = 2
 """An unset `memory.host.max_total_tokens` is so many times the device's pool, if the machine has as much."""
 
 
-class Facts(Protocol):
+@dataclass(frozen=True, slots=True)
+class Facts:
     """What of a MemoryContext is known before there is any memory."""
 
-    @property
-    def config(self) -> Any: ...
-    @property
-    def said(self) -> frozenset[str]: ...
-    @property
-    def cache(self) -> str: ...
-    @property
-    def provides(self) -> frozenset[str]: ...
-    @property
-    def requiring(self) -> Callable[[str, str, str], tuple[Sequence[str], Sequence[str]]]: ...
+    config: Any
+    said: frozenset[str]
+    cache: str
+    provides: frozenset[str]
+    requiring: Callable[[str, str, str], tuple[Sequence[str], Sequence[str]]]
 
 
 def has_tiers(ctx: Facts) -> bool:
@@ -37,7 +34,7 @@ def has_tiers(ctx: Facts) -> bool:
         if ctx.config.memory.storage and "prefetch" in ctx.provides:
             _tell_unread(ctx)
         return True
-    _refuse_storage(ctx.config, ctx.cache)
+    _refuse_storage(ctx)
     _tell_no_host(ctx)
     return False
 
@@ -63,21 +60,21 @@ def _tell_no_host(ctx: Facts) -> None:
         )
 
 
-def _refuse_storage(config: Any, cache: str) -> None:
-    """Raise ConfigError for storages behind a prefix cache of this name, which has no use for them."""
-    if config.memory.storage:
+def _refuse_storage(ctx: Facts) -> None:
+    """Raise ConfigError for storages behind a prefix cache that has no use for them."""
+    if ctx.config.memory.storage:
         raise ConfigError(
             Problem(
                 "memory.storage",
-                f"the prefix cache {cache!r} keeps nothing beyond the device; choose a prefix_cache.use with "
+                f"the prefix cache {ctx.cache!r} keeps nothing beyond the device; choose a prefix_cache.use with "
                 "the capability host_tier (`pegboard plugins list` shows them), or remove memory.storage",
             )
         )
 
 
-def block_pages(config: Any) -> int:
+def block_pages(ctx: Facts) -> int:
     """Return the pages of one block. Raises ConfigError where there are storages and blocks are no whole pages."""
-    memory = config.memory
+    memory = ctx.config.memory
     if memory.storage and memory.storage_block % memory.page_size:
         raise ConfigError(
             Problem(

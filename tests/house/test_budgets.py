@@ -34,7 +34,9 @@ FEATURES: Mapping[str, tuple[str, int]] = {
     "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 682),
     "grammar": (r"grammars?|matchers?", 739),
     "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_469),
-    "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 288),
+    # Two capabilities of caches by their names (4), keys and origins that answers and figures have (5), a list of other
+    # servers' flags (3), what `config check` does not look at, and a name of torch's.
+    "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 14),
     "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 44),
     "split prefill": (r"split_prefill\w*", 6),
     "hand-over of KV": (r"seats?|seated|kv_transfers?", 133),

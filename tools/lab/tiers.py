@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +11,12 @@ from pegboard.core.engine.services import requiring, said
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.plugins.kv_tiers import KV_STORAGE
 from pegboard.plugins.kv_tiers.api import NAME, PageLoad, Tiers
-from pegboard.plugins.kv_tiers.sizes import HOST_TIMES, block_pages, has_tiers
+from pegboard.plugins.kv_tiers.sizes import HOST_TIMES, Facts, block_pages, has_tiers
 from pegboard.tools.lab.cost import GB
 from pegboard.tools.lab.moves import NEVER, Speed, VirtualMover, VirtualStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from pegboard.core.config.compose import ResolvedConfig
-    from pegboard.core.config.sections import EngineConfig
     from pegboard.core.config.select import Choice
     from pegboard.core.interfaces.batch import ModelWorkerBatch
     from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
@@ -29,17 +25,6 @@ if TYPE_CHECKING:
     from pegboard.tools.lab.cost import CostModel, TierCost
 
 IDENTITY = b"lab"
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What the config says of tiers."""
-
-    config: EngineConfig
-    said: frozenset[str]
-    cache: str
-    provides: frozenset[str]
-    requiring: Callable[[str, str, str], tuple[Sequence[str], Sequence[str]]]
 
 
 class LabTiers:
@@ -63,7 +48,7 @@ class LabTiers:
         """
         memory: Any = resolved.engine.memory
         cost = self._cost
-        facts = _Facts(resolved.engine, said(resolved), cache.name, cache.provides, partial(requiring, resolved))
+        facts = Facts(resolved.engine, said(resolved), cache.name, cache.provides, partial(requiring, resolved))
         if not has_tiers(facts):
             return {}
         if cost.kv_token_bytes is None or cost.host is None:
@@ -71,7 +56,7 @@ class LabTiers:
                 f"cost model {cost.name or '(a file)'} does not say what tiers cost (kv_token_bytes, host), and the "
                 f"prefix cache {cache.name!r} has some; take cpu-smollm2 or h200-8b, or a file of your own"
             )
-        block, wanted = block_pages(resolved.engine), memory.host.max_total_tokens
+        block, wanted = block_pages(facts), memory.host.max_total_tokens
         pages = HOST_TIMES * device_pages if wanted is None else wanted // memory.page_size
         self._page_size = memory.page_size
         page_bytes = cost.kv_token_bytes * memory.page_size

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -197,7 +197,7 @@ class Stores:
 class StorageRig(ContractSuite):
     """What a class says of its storage."""
 
-    def place(self, folder: Path) -> Mapping[str, Any]:
+    def place(self, folder: Path) -> Mapping[str, object]:
         """Return options that name a place which is empty: one for each test. `folder` is the test's own."""
         return {}
 

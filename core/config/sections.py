@@ -132,14 +132,6 @@ class ServerSection(Section):
         return self
 
 
-class HostSection(UseSection):
-    """KV memory on the host, below the device's; there only where the prefix cache has tiers."""
-
-    max_total_tokens: PositiveInt | None = None
-    """Tokens that it holds; unset: twice what the device's pool holds, but at most a quarter of the memory that is
-    available then."""
-
-
 class MemorySection(Section):
     """KV memory."""
 
@@ -162,13 +154,6 @@ class MemorySection(Section):
     """The buffers in which keys and values live."""
     allocator: UseSection = UseSection()
     """Allocator of the pool's free pages."""
-    host: HostSection = HostSection()
-    """KV memory on the host, for a prefix cache with tiers."""
-    storage: tuple[UseSection, ...] = ()
-    """Where KV is kept beyond memory, nearest first, for a prefix cache with tiers: names, or `{use: name, option:
-    value}`."""
-    storage_block: PositiveInt = 64
-    """Tokens that are kept together in storages; a multiple of the page size."""
 
 
 class SchedulerSection(SchedulerSettings, Section):

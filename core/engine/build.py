@@ -16,10 +16,10 @@ from pegboard.core.engine.drafting import check_speculator, make_drafter
 from pegboard.core.engine.gates import build_gates
 from pegboard.core.engine.media import MediaParts, media_parts
 from pegboard.core.engine.model_info import model_info
+from pegboard.core.engine.services import memory_services
 from pegboard.core.engine.sizing import chunk_size, make_rows
 from pegboard.core.engine.source import prepare_model
 from pegboard.core.engine.stages import StageBuilder
-from pegboard.core.engine.tiers import Tiers, build_tiers, watches
 from pegboard.core.engine.transfer import TransferBuilder
 from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
@@ -90,17 +90,17 @@ class BuiltScheduler:
     transfer: TransferBuilder | None = None
 
     def prepare_memory(self, seconds: float) -> None:
-        """Provide for the memory of KV, on the device and then on the host, for about `seconds` at most: before the
-        first request, or not at all.
+        """Provide for the memory of KV, on the device and then beyond, for about `seconds` at most: before the first
+        request, or not at all.
         """
         if seconds <= 0:
             return
         started = time.monotonic()
         with torch.inference_mode():
             ready, wanted = self.pool.prepare(seconds), self.pool.num_slots
-            if (tiers := self.scheduler.stages.tiers) is not None:
-                on_host, of_host = tiers.prepare(max(0.0, seconds - (time.monotonic() - started)))
-                ready, wanted = ready + on_host, wanted + of_host
+            left = max(0.0, seconds - (time.monotonic() - started))
+            beyond, of_beyond = self.scheduler.stages.memory.cache.prepare(left)
+            ready, wanted = ready + beyond, wanted + of_beyond
         took = time.monotonic() - started
         if took > 0.5 or ready < wanted:
             logger.info("memory for %d of %d tokens of KV is prepared, in %.1f s", ready, wanted, took)
@@ -110,9 +110,7 @@ class BuiltScheduler:
         stages = self.scheduler.stages
         stages.executor.close()
         stages.results.grammars.work.close()
-        if stages.tiers is not None:
-            stages.memory.cache.close()
-            stages.tiers.close()
+        stages.memory.cache.close()
         if stages.gates is not None:
             stages.gates.close()
         if self.transfer is not None:
@@ -213,7 +211,8 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
     """Build the stages around a loaded runner, and the scheduler of them."""
     config, spec = chosen.resolved.engine, chosen.spec
     settings = _scheduler_settings(chosen, splits=any(stage.splits for stage in parts.points.stages))
-    allocator, cache, tiers = _cache(chosen, loaded)
+    allocator, cache = _cache(chosen, loaded, hooks)
+    parts.check_loader(cache)
     rows = make_rows(config, chosen.model.device, loaded.memory.max_context_len)
     memory = MemoryManager(rows, allocator, cache)
     memory.cache_name = chosen.culprits.name(cache)
@@ -223,7 +222,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
     gates, transfer = build_gates(chosen, loaded, grammars.gate, gate_ctx)
     chunk = chunk_size(config, chosen.model.device)
     media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
-    worker = _worker(chosen, loaded, rows, hooks, parts, media, tiers)
+    worker = _worker(chosen, loaded, rows, hooks, parts, media)
     executor = executor_of(settings.loop, worker, stage_parts(chosen, worker, loaded.memory.pool), chosen.model.device)
     results = _results(chosen, grammars, parts)
     stages = Stages(
@@ -239,7 +238,6 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
         culprits=chosen.culprits,
         hooks=_step_hooks(hooks),
         drafter=make_drafter(chosen, memory, results.grammars, executor, worker),
-        tiers=tiers,
         runner_figures=loaded.runner.figures,
         unsampled=Unsampled(chosen.processors, chosen.culprits, executor),
     )
@@ -284,15 +282,13 @@ def _made(chosen: Chosen, contract: Contract[T, Ctx], ctx: Ctx) -> T:
     return chosen.culprits.know(choice.record, choice.build(ctx))
 
 
-def _cache(chosen: Chosen, loaded: Loaded) -> tuple[TokenAllocator, PrefixCache, Tiers | None]:
+def _cache(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> tuple[TokenAllocator, PrefixCache]:
     page_size = chosen.resolved.engine.memory.page_size
     allocator_ctx = TokenAllocatorContext(loaded.memory.num_pages, page_size)
     allocator = chosen.selection.choose(TOKEN_ALLOCATOR, allocator_ctx).build(allocator_ctx)
     ctx = PrefixCacheContext(allocator, page_size)
-    tiers = build_tiers(chosen, loaded, chosen.selection.choose(PREFIX_CACHE, ctx))
-    if tiers is not None:
-        ctx = replace(ctx, mover=tiers.mover, identity=tiers.identity)
-    return allocator, _made(chosen, PREFIX_CACHE, ctx), tiers
+    services = memory_services(chosen, loaded, hooks, chosen.selection.choose(PREFIX_CACHE, ctx))
+    return allocator, _made(chosen, PREFIX_CACHE, replace(ctx, services=services))
 
 
 def _worker(
@@ -302,7 +298,6 @@ def _worker(
     hooks: Hooks,
     parts: StageBuilder,
     media: MediaParts | None,
-    tiers: Tiers | None,
 ) -> Worker:
     worker = Worker(
         loaded.runner,
@@ -316,8 +311,6 @@ def _worker(
         media=None if media is None else media.encoded,
         drafts=chosen.speculator.watch(),
         judge=chosen.speculator.judge(),
-        loads=None if tiers is None else tiers.loads,
-        watches=watches(chosen),
     )
     loaded.runner.start(loaded.memory.pool, worker.batches.table)
     return worker

@@ -86,7 +86,7 @@ class GenerateOutput:
         self.prompt_tokens, self.cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
         self.num_retractions = chunk.num_retractions
         self.drafted_tokens, self.accepted_tokens = chunk.drafted_tokens, chunk.accepted_tokens
-        self.cached_host, self.cached_storage = chunk.cached_host, chunk.cached_storage
+        self.cached_host, self.cached_storage = (chunk.cached_from.get(name, 0) for name in ("host", "storage"))
         if chunk.logprobs is not None:
             self.logprobs = (self.logprobs or []) + chunk.logprobs
         if chunk.input_logprobs is not None:

@@ -14,6 +14,7 @@ from pegboard.toolkit.system.blame import DELIBERATE, describe
 if TYPE_CHECKING:
     from pegboard.core.engine.choose import Chosen
     from pegboard.core.interfaces.contract import Contract, Ctx, T
+    from pegboard.core.interfaces.prefix_cache import PrefixCache
     from pegboard.core.interfaces.req import Req
     from pegboard.core.registry.hooks import Hooks
 
@@ -34,8 +35,14 @@ class StageBuilder:
         self.points = Points(self._all(Stage, "pipeline_stages", ctx), chosen.culprits)
         self.parts = self._all(DevicePart, "device_parts", ctx)
         known = {stage.name for stage in self.points.stages}
-        if strangers := [part.name for part in self.parts if part.name not in known]:
+        if strangers := [part.name for part in self.parts if part.name not in known and not part.loads]:
             raise PluginError(f"device parts without a stage of their name: {', '.join(strangers)}")
+
+    def check_loader(self, cache: PrefixCache) -> None:
+        """Raise PluginError where the device part is missing that loads what the prefix cache promises."""
+        if cache.loader and not any(part.name == cache.loader and part.loads for part in self.parts):
+            who = self._chosen.culprits.name(cache)
+            raise PluginError(f"the prefix cache {who!r} needs a device part {cache.loader!r}, which no plugin brings")
 
     def _provider(self, contract: Contract[T, Ctx], ctx: Ctx) -> T:
         """Return what the chosen provider builds, the same for all who ask; known by its name, should it raise."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch as ScheduleBatch
     from pegboard.core.interfaces.batch import StageWork as StageWork
     from pegboard.core.interfaces.batch_result import BatchResult as BatchResult
+    from pegboard.core.interfaces.choosing import MemoryContext as MemoryContext
     from pegboard.core.interfaces.client import EngineClient as EngineClient
     from pegboard.core.interfaces.client import GenerateRequest as GenerateRequest
     from pegboard.core.interfaces.client import MediaInput as MediaInput
@@ -66,8 +67,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.hooks import Point as Point
     from pegboard.core.interfaces.hooks import hookimpl as hookimpl
     from pegboard.core.interfaces.hooks import hookspec as hookspec
-    from pegboard.core.interfaces.host_pool import HostPool as HostPool
-    from pegboard.core.interfaces.host_pool import HostPoolContext as HostPoolContext
     from pegboard.core.interfaces.http_front import HttpFront as HttpFront
     from pegboard.core.interfaces.http_front import HttpGuard as HttpGuard
     from pegboard.core.interfaces.json_value import JsonObject as JsonObject
@@ -76,9 +75,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.keys import PrefixMemo as PrefixMemo
     from pegboard.core.interfaces.kv_pool import KVPool as KVPool
     from pegboard.core.interfaces.kv_pool import KVPoolContext as KVPoolContext
-    from pegboard.core.interfaces.kv_storage import KVStorage as KVStorage
-    from pegboard.core.interfaces.kv_storage import KVStorageContext as KVStorageContext
-    from pegboard.core.interfaces.kv_storage import StorageError as StorageError
     from pegboard.core.interfaces.kv_transfer import KVTransfer as KVTransfer
     from pegboard.core.interfaces.kv_transfer import KVTransferContext as KVTransferContext
     from pegboard.core.interfaces.kv_transfer import Ranges as Ranges
@@ -117,8 +113,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.options import NoOptions as NoOptions
     from pegboard.core.interfaces.options import Options as Options
     from pegboard.core.interfaces.options import SectionFields as SectionFields
-    from pegboard.core.interfaces.page_mover import Job as Job
-    from pegboard.core.interfaces.page_mover import PageMover as PageMover
     from pegboard.core.interfaces.plugin import API_VERSION as API_VERSION
     from pegboard.core.interfaces.plugin import ENTRY_POINT_GROUP as ENTRY_POINT_GROUP
     from pegboard.core.interfaces.plugin import BodyField as BodyField
@@ -127,8 +121,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.plugin import Requirement as Requirement
     from pegboard.core.interfaces.prefix_cache import CacheHandle as CacheHandle
     from pegboard.core.interfaces.prefix_cache import InsertResult as InsertResult
-    from pegboard.core.interfaces.prefix_cache import PageLoad as PageLoad
-    from pegboard.core.interfaces.prefix_cache import Prefetch as Prefetch
     from pegboard.core.interfaces.prefix_cache import PrefixCache as PrefixCache
     from pegboard.core.interfaces.prefix_cache import PrefixCacheContext as PrefixCacheContext
     from pegboard.core.interfaces.prefix_cache import PrefixMatch as PrefixMatch

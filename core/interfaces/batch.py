@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.forward import ForwardMode
     from pegboard.core.interfaces.media import MediaItem, PieceKey
-    from pegboard.core.interfaces.prefix_cache import PageLoad
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
     from pegboard.core.interfaces.speculator import DraftTrees
@@ -228,8 +227,8 @@ class OverlayPart:
 @dataclass(frozen=True, slots=True)
 class PrefillItem:
     """One request's share of a prefill: `extend_len` new tokens after `prefix_len`; `partial` when its prompt goes
-    on after it; `fresh` when it has just got its row. `load` fills some of the prefix, of which a storage has brought
-    `stored_len`.
+    on after it; `fresh` when it has just got its row. `loaded_from` says how many tokens of its prefix
+    are loaded, by where they come from.
     """
 
     req: Req
@@ -237,8 +236,7 @@ class PrefillItem:
     extend_len: int
     partial: bool
     fresh: bool = False
-    load: PageLoad | None = None
-    stored_len: int = 0
+    loaded_from: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +266,8 @@ class ModelWorkerBatch:
     node. Branches need `tail_lens` int64 [batch] and `tail_bits` int64 [tokens], see ForwardBatch; chains leave them
     None. `observed` is set where a speculator reads the model's states.
 
-    `loads` fill device pages from the host before this batch reads them. `common_prefix`: see ForwardBatch. `extras`:
-    see BatchExtras. `payloads` are for the device parts of stages, by their names.
+    `common_prefix`: see ForwardBatch. `extras`: see BatchExtras. `payloads` are for device parts, by their names: those
+    of stages, and for `PrefixCache.loader` a tuple of what has to be loaded for this batch.
     """
 
     bid: int
@@ -292,7 +290,6 @@ class ModelWorkerBatch:
     tail_lens: NDArray[np.int64] | None = None
     tail_bits: NDArray[np.int64] | None = None
     observed: Observed | None = None
-    loads: tuple[PageLoad, ...] = ()
     common_prefix: int = 0
     extras: dict[str, Any] = field(default_factory=dict)
     payloads: dict[str, object] = field(default_factory=dict)

@@ -119,8 +119,8 @@ class OutputChunk:
     (logprob, token id, top list of (logprob, id)). `input_logprobs`, of the prompt from `logprob_start` on, come with
     the first chunk. `hidden_states` has one list of numbers per token of `token_ids`; `vector` is the prompt's;
     `extra` is what other stages say, by their names. Counters are totals so far; of `drafted_tokens` that were proposed
-    and verified, `accepted_tokens` are part of the output. Of the `cached_tokens` the device did not have `cached_host`
-    and `cached_storage`.
+    and verified, `accepted_tokens` are part of the output. `cached_from` says how many of the
+    `cached_tokens` were loaded, by where they came from.
     """
 
     rid: str
@@ -138,8 +138,7 @@ class OutputChunk:
     extra: dict[str, object] | None = None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    cached_host: int = 0
-    cached_storage: int = 0
+    cached_from: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
     from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
     from pegboard.core.interfaces.grammar import GrammarBackend, GrammarContext
-    from pegboard.core.interfaces.host_pool import HostPool, HostPoolContext
     from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
-    from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext
     from pegboard.core.interfaces.kv_transfer import KVTransfer, KVTransferContext
     from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
     from pegboard.core.interfaces.media import MediaContext, MediaEncoder, MediaProcessor
@@ -106,29 +104,6 @@ KV_POOL: Contract[KVPool, KVPoolContext] = Contract(
     suite=f"{_S}.kv_pool:KVPoolContract",
 )
 
-HOST_POOL: Contract[HostPool, HostPoolContext] = Contract(
-    "host_pool",
-    "memory.host",
-    Cardinality.ONE,
-    f"{_I}.host_pool:HostPool",
-    "the host buffers below the device's, for a prefix cache with tiers",
-    suite=f"{_S}.host_pool:HostPoolContract",
-    optional=True,
-)
-
-KV_STORAGE: Contract[KVStorage, KVStorageContext] = Contract(
-    "kv_storage",
-    "memory.storage",
-    Cardinality.MANY,
-    f"{_I}.kv_storage:KVStorage",
-    "blocks of KV on a disk or behind a network, for a prefix cache with tiers",
-    suite=f"{_S}.kv_storage:KVStorageContract",
-    capabilities={
-        "persistent": "what was written is there after a restart",
-        "shared": "several servers may use one place at once",
-    },
-)
-
 KV_TRANSFER: Contract[KVTransfer, KVTransferContext] = Contract(
     "kv_transfer",
     "kv_transfer",
@@ -158,8 +133,8 @@ PREFIX_CACHE: Contract[PrefixCache, PrefixCacheContext] = Contract(
     suite=f"{_S}.prefix_cache:PrefixCacheContract",
     capabilities={
         "reuse": "a prefix inserted once is found again (all but the null cache)",
-        "host_tier": "keeps copies of pages on the host, and has them loaded back",
-        "prefetch": "brings what storages have to the host before it is wanted",
+        "host_tier": "keeps prefixes beyond the device too, promises them, and has them loaded",
+        "prefetch": "brings what it keeps far away nearer before it is wanted",
     },
 )
 

@@ -106,8 +106,7 @@ class TokenOutput(Message):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    cached_host: int = 0
-    cached_storage: int = 0
+    cached_from: dict[str, int] | None = None
     num_retractions: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.media import MediaItem, MediaSpan, PieceKey
-    from pegboard.core.interfaces.prefix_cache import CacheHandle, PageLoad
+    from pegboard.core.interfaces.prefix_cache import CacheHandle
     from pegboard.core.interfaces.sampling import SamplingParams
 
 T = TypeVar("T")
@@ -150,7 +150,7 @@ class ReqKV:
     to the prefix cache and stay in place while `handle` is locked; the others belong to the request.
     `prefix_len` tokens were found in the cache when the request was last scheduled. While its prompt is prefilled,
     `scheduled_len` is what `committed_len` will be once the steps under way are through. `load` brings those of the
-    prefix that are on the host only; they count as computed once the step that it goes along with is committed.
+    prefix that the cache has promised; they count as computed once the step that it goes along with is committed.
     """
 
     row: int = NO_ROW
@@ -160,13 +160,13 @@ class ReqKV:
     allocated_len: int = 0
     cache_len: int = 0
     handle: CacheHandle | None = None
-    load: PageLoad | None = None
+    load: object | None = None
 
 
 @dataclass(slots=True)
 class ReqOutput:
-    """What has been generated and what of it was already sent. Of the `cached_tokens` the host had `cached_host`, and a
-    storage `cached_storage`.
+    """What has been generated and what of it was already sent. `cached_from` says how
+    many of the `cached_tokens` were loaded, by where they came from (`PrefixMatch.promised_from`).
 
     `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one. `drafted`
     counts tokens that were proposed for it and verified, `accepted` those of its output that were among them.
@@ -175,8 +175,7 @@ class ReqOutput:
     sent_len: int = 0
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
-    cached_host: int = 0
-    cached_storage: int = 0
+    cached_from: Mapping[str, int] = field(default_factory=dict)
     num_retractions: int = 0
     drafted: int = 0
     accepted: int = 0

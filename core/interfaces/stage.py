@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.sampling import SamplingParams
     from pegboard.core.interfaces.status import FinishReason
     from pegboard.core.interfaces.step import AnySource, CoreServices
+
+
+R = TypeVar("R")
 
 
 class Wait(enum.Enum):
@@ -299,14 +302,24 @@ class DeviceServices:
 class DevicePart:
     """Where batches run: called in launch order, on every rank. What it raises fails the batch, so that halves are
     tried. A payload is read on each call and must not be changed.
+
+    It gets the payloads of the Stage of its name; or, with `loads`, those of a prefix cache that names it as its
+    `loader`.
     """
 
     name: str = ""
+    loads: bool = False
 
     def unpack(self, payload: object, batch: ForwardBatch, put: Callable[[NDArray[np.generic]], torch.Tensor]) -> None:
         """Before the pass: put the payload of the Stage into the batch. `put` brings an array to the device along with
         all others, in one copy; the tensor may be read after the pass has begun.
         """
+
+    def execute(self, payload: object, batch: ForwardBatch, run: Callable[[], R]) -> R:
+        """Around the pass, or around the first part of a split one: call `run` once, and return what it returns. Raise
+        StepLost where what the pass reads is not there and no request is to blame.
+        """
+        return run()
 
     def computed(self, payload: object, batch: ForwardBatch, output: ForwardOutput) -> Mapping[str, torch.Tensor]:
         """After the pass: return tensors that go to the host with the tokens, in one copy. The Stage finds them in

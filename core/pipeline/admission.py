@@ -84,8 +84,8 @@ class PrefillAdder:
 
     `running` are requests that decode, `chunk_size` bounds the tokens of this prefill when chunking is on,
     `decode_tokens` are those of decodes mixed into it. `max_new_rows` bounds how many requests may join, and
-    `max_load_tokens` what is loaded from the host. `apart` are requests that hold memory and decode again soon: their
-    growth counts as well.
+    `max_load_tokens` what is loaded of promised prefixes. `apart` are requests that hold memory and decode again
+    soon: their growth counts as well.
 
     `media` knows what is encoded. Where a request lacks something, it is wished for, and from then on nothing is
     admitted: others may only wish as well, so that one step encodes for several.
@@ -158,9 +158,9 @@ class PrefillAdder:
         if self.wishing and req.media is None:
             return AddResult.ENCODE
         found = self._memory.match(req)
-        start = len(found) + found.host_len
+        start = len(found) + found.promised
         left = req.seq_len - start
-        result = AddResult.LATER if found.loading else self._verdict(req, left, found.host_len, has_chunked)
+        result = AddResult.LATER if found.arriving else self._verdict(req, left, found.promised, has_chunked)
         take = self._chunk(left)
         if result is AddResult.CONTINUE and self._points.clips:
             take, result = self._clipped(req, start, take, left)
@@ -173,7 +173,7 @@ class PrefillAdder:
         if result is AddResult.CONTINUE:
             result = self._seat(req, found, start + take)
         if result is AddResult.CONTINUE:
-            self._accept(req, start, take, take < left, fresh=True, stored=found.stored_len)
+            self._accept(req, start, take, take < left, found)
         elif req.kv.row == NO_ROW:
             self._memory.unmatch(req)
         else:
@@ -187,13 +187,13 @@ class PrefillAdder:
             return AddResult.NO_TOKEN
         if not self._memory.load(req, found):
             return AddResult.LATER
-        if found.host_len:
-            self._rem_load, self._loads = self._rem_load - found.host_len, True
+        if found.promised:
+            self._rem_load, self._loads = self._rem_load - found.promised, True
         return AddResult.CONTINUE
 
     def place(self, req: Req, *, has_chunked: bool) -> bool:
-        """Give a request row and slots for KV that is computed elsewhere; False where there is no room. What the host
-        has of its prefix is left out: it comes as the rest does.
+        """Give a request row and slots for KV that is computed elsewhere; False where there is no room. What is
+        promised of its prefix is left out: it comes as the rest does.
         """
         if self._placed >= self._max_new_rows:
             return False
@@ -229,7 +229,7 @@ class PrefillAdder:
         take = self._chunk(req.seq_len)
         if req.media is not None and self._media is not None:
             found = self._memory.match(req)
-            start = len(found) + found.host_len
+            start = len(found) + found.promised
             self._memory.unmatch(req)
             take = self._encoded(req, start, self._chunk(req.seq_len - start))
         if take <= 0 or (take < req.seq_len and has_chunked):
@@ -259,7 +259,7 @@ class PrefillAdder:
         return self._rem_input <= 0 or (self._rem_chunk is not None and self._rem_chunk <= 0)
 
     def _verdict(self, req: Req, left: int, loaded: int, has_chunked: bool) -> AddResult:
-        """Say whether `left` tokens may be computed behind a prefix of which the host has the last `loaded` ones."""
+        """Say whether `left` tokens may be computed behind a prefix of which the last `loaded` ones are promised."""
         # A request that is alone must always get in, or an estimate could lock everybody out for ever.
         alone = not self._running and not self.items and not has_chunked
         needed = left + loaded
@@ -319,12 +319,10 @@ class PrefillAdder:
             if req.media.spans[index].start >= start:
                 self._media.read(req.media.pieces[index])
 
-    def _accept(
-        self, req: Req, prefix_len: int, take: int, partial: bool, *, fresh: bool = False, stored: int = 0
-    ) -> None:
+    def _accept(self, req: Req, prefix_len: int, take: int, partial: bool, found: PrefixMatch | None = None) -> None:
         self._read(req, prefix_len, prefix_len + take)
-        load = req.kv.load if fresh else None
-        self.items.append(PrefillItem(req, prefix_len, take, partial, fresh, load, stored))
+        loaded_from = {} if found is None else found.promised_from
+        self.items.append(PrefillItem(req, prefix_len, take, partial, found is not None, loaded_from))
         self._rem_input -= take
         if self._rem_chunk is not None:
             self._rem_chunk -= take

@@ -249,7 +249,7 @@ class Scheduler:
         """Give a step's tokens to their requests, share what was prefilled, and let go of those that have ended."""
         batch, stages = step.batch, self.stages
         ran = batch.forward_mode is not ForwardMode.PREBUILT
-        if step.work.loads:
+        if step.loads:
             for kv in step.kvs:
                 stages.memory.loaded(kv, True)
         stages.points.arrived(step, result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pegboard.core.pipeline.culprits import Culprits
 from pegboard.core.pipeline.executor import Done
@@ -28,16 +28,6 @@ if TYPE_CHECKING:
 Hook = Callable[..., object]
 
 
-class TierFigures(Protocol):
-    """What moves pages below the device, as far as the scheduler tells of it."""
-
-    def prepare(self, seconds: float) -> tuple[int, int]: ...
-
-    def stats(self) -> Mapping[str, float]: ...
-
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class StepHooks:
     """Frozen step hooks of the scheduler: empty tuples cost nothing."""
@@ -52,7 +42,7 @@ class StepHooks:
 class Stages:
     """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without `media`
     no pictures, without a `drafter` one token per
-    request and step, without `tiers` nothing is kept beyond the device, without `unsampled` the model is to blame for
+    request and step, without `unsampled` the model is to blame for
     bad logits, and without a `report` steps are not logged. `runner_figures` is what the runner counts.
     """
 
@@ -65,7 +55,6 @@ class Stages:
     report: StepReport | None = None
     media: MediaStage | None = None
     drafter: Drafter | None = None
-    tiers: TierFigures | None = None
     unsampled: Unsampled | None = None
     runner_figures: Callable[[], Mapping[str, int]] | None = None
     culprits: Culprits = field(default_factory=Culprits)

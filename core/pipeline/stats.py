@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from pegboard.core.pipeline.step_log import DraftFigures, MediaFigures, TierTokens
+from pegboard.core.pipeline.step_log import DraftFigures, MediaFigures
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch
@@ -66,14 +66,13 @@ class Stats:
             "policy": self._policy_stats(),
             "runner": {} if self._stages.runner_figures is None else dict(self._stages.runner_figures()),
             **self._media(),
-            **self._tiers(),
+            **self._beyond(),
         }
 
-    def _tiers(self) -> dict[str, object]:
-        """Return what the cache says of its tiers, and what was moved between them; nothing without tiers."""
-        if self._stages.tiers is None:
-            return {}
-        return {"tiers": {**self._stages.memory.cache_stats(), **self._stages.tiers.stats()}}
+    def _beyond(self) -> dict[str, object]:
+        """Return what a cache tells that keeps prefixes beyond the device too; nothing of others."""
+        memory = self._stages.memory
+        return {"tiers": memory.cache_stats()} if memory.cache.origins else {}
 
     def _media(self) -> dict[str, object]:
         """Return the books of encoded media, if the model has any."""
@@ -103,7 +102,7 @@ class Stats:
                     queued=len(planner.waiting),
                     used_tokens=self._used_tokens,
                     media=self._media_figures,
-                    tiers=self._tier_tokens,
+                    loaded=self._loaded_tokens,
                 )
         elif report.decode_due(counters.generated_tokens):
             report.decode(
@@ -121,10 +120,8 @@ class Stats:
         return MediaFigures(books.encoded, books.hits)
 
     @property
-    def _tier_tokens(self) -> TierTokens | None:
-        if self._stages.tiers is None:
-            return None
-        return TierTokens(self._counters.cached_host_tokens, self._counters.cached_storage_tokens)
+    def _loaded_tokens(self) -> dict[str, int]:
+        return {origin: self._counters.cached_from[origin] for origin in self._stages.memory.cache.origins}
 
     @property
     def _draft_figures(self) -> DraftFigures | None:

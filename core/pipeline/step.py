@@ -28,7 +28,7 @@ class Step(BatchStep):
     KV goes to the padding slot; `prefix_lens` and `extend_lens` count them among the new ones. None for none. `asks`
     are the flags that some of its requests have. `columns`: what the running batch kept of each column, in a decode.
     `notes`: see LaunchedStep. `packed` and `closed` say what stages were told. `drafts` are verified in this step.
-    `launched_at` is of the scheduler's clock.
+    `loads` says that promised prefixes are loaded for it. `launched_at` is of the scheduler's clock.
     """
 
     work: ModelWorkerBatch
@@ -44,6 +44,7 @@ class Step(BatchStep):
     closed: bool = False
     again: NDArray[np.int64] | None = None
     drafts: Drafts | None = None
+    loads: bool = False
     launched_at: float = 0.0
 
     @property

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pegboard.core.interfaces.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -24,19 +28,6 @@ class MediaFigures:
 
     encoded: int
     hits: int
-
-
-@dataclass(frozen=True, slots=True)
-class TierTokens:
-    """Of the tokens found in the cache, those that came from the host, and those that a storage had; totals, or since
-    the last line.
-    """
-
-    host: int
-    storage: int
-
-    def since(self, before: TierTokens) -> TierTokens:
-        return TierTokens(self.host - before.host, self.storage - before.storage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +84,7 @@ class StepReport:
         self._generated = 0
         self._media = MediaFigures(0, 0)
         self._drafts = DraftFigures()
-        self._tiers = TierTokens(0, 0)
+        self._loaded = Counter[str]()
         self._speed = 0.0
 
     def computed(self, tokens: int, seconds: float) -> None:
@@ -120,24 +111,24 @@ class StepReport:
         queued: int,
         used_tokens: int,
         media: MediaFigures | None = None,
-        tiers: TierTokens | None = None,
+        loaded: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Count a prefill of `requests`: `new_tokens` were computed, `cached_tokens` found in the cache. `media` and
-        `tiers` are totals since the start, of a model that takes media and of a cache with tiers.
+        `loaded`, cached tokens by where they were loaded from, are totals since the start.
         """
         if not self.talks:
             return
         usage = used_tokens / self._total
         hit_rate = cached_tokens / max(1, new_tokens + cached_tokens)
         since = None if media is None else self._since_last(media)
-        moved = None if tiers is None else tiers.since(self._tiers)
-        self._tiers = tiers or self._tiers
+        came = {origin: total - self._loaded[origin] for origin, total in loaded.items()}
+        self._loaded.update(came)
         logger.info(
             "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, cache hit rate: %.2f, token usage: %.2f, "
             "#running-req: %d, #queue-req: %d%s%s",
             requests, new_tokens, cached_tokens, hit_rate, usage, running, queued,
             "" if since is None else f", #encoded-piece: {since.encoded}, #encoder-hit: {since.hits}",
-            "" if moved is None else f", #host-token: {moved.host}, #storage-token: {moved.storage}",
+            "".join(f", #{origin}-token: {count}" for origin, count in came.items()),
             extra={
                 "event": "prefill",
                 "new_requests": requests,
@@ -148,7 +139,7 @@ class StepReport:
                 "running": running,
                 "queued": queued,
                 **({} if since is None else {"encoded_pieces": since.encoded, "encoder_hits": since.hits}),
-                **({} if moved is None else {"cached_host": moved.host, "cached_storage": moved.storage}),
+                **{f"cached_{origin}": count for origin, count in came.items()},
             },
         )  # fmt: skip
 

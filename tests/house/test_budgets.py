@@ -12,17 +12,17 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 21_930,
+    "conformance": 20_280,
     "core.cli": 300,
-    "core.config": 2_290,
-    "core.engine": 2_550,
-    "core.interfaces": 6_690,
-    "core.pipeline": 14_370,
+    "core.config": 2_270,
+    "core.engine": 2_430,
+    "core.interfaces": 6_450,
+    "core.pipeline": 13_260,
     "core.registry": 910,
     "core.server": 2_060,
-    "plugins": 39_050,
-    "toolkit": 16_140,
-    "tools": 12_210,
+    "plugins": 42_580,
+    "toolkit": 16_310,
+    "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
@@ -31,11 +31,13 @@ HEART_LINES = 3_600
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {
-    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 674),
+    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 673),
     "grammar": (r"grammars?|matchers?", 729),
-    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_461),
-    "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 281),
+    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_460),
     "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 20),
+    # Two capabilities of caches by their names (4), keys and origins that answers and figures have (5), a list of other
+    # servers' flags (3), what `config check` does not look at, and a name of torch's.
+    "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 10),
     "split prefill": (r"split_prefill\w*", 6),
     "hand-over of KV": (r"seats?|seated|kv_transfers?", 132),
     "adapters": (r"loras?", 0),

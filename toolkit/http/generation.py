@@ -164,8 +164,7 @@ class Answer:
     num_retractions: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    cached_host: int = 0
-    cached_storage: int = 0
+    cached_from: Mapping[str, int] = field(default_factory=dict)
     media_tokens: Mapping[MediaKind, int] = field(default_factory=dict)
     """Of the prompt's tokens those of media, by kind."""
 
@@ -181,7 +180,7 @@ class Answer:
         self.prompt_tokens, self.completion_tokens = chunk.prompt_tokens, chunk.completion_tokens
         self.cached_tokens, self.num_retractions = chunk.cached_tokens, chunk.num_retractions
         self.drafted_tokens, self.accepted_tokens = chunk.drafted_tokens, chunk.accepted_tokens
-        self.cached_host, self.cached_storage = chunk.cached_host, chunk.cached_storage
+        self.cached_from = chunk.cached_from
 
 
 LARGE_ANSWERS = 4096

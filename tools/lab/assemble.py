@@ -26,7 +26,6 @@ from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.speculation.drafter import Drafter
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.pipeline.step_log import StepReport
-from pegboard.tools.lab.tiers import IDENTITY
 
 if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig
@@ -110,10 +109,10 @@ def _memory(
     resolved = selection.resolved
     rows = ReqToTokenPool(resolved.engine.scheduler.max_running_requests, context, ctx.page_size)
     allocator = selection.choose(TOKEN_ALLOCATOR, ctx).build(ctx)
-    cache_ctx = PrefixCacheContext(allocator, ctx.page_size, identity=IDENTITY, clock=clock)
+    cache_ctx = PrefixCacheContext(allocator, ctx.page_size, clock=clock)
     choice = selection.choose(PREFIX_CACHE, cache_ctx)
     if tiers is not None:
-        cache_ctx = replace(cache_ctx, mover=tiers.build(resolved, choice, ctx.num_pages))
+        cache_ctx = replace(cache_ctx, services=tiers.build(resolved, choice, ctx.num_pages))
     return MemoryManager(rows, allocator, choice.build(cache_ctx))
 
 

@@ -262,7 +262,8 @@ class Simulation:
             ask, record = self._open.pop(req.rid)
             times = req.timing
             record.output_len, record.cached = req.output_len, req.output.cached_tokens
-            record.cached_host, record.cached_storage = req.output.cached_host, req.output.cached_storage
+            origins = req.output.cached_from
+            record.cached_host, record.cached_storage = origins.get("host", 0), origins.get("storage", 0)
             record.retractions = req.output.num_retractions
             record.scheduled, record.first_token, record.finished = (
                 times.first_scheduled, times.first_token, times.finished,

@@ -21,7 +21,6 @@ from pegboard.core.interfaces.batch import DraftWork, EncodeWork, ModelWorkerBat
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
-from pegboard.core.interfaces.page_mover import PageMover
 from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
@@ -47,6 +46,8 @@ from pegboard.core.pipeline.speculation.drafter import SPECULATION, Drafter, OnD
 from pegboard.core.pipeline.speculation.judging import Judge
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.registry.registry import Registry
+from pegboard.plugins.kv_tiers.api import NAME as TIERS
+from pegboard.plugins.kv_tiers.api import PageMover, Tiers
 from pegboard.plugins.prefill_in_parts.stage import PrefillInParts
 from pegboard.plugins.row_outputs.api import Pooler
 from pegboard.plugins.row_outputs.messages import NAME, Asked
@@ -281,7 +282,13 @@ class Harness:
         registry = Registry.discover(())
         config = SchedulerSection(**{"max_running_requests": 16, **scheduler})
         allocator = _build(registry, "token_allocator", "stack", TokenAllocatorContext(tokens // page_size, page_size))
-        prefix_cache = _build(registry, "prefix_cache", cache, PrefixCacheContext(allocator, page_size, mover))
+        services: dict[str, object] = {} if mover is None else {TIERS: Tiers(mover)}
+        prefix_cache = _build(
+            registry,
+            "prefix_cache",
+            cache,
+            PrefixCacheContext(allocator, page_size, services),
+        )
         chosen = _build(registry, "schedule_policy", policy, SchedulePolicyContext(prefix_cache, 0))
         max_context_len = min(max_context_len, tokens // page_size * page_size)
         overlap = config.loop == "overlap"

@@ -23,6 +23,7 @@ from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.running import SINGLE
 from pegboard.core.pipeline.speculation.drafter import Drafter
 from pegboard.core.pipeline.stages import Stages
+from pegboard.plugins.kv_tiers.api import NAME
 from pegboard.plugins.row_outputs import seeking, stage
 from pegboard.plugins.row_outputs.stage import RowOutputs
 from pegboard.toolkit.text.stop import StopMatcher
@@ -282,7 +283,7 @@ def computes_halves_without_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     def changed(self: Any, *args: Any) -> Any:
         step = part(self, *args)
         if step is not None:
-            step.work.loads = ()
+            step.work.payloads.pop(NAME, None)
         return step
 
     monkeypatch.setattr(BatchBuilder, "part", changed)

@@ -26,9 +26,6 @@ class Counters:
     preemptions: int = 0
     prefill_steps: int = 0
     decode_steps: int = 0
-    encode_steps: int = 0
-    """Steps that encoded media."""
-    encode_time: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     cached_host_tokens: int = 0

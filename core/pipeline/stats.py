@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from pegboard.core.pipeline.step_log import DraftFigures, MediaFigures, TierTokens
+from pegboard.core.pipeline.step_log import DraftFigures, TierTokens
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch
@@ -65,7 +65,7 @@ class Stats:
             "plugin_failures_by": failures,
             "policy": self._policy_stats(),
             "runner": {} if self._stages.runner_figures is None else dict(self._stages.runner_figures()),
-            **self._media(),
+            **self._stages.points.figures(),
             **self._tiers(),
         }
 
@@ -74,18 +74,6 @@ class Stats:
         if self._stages.tiers is None:
             return {}
         return {"tiers": {**self._stages.memory.cache_stats(), **self._stages.tiers.stats()}}
-
-    def _media(self) -> dict[str, object]:
-        """Return the books of encoded media, if the model has any."""
-        if self._stages.media is None:
-            return {}
-        books = self._stages.media.books
-        return {
-            "encoded_pieces": books.encoded,
-            "encoder_cache_hits": books.hits,
-            "encoder_cache_bytes": books.used,
-            "encoder_cache_capacity": books.capacity,
-        }
 
     def log(self, report: StepReport, batch: ScheduleBatch) -> None:
         """Log a line for every prefill, and one now and then for decodes."""
@@ -102,7 +90,7 @@ class Stats:
                     running=len(planner.running),
                     queued=len(planner.waiting),
                     used_tokens=self._used_tokens,
-                    media=self._media_figures,
+                    totals=self._stages.points.log_totals(),
                     tiers=self._tier_tokens,
                 )
         elif report.decode_due(counters.generated_tokens):
@@ -112,13 +100,6 @@ class Stats:
                 used_tokens=self._used_tokens,
                 drafts=self._draft_figures,
             )
-
-    @property
-    def _media_figures(self) -> MediaFigures | None:
-        if self._stages.media is None:
-            return None
-        books = self._stages.media.books
-        return MediaFigures(books.encoded, books.hits)
 
     @property
     def _tier_tokens(self) -> TierTokens | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,14 +18,6 @@ _TELLING = 64
 """Tokens of a prefill that says something about the speed of others."""
 _NEW = 0.2
 """Weight of the newest step in that speed."""
-
-
-@dataclass(frozen=True, slots=True)
-class MediaFigures:
-    """Pieces of media that were encoded, and those that were found encoded; totals, or since the last line."""
-
-    encoded: int
-    hits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +85,7 @@ class StepReport:
         self._since = 0.0
         self._before = 0
         self._generated = 0
-        self._media = MediaFigures(0, 0)
+        self._totals: dict[str, int] = {}
         self._drafts = DraftFigures()
         self._tiers = TierTokens(0, 0)
         self._speed = 0.0
@@ -119,24 +113,24 @@ class StepReport:
         running: int,
         queued: int,
         used_tokens: int,
-        media: MediaFigures | None = None,
+        totals: Mapping[str, tuple[str, int]] = MappingProxyType({}),
         tiers: TierTokens | None = None,
     ) -> None:
-        """Count a prefill of `requests`: `new_tokens` were computed, `cached_tokens` found in the cache. `media` and
-        `tiers` are totals since the start, of a model that takes media and of a cache with tiers.
+        """Count a prefill of `requests`: `new_tokens` were computed, `cached_tokens` found in the cache. `totals` since
+        the start are what stages add to the line (`Stage.log_totals`), `tiers` what a cache with tiers does.
         """
         if not self.talks:
             return
         usage = used_tokens / self._total
         hit_rate = cached_tokens / max(1, new_tokens + cached_tokens)
-        since = None if media is None else self._since_last(media)
+        since = self._since_last(totals)
         moved = None if tiers is None else tiers.since(self._tiers)
         self._tiers = tiers or self._tiers
         logger.info(
             "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, cache hit rate: %.2f, token usage: %.2f, "
             "#running-req: %d, #queue-req: %d%s%s",
             requests, new_tokens, cached_tokens, hit_rate, usage, running, queued,
-            "" if since is None else f", #encoded-piece: {since.encoded}, #encoder-hit: {since.hits}",
+            "".join(f", {label}: {since[field]}" for label, (field, _) in totals.items()),
             "" if moved is None else f", #host-token: {moved.host}, #storage-token: {moved.storage}",
             extra={
                 "event": "prefill",
@@ -147,18 +141,15 @@ class StepReport:
                 "token_usage": round(usage, 4),
                 "running": running,
                 "queued": queued,
-                **({} if since is None else {"encoded_pieces": since.encoded, "encoder_hits": since.hits}),
+                **since,
                 **({} if moved is None else {"cached_host": moved.host, "cached_storage": moved.storage}),
             },
         )  # fmt: skip
 
-    def encode(self, pieces: int, tokens: int, seconds: float) -> None:
-        """Count a step that encoded media, at debug."""
-        logger.debug("Encode batch. #piece: %d, #token: %d, took: %.1f ms", pieces, tokens, seconds * 1000)
-
-    def _since_last(self, media: MediaFigures) -> MediaFigures:
-        before, self._media = self._media, media
-        return MediaFigures(media.encoded - before.encoded, media.hits - before.hits)
+    def _since_last(self, totals: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+        """Return by how much each total has grown since the last line, by its field."""
+        before, self._totals = self._totals, dict(totals.values())
+        return {field: total - before.get(field, 0) for field, total in self._totals.items()}
 
     def decode_due(self, generated_tokens: int) -> bool:
         """Count a decode step; whether it is time for a line. `generated_tokens` is the total since the start."""

@@ -14,7 +14,6 @@ from pegboard.core.engine.choose import choose_providers, load_model
 from pegboard.core.engine.device import device_of, executor_of, loop_of, stage_parts
 from pegboard.core.engine.drafting import check_speculator, make_drafter
 from pegboard.core.engine.gates import build_gates
-from pegboard.core.engine.media import MediaParts, media_parts
 from pegboard.core.engine.model_info import model_info
 from pegboard.core.engine.services import memory_services
 from pegboard.core.engine.sizing import chunk_size, make_rows
@@ -86,7 +85,6 @@ class BuiltScheduler:
     pool: KVPool
     view: SchedulerView
     grammar_gate: GrammarGate | None = None
-    media: MediaParts | None = None
     transfer: TransferBuilder | None = None
 
     def prepare_memory(self, seconds: float) -> None:
@@ -117,8 +115,9 @@ class BuiltScheduler:
             self.transfer.close()
 
 
-def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
-    """Prepare the model, choose providers, load weights, size memory, join the stages.
+def build_scheduler(resolved: ResolvedConfig, scratch: Path) -> BuiltScheduler:
+    """Prepare the model, choose providers, load weights, size memory, join the stages. `scratch` is a directory that
+    this process shares with that of the API.
 
     Raises ConfigError, PluginError, ModelError or OutOfMemory with a message for the operator.
     """
@@ -127,9 +126,9 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
     hooks = Hooks.load(resolved.registry, resolved.plugin_options)
     started = time.monotonic()
     chosen, family = choose(resolved, hooks)
-    parts = StageBuilder(chosen, hooks)
+    parts = StageBuilder(chosen, hooks, scratch)
     with torch.inference_mode():
-        loaded = load_model(chosen, family)
+        loaded = load_model(chosen, family, parts.parts)
     built = _join(chosen, loaded, hooks, parts)
     logger.info("ready after %.1f s: %s", time.monotonic() - started, ", ".join(_choices(chosen.selection)))
     return built
@@ -209,7 +208,7 @@ class _Grammars:
 
 def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> BuiltScheduler:
     """Build the stages around a loaded runner, and the scheduler of them."""
-    config, spec = chosen.resolved.engine, chosen.spec
+    config = chosen.resolved.engine
     settings = _scheduler_settings(chosen, splits=any(stage.splits for stage in parts.points.stages))
     allocator, cache = _cache(chosen, loaded, hooks)
     parts.check_loader(cache)
@@ -221,8 +220,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
     grammars = _grammars(chosen, gate_ctx)
     gates, transfer = build_gates(chosen, loaded, grammars.gate, gate_ctx)
     chunk = chunk_size(config, chosen.model.device)
-    media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
-    worker = _worker(chosen, loaded, rows, hooks, parts, media)
+    worker = _worker(chosen, loaded, rows, hooks, parts)
     executor = executor_of(settings.loop, worker, stage_parts(chosen, worker, loaded.memory.pool), chosen.model.device)
     results = _results(chosen, grammars, parts)
     stages = Stages(
@@ -233,7 +231,6 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
         executor,
         gates=gates,
         points=parts.points,
-        media=None if media is None else media.stage,
         report=report,
         culprits=chosen.culprits,
         hooks=_step_hooks(hooks),
@@ -242,7 +239,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
         unsampled=Unsampled(chosen.processors, chosen.culprits, executor),
     )
     scheduler = Scheduler(settings, stages, _limits(chosen, loaded, chunk))
-    return _built(chosen, loaded, hooks, scheduler, worker, grammars, media, transfer)
+    return _built(chosen, loaded, hooks, scheduler, worker, grammars, transfer)
 
 
 def _limits(chosen: Chosen, loaded: Loaded, chunk: int | None) -> Limits:
@@ -257,12 +254,11 @@ def _built(
     scheduler: Scheduler,
     worker: Worker,
     grammars: _Grammars,
-    media: MediaParts | None,
     transfer: TransferBuilder | None,
 ) -> BuiltScheduler:
     return BuiltScheduler(
         scheduler=scheduler,
-        info=model_info(chosen, scheduler, grammars.kinds, 0 if media is None else media.width),
+        info=model_info(chosen, scheduler, grammars.kinds),
         directory=chosen.model.directory,
         tokenizer=chosen.tokenizer,
         hooks=hooks,
@@ -271,7 +267,6 @@ def _built(
         pool=loaded.memory.pool,
         view=SchedulerView(scheduler, hooks),
         grammar_gate=grammars.gate,
-        media=media,
         transfer=transfer,
     )
 
@@ -297,7 +292,6 @@ def _worker(
     rows: ReqToTokenPool,
     hooks: Hooks,
     parts: StageBuilder,
-    media: MediaParts | None,
 ) -> Worker:
     worker = Worker(
         loaded.runner,
@@ -308,7 +302,6 @@ def _worker(
         before=GuardedHooks("before_forward", hooks.freeze("before_forward")),
         after=GuardedHooks("after_forward", hooks.freeze("after_forward")),
         parts=parts.parts,
-        media=None if media is None else media.encoded,
         drafts=chosen.speculator.watch(),
         judge=chosen.speculator.judge(),
     )

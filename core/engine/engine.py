@@ -50,6 +50,8 @@ from pegboard.toolkit.system.blame import in_words
 from pegboard.toolkit.system.threads import yield_when_waiting
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pegboard.core.engine.build import BuiltScheduler
     from pegboard.core.interfaces.media import MediaProcessor
     from pegboard.core.interfaces.tokenizer import Tokenizer
@@ -119,10 +121,11 @@ class Engine:
         resolved.warn()
         # It offers no API, and plugins that act for one need not.
         self.resolved = replace(resolved, engine=resolved.engine.model_copy(update={"apis": ()}))
-        self._built: BuiltScheduler | None = build_scheduler(self.resolved)
+        scratch = new_directory()
+        self._built: BuiltScheduler | None = build_scheduler(self.resolved, scratch)
         self._features = frontend_features(self._built.hooks)
         self._intake = Intake(self.info, self.tokenizer, self._features)
-        self._media = self._media_of(self._built)
+        self._media = self._media_of(self._built, scratch)
         self._prompts = Prompts(self._intake, self.tokenizer, self._media)
         self._files: dict[str, Packed] = {}
         """Media of requests under way, whose files they need."""
@@ -136,16 +139,13 @@ class Engine:
         """Of these `poll` is the reader."""
         self._built.hooks.call.engine_started(info=self.info, engine=self._built.view)
 
-    def _media_of(self, built: BuiltScheduler) -> MediaFrontend | None:
+    def _media_of(self, built: BuiltScheduler, directory: Path) -> MediaFrontend | None:
         """Return what prepares media; None for a model that takes none."""
-        if built.media is None:
-            return None
-        directory = new_directory()
-        built.media.read_from(directory)
+        said = self.info.stages.get("media", {})
         prepared = PreparedModel(built.directory, built.tokenizer)
         config, selection = self.resolved.engine.media, Selection(self.resolved)
-        media = build_media(config, selection, prepared, directory, self.info.max_piece_tokens)
-        return None if media is None else media.with_features(self.info.features, self.info.media_width)
+        media = build_media(config, selection, prepared, directory, said.get("piece_tokens"))
+        return None if media is None else media.with_features(self.info.features, said.get("width", 0))
 
     @classmethod
     def from_config(cls, data: Mapping[str, Any], *files: str, overrides: Sequence[str] = ()) -> Engine:

@@ -36,7 +36,7 @@ def build_media(
     piece_tokens: int | None = None,
 ) -> MediaFrontend | None:
     """Return what prepares media for a model; None for a model that takes none, and where the config says so. Its files
-    go to `directory`, which is made. A piece has at most `piece_tokens` (`ModelInfo.max_piece_tokens`).
+    go to `directory`, which is made. A piece has at most `piece_tokens` (`ModelInfo.stages`).
 
     Raises ConfigError where a processor is named that does not support the model, and PegboardError where the folder
     cannot be made. Processes start with the first item.

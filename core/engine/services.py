@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pegboard.core.config.sources import is_preset
-from pegboard.core.engine.kv_identity import kept_as, kv_identity
+from pegboard.toolkit.cache.kv_identity import kept_as, kv_identity
 from pegboard.core.interfaces.choosing import ChosenProvider, MemoryContext
 from pegboard.core.interfaces.contract import Cardinality, Contract, Ctx, T
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from pegboard.core.engine.sizing import chunk_size
+from pegboard.core.interfaces.contracts import MODEL_FAMILY, RUNNER
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.stage import DevicePart, FrontendStage, Stage, StageContext
 from pegboard.core.interfaces.status import FinishReason
@@ -12,6 +14,8 @@ from pegboard.core.pipeline.points import Points
 from pegboard.toolkit.system.blame import DELIBERATE, describe
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pegboard.core.engine.choose import Chosen
     from pegboard.core.interfaces.contract import Contract, Ctx, T
     from pegboard.core.interfaces.prefix_cache import PrefixCache
@@ -24,13 +28,15 @@ PartT = TypeVar("PartT", Stage, DevicePart, FrontendStage)
 class StageBuilder:
     """Builds the stages of one scheduler, once providers are chosen, and then their device parts."""
 
-    def __init__(self, chosen: Chosen, hooks: Hooks) -> None:
+    def __init__(self, chosen: Chosen, hooks: Hooks, scratch: Path) -> None:
         self._chosen = chosen
         self._hooks = hooks
         self._made: dict[str, object] = {}
+        config, model = chosen.resolved.engine, chosen.model
         ctx = StageContext(
-            chosen.resolved.engine, chosen.spec, chosen.model.directory, frozenset(chosen.runner.provides),
-            self._provider, self._end, chosen.runner.name,
+            config, chosen.spec, model, frozenset(chosen.runner.provides), self._provider, self._find,
+            chosen.selection.missing, self._lacking, self._end, chosen.runner.name, chunk_size(config, model.device),
+            scratch,
         )  # fmt: skip
         self.points = Points(self._all(Stage, "pipeline_stages", ctx), chosen.culprits)
         self.parts = self._all(DevicePart, "device_parts", ctx)
@@ -51,6 +57,18 @@ class StageBuilder:
             self._made[contract.name] = self._chosen.culprits.know(choice.record, choice.build(ctx))
         found: T = self._made[contract.name]  # type: ignore[assignment]
         return found
+
+    def _find(self, contract: Contract[T, Ctx], ctx: Ctx) -> T | None:
+        return None if self._chosen.selection.find(contract, ctx) is None else self._provider(contract, ctx)
+
+    def _lacking(self, capability: str) -> str | None:
+        """Return who of the runner, and the network that it runs, lacks a capability; None: neither does."""
+        choices = self._chosen.selection.choices
+        (runner,) = choices[RUNNER.name]
+        for one in (runner, *(() if "own_weights" in runner.provides else choices[MODEL_FAMILY.name])):
+            if capability not in one.provides:
+                return f"{one.record.provider.contract.replace('_', ' ')} {one.name!r}"
+        return None
 
     def _end(self, req: Req, reason: FinishReason) -> None:
         self.points.end(req, reason)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.forward import ForwardMode
-    from pegboard.core.interfaces.media import MediaItem, PieceKey
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
     from pegboard.core.interfaces.speculator import DraftTrees
@@ -198,33 +197,6 @@ class DraftWork:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodePiece:
-    """One piece to be encoded, and how many tokens stand for it."""
-
-    key: PieceKey
-    item: MediaItem
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeWork:
-    """What a worker needs of a step that encodes media: states to `drop` first, then `pieces` to encode and keep."""
-
-    pieces: tuple[EncodePiece, ...]
-    drop: tuple[PieceKey, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class OverlayPart:
-    """Packed tokens [row, row + count) are those of an encoded piece from `offset` on."""
-
-    key: PieceKey
-    offset: int
-    count: int
-    row: int
-
-
-@dataclass(frozen=True, slots=True)
 class PrefillItem:
     """One request's share of a prefill: `extend_len` new tokens after `prefix_len`; `partial` when its prompt goes
     on after it; `fresh` when it has just got its row. `loaded_from` says how many tokens of its prefix
@@ -253,14 +225,14 @@ class StageWork:
 class ModelWorkerBatch:
     """What a worker needs of a ScheduleBatch: arrays and plain values; no Req, no cache, no allocator.
 
-    `input_ids`, `positions` ([3, tokens] where a prompt with media is computed) and `out_cache_loc` int64 [tokens];
-    `rows`, `seq_lens`, `extend_lens`, `prefix_lens`
+    `input_ids`, `positions` ([axes, tokens] where a prompt with TokenPositions is computed) and `out_cache_loc` int64
+    [tokens]; `rows`, `seq_lens`, `extend_lens`, `prefix_lens`
     int64 [batch]; `sample_rows` int64 [sampled] or None for every token (decode). `sampling` is None when nothing is
     sampled; `sampled_rows` int64 [sampled] are the rows that a token is sampled for.
 
     `pending` int64 [n] are the packed tokens whose id only the worker knows: it is the one it sampled last for the
     token's row; `input_ids` is -1 there. `table` are changes of the row table since the batch before. `part` is set for
-    a part of a split prefill. `overlay` says which tokens are media's.
+    a part of a split prefill.
 
     In a step with drafts `trees` are those of the sampled rows, whose `sampling` and `sample_rows` have an entry per
     node. Branches need `tail_lens` int64 [batch] and `tail_bits` int64 [tokens], see ForwardBatch; chains leave them
@@ -285,7 +257,6 @@ class ModelWorkerBatch:
     pending: NDArray[np.int64] | None = None
     table: TableChanges | None = None
     part: SplitPart | None = None
-    overlay: tuple[OverlayPart, ...] = ()
     trees: DraftTrees | None = None
     tail_lens: NDArray[np.int64] | None = None
     tail_bits: NDArray[np.int64] | None = None

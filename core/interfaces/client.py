@@ -173,10 +173,8 @@ class ModelInfo:
     """`architectures` of the model's own config, of which `architecture` is the one that runs."""
     max_grammar_bytes: int | None = None
     """Longest grammar that the engine takes, in bytes; None: any."""
-    media_width: int = 0
-    """Numbers of an encoded token of media, deep states included; 0 where the model takes no media."""
-    max_piece_tokens: int | None = None
-    """Most tokens of one piece of media that the engine takes; None: any number, or no media."""
+    stages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What stages tell of themselves, by their names (`Stage.info`)."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """Sampling parameters of requests that do not say otherwise: the model's own, or those of the config."""
 

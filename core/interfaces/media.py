@@ -154,6 +154,17 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
+class RequestMedia(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The media of a prompt, as `MediaLayout` says: `positions` is int32 little-endian [3, prompt tokens]. The files of
+    the items stay where they are until the request has ended.
+    """
+
+    items: tuple[MediaItem, ...]
+    spans: tuple[MediaSpan, ...]
+    positions: bytes
+    delta: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class MediaLayout:
     """A prompt with its media in it. `ids` int64 [length]; `spans` in their order, each piece of each item once;

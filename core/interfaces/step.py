@@ -98,6 +98,9 @@ class CoreServices(Protocol):
     def end(self, reqs: Iterable[Req], message: str, code: str = "") -> None:
         """End requests that are to blame for a failure, with status 500."""
 
+    def check_device(self, error: Exception) -> None:
+        """Return if further work has a chance after this error. Raises what ends the scheduler's process otherwise."""
+
     def split(self, whole: BatchStep, layers: int, *, first: bool, last: bool) -> BatchStep:
         """Return the next `layers` of a prefill that `begin` was given; the last part is the step to commit."""
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch, SplitPart
 from pegboard.core.interfaces.forward import ForwardMode
-from pegboard.core.pipeline.media.placing import overlay_of, positions_of
 from pegboard.core.pipeline.points import Points, asks_of
+from pegboard.core.pipeline.positions import positions_of
 from pegboard.core.pipeline.running import NEVER, SHIFTED, flags_of
 from pegboard.core.pipeline.sampling_info import SamplingInfos, mark_pending
 from pegboard.core.pipeline.speculation.drafts import pack
@@ -305,7 +305,6 @@ class BatchBuilder:
             sampling=self._infos.of(sampled) if sampled else None,
             sampled_rows=sampled_rows,
             table=self._memory.rows.take_changes(),
-            overlay=overlay_of(spans),
             observed=observed,
         )
         if drafts is not None:

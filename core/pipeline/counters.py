@@ -27,9 +27,6 @@ class Counters:
     preemptions: int = 0
     prefill_steps: int = 0
     decode_steps: int = 0
-    encode_steps: int = 0
-    """Steps that encoded media."""
-    encode_time: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     cached_from: Counter[str] = field(default_factory=lambda: Counter(host=0, storage=0))

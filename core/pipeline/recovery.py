@@ -99,8 +99,7 @@ class Recovery:
         self._halve(step, 0, len(step.reqs), error)
 
     def _halve(self, step: Step, start: int, stop: int, error: Exception) -> None:
-        if not self._stages.executor.healthy():
-            raise DeviceFailed("the device has failed; the scheduler process has to start anew") from error
+        self.check_device(error)
         hopeless = not self._passed and self._failed >= MAX_SINGLE_FAILURES
         if stop - start == 1 or hopeless:
             self._failed += 1
@@ -127,6 +126,11 @@ class Recovery:
             else:
                 self._passed += 1
                 self._commit(part, result)
+
+    def check_device(self, error: Exception) -> None:
+        """Raise DeviceFailed where another forward pass has no chance after this error."""
+        if not self._stages.executor.healthy():
+            raise DeviceFailed("the device has failed; the scheduler process has to start anew") from error
 
     def _give_up(self, step: Launched, error: Exception) -> None:
         """End requests that have lost too many steps; prompts first, since others may have lost theirs by them."""

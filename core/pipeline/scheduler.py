@@ -20,7 +20,6 @@ from pegboard.core.pipeline.executor import outcome
 from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
 from pegboard.core.pipeline.lifecycle import Lifecycle
 from pegboard.core.pipeline.loops import make_loop
-from pegboard.core.pipeline.media.encoding import Encoding
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.receive import Reception
 from pegboard.core.pipeline.recovery import Recovery
@@ -65,7 +64,7 @@ class Scheduler:
         self.guarded_policy = GuardedPolicy(stages.policy)
         self.planner = Planner(
             settings, limits, stages.memory, self.guarded_policy, stages.builder, self.counters, clock,
-            self._cannot_fit, stages.books, stages.drafter,
+            self._cannot_fit, stages.drafter,
         )  # fmt: skip
         hooks = stages.hooks
         self._batch_scheduled = GuardedHooks("batch_scheduled", hooks.batch_scheduled)
@@ -101,8 +100,6 @@ class Scheduler:
         recovery = Recovery(stages, planner, self.requests, self.counters, self._commit)
         prefill = Prefill(planner, recovery, self._take)
         own: list[AnySource] = [prefill, Decode(planner, recovery, self._take)]
-        if stages.books is not None:
-            own.append(Encoding(stages.books, prefill, stages, recovery, self.counters))
         planner.mixing = (prefill,)
         planner.set_sources(own, stages.points.sources(Services(planner, recovery, stages.executor, self._take)))
         return recovery
@@ -302,8 +299,7 @@ class Scheduler:
             return
         self._was_idle = True
         self.planner.ratio.current = self.planner.ratio.start
-        books = self.stages.books
-        if error := self.stages.memory.idle_error() or (books and books.idle_error()):
+        if error := self.stages.memory.idle_error() or self.stages.points.idle_error():
             self.counters.book_errors += 1
             logger.error("the books do not balance: %s", error)
         if self.stages.report is not None:

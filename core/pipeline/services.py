@@ -53,6 +53,9 @@ class Services:
     def end(self, reqs: Iterable[Req], message: str, code: str = "") -> None:
         self._recovery.end(reqs, message, code)
 
+    def check_device(self, error: Exception) -> None:
+        self._recovery.check_device(error)
+
     def split(self, whole: BatchStep, layers: int, *, first: bool, last: bool) -> BatchStep:
         return self._planner.builder.split(_ours(whole), layers, first=first, last=last)
 

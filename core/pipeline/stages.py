@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy
     from pegboard.core.pipeline.batch import BatchBuilder
     from pegboard.core.pipeline.gates import GateKeeper
-    from pegboard.core.pipeline.media.arrival import MediaStage
-    from pegboard.core.pipeline.media.encoder_cache import EncoderCache
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.results import ResultStage
     from pegboard.core.pipeline.speculation.drafter import Drafter
@@ -40,9 +38,8 @@ class StepHooks:
 
 @dataclass(slots=True)
 class Stages:
-    """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without `media`
-    no pictures, without a `drafter` one token per
-    request and step, without `unsampled` the model is to blame for
+    """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without a
+    `drafter` one token per request and step, without `unsampled` the model is to blame for
     bad logits, and without a `report` steps are not logged. `runner_figures` is what the runner counts.
     """
 
@@ -53,7 +50,6 @@ class Stages:
     executor: Executor
     gates: GateKeeper | None = None
     report: StepReport | None = None
-    media: MediaStage | None = None
     drafter: Drafter | None = None
     unsampled: Unsampled | None = None
     runner_figures: Callable[[], Mapping[str, int]] | None = None
@@ -75,11 +71,6 @@ class Stages:
         """Run a part of a failed step at once. Raises what a stage or the forward pass raises."""
         self.points.pack(part)
         return self.executor.again(part.work)
-
-    @property
-    def books(self) -> EncoderCache | None:
-        """The books of encoded media, if the model takes any."""
-        return None if self.media is None else self.media.books
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from pegboard.core.pipeline.step_log import DraftFigures, MediaFigures
+from pegboard.core.pipeline.step_log import DraftFigures
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch
@@ -65,7 +65,7 @@ class Stats:
             "plugin_failures_by": failures,
             "policy": self._policy_stats(),
             "runner": {} if self._stages.runner_figures is None else dict(self._stages.runner_figures()),
-            **self._media(),
+            **self._stages.points.figures(),
             **self._beyond(),
         }
 
@@ -73,18 +73,6 @@ class Stats:
         """Return what a cache tells that keeps prefixes beyond the device too; nothing of others."""
         memory = self._stages.memory
         return {"tiers": memory.cache_stats()} if memory.cache.origins else {}
-
-    def _media(self) -> dict[str, object]:
-        """Return the books of encoded media, if the model has any."""
-        if self._stages.media is None:
-            return {}
-        books = self._stages.media.books
-        return {
-            "encoded_pieces": books.encoded,
-            "encoder_cache_hits": books.hits,
-            "encoder_cache_bytes": books.used,
-            "encoder_cache_capacity": books.capacity,
-        }
 
     def log(self, report: StepReport, batch: ScheduleBatch) -> None:
         """Log a line for every prefill, and one now and then for decodes."""
@@ -101,7 +89,7 @@ class Stats:
                     running=len(planner.running),
                     queued=len(planner.waiting),
                     used_tokens=self._used_tokens,
-                    media=self._media_figures,
+                    totals=self._stages.points.log_totals(),
                     loaded=self._loaded_tokens,
                 )
         elif report.decode_due(counters.generated_tokens):
@@ -111,13 +99,6 @@ class Stats:
                 used_tokens=self._used_tokens,
                 drafts=self._draft_figures,
             )
-
-    @property
-    def _media_figures(self) -> MediaFigures | None:
-        if self._stages.media is None:
-            return None
-        books = self._stages.media.books
-        return MediaFigures(books.encoded, books.hits)
 
     @property
     def _loaded_tokens(self) -> dict[str, int]:

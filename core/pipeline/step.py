@@ -65,13 +65,13 @@ def computed_again(items: Sequence[PrefillItem], requests: int, lookback: int) -
     """Return `Step.again` of a prefill that begins with `items`; None where no token is computed again.
 
     A request that has just got its row computes `lookback` tokens of its cached prefix again, unless the last of them
-    is one of media: its encoding may be gone.
+    is keyed: what it stands for may be gone.
     """
     if not lookback:
         return None
     again = np.zeros(requests, np.int64)
     for index, item in enumerate(items):
-        media, last = item.req.media, item.prefix_len - 1
-        if item.fresh and last >= 0 and (media is None or not media.spans_in(last, last + 1)):
+        last = item.prefix_len - 1
+        if item.fresh and last >= 0 and not item.req.tokens.is_keyed(last):
             again[index] = lookback
     return again

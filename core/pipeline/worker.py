@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.device import DeviceQueue, Fetched
     from pegboard.core.pipeline.device_batch import Sent
     from pegboard.core.pipeline.guards import GuardedHooks
-    from pegboard.core.pipeline.media.states import EncodedMedia
     from pegboard.core.pipeline.req_to_token import ReqToTokenPool
     from pegboard.core.pipeline.speculation.device import DeviceDrafts
     from pegboard.core.pipeline.speculation.judging import Judge
@@ -83,12 +82,10 @@ class Worker:
         *,
         before: GuardedHooks | None = None,
         after: GuardedHooks | None = None,
-        media: EncodedMedia | None = None,
         drafts: DeviceDrafts | None = None,
         judge: Judge | None = None,
         parts: Sequence[DevicePart] = (),
     ) -> None:
-        self.media = media
         self.drafts = drafts
         self.judge = judge
         self._runner = runner
@@ -101,7 +98,7 @@ class Worker:
         self._last = torch.zeros(rows.max_rows + 1, dtype=torch.int64, device=queue.device)
         self._last_host = self._last.numpy() if queue.looks else None
         table = rows.device_table(queue.device)
-        self.batches = DeviceBatches(queue, table, self._last, pool, attention, self._vocab_size, media, self.parts)
+        self.batches = DeviceBatches(queue, table, self._last, pool, attention, self._vocab_size, self.parts)
         self._split: _Split | None = None
 
     def run(self, work: ModelWorkerBatch) -> BatchResult:

@@ -101,7 +101,8 @@ class AsyncEngineClient(EngineClient):
 
     def _become(self, info: ModelInfo) -> None:
         self._info = info
-        self._media = None if self._frontend is None else self._frontend.with_features(info.features, info.media_width)
+        width = info.stages.get("media", {}).get("width", 0)
+        self._media = None if self._frontend is None else self._frontend.with_features(info.features, width)
         self._intake = Intake(info, self._tokenizer, self._features)
         self._prompts = Prompts(self._intake, self._tokenizer, self._media, self.budget)
 

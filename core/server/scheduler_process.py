@@ -151,12 +151,10 @@ def _serve(orders: Orders, wire: SchedulerWire) -> int:
         resolved = ResolvedConfig.from_json(orders.config)
         configure_logging("scheduler", resolved.engine.log_level, resolved.engine.log_format)
         yield_when_waiting()
-        builder: Callable[[ResolvedConfig], BuiltScheduler] = import_name(orders.builder)
+        builder: Callable[[ResolvedConfig, Path], BuiltScheduler] = import_name(orders.builder)
         bars = resolved.engine.log_format == "text" and sys.stderr.isatty()
         with shown_by(Bar if bars else LogLines):
-            built = builder(resolved)
-        if built.media is not None:
-            built.media.read_from(Path(orders.media))
+            built = builder(resolved, Path(orders.media))
         bounds = built.scheduler.bound_queue(MAX_QUEUED_REQUESTS, MAX_QUEUED_FILLS)
         info = replace(built.info, most_requests=bounds.most_requests, most_tokens=bounds.most_tokens)
         built.prepare_memory(resolved.engine.memory.prepare_seconds)

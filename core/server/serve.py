@@ -185,7 +185,8 @@ class _Server:
         info = ModelInfo(**ready.info)
         selection = Selection(self._resolved)
         model = prepare_model(self._resolved, selection)
-        self._media = build_media(engine.media, selection, model, self._media_folder, info.max_piece_tokens)
+        most = info.stages.get("media", {}).get("piece_tokens")
+        self._media = build_media(engine.media, selection, model, self._media_folder, most)
         budget = BudgetLimits(**engine.server.budget.model_dump())
         settings = engine.model_dump(mode="json")
         salts = self._keys.salts() if engine.server.cache_salt_by_key else {}

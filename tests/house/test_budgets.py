@@ -12,32 +12,32 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 20_280,
+    "conformance": 20_290,
     "core.cli": 300,
     "core.config": 2_270,
-    "core.engine": 2_430,
-    "core.interfaces": 6_450,
-    "core.pipeline": 13_260,
+    "core.engine": 2_290,
+    "core.interfaces": 6_470,
+    "core.pipeline": 12_420,
     "core.registry": 910,
     "core.server": 2_060,
-    "plugins": 42_580,
+    "plugins": 43_790,
     "toolkit": 16_310,
     "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
 HEART = ("scheduler", "planner", "admission", "memory", "batch", "worker", "results", "lifecycle", "gates", "running")
-HEART_LINES = 3_600
+HEART_LINES = 3_550
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {
     "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 673),
     "grammar": (r"grammars?|matchers?", 729),
-    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_460),
+    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 915),
     "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 20),
     # Two capabilities of caches by their names (4), keys and origins that answers and figures have (5), a list of other
     # servers' flags (3), what `config check` does not look at, and a name of torch's.
-    "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 10),
+    "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 9),
     "split prefill": (r"split_prefill\w*", 6),
     "hand-over of KV": (r"seats?|seated|kv_transfers?", 132),
     "adapters": (r"loras?", 0),

@@ -277,7 +277,7 @@ class StepBench:
     @property
     def _encoded(self) -> float:
         """Seconds that the encoder has taken since the start."""
-        return self._engine.built.scheduler.counters.encode_time
+        return float(self._engine.stats()["encode_time"])
 
     @property
     def _drafting(self) -> float:

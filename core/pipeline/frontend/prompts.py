@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.client import MediaInput
-    from pegboard.core.interfaces.media import MediaKind
-    from pegboard.core.interfaces.messages import RequestMedia, TokenizedRequest
+    from pegboard.core.interfaces.media import MediaKind, RequestMedia
+    from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.pipeline.frontend.budget import Budget
     from pegboard.core.pipeline.frontend.intake import Intake, Prompt
@@ -54,7 +54,9 @@ class Packed:
 
     def complete(self, request: TokenizedRequest) -> TokenizedRequest:
         """Return the request with its media."""
-        return request if self.media is None else msgspec.structs.replace(request, media=self.media)
+        if self.media is not None:
+            request.features["media"] = msgspec.Raw(msgspec.msgpack.encode(self.media))
+        return request
 
     def keep(self) -> None:
         """Have the files stay for one more request."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pegboard.conformance.stage import stage_context
 from pegboard.core.config.sections import SchedulerSection, SpeculationSection
-from pegboard.core.interfaces.batch import DraftWork, EncodeWork, ModelWorkerBatch
+from pegboard.core.interfaces.batch import DraftWork, ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
@@ -34,7 +34,6 @@ from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.grammar.work import GrammarWork
-from pegboard.core.pipeline.media.encoding import MEDIA
 from pegboard.core.pipeline.memory import RUN, MemoryManager
 from pegboard.core.pipeline.points import Points, encoded
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
@@ -215,9 +214,6 @@ class FakeModel:
         """A node of a tree is the last token of a context of so many."""
         assert work.positions[packed] == length - 1
 
-    def encode(self, work: EncodeWork) -> Done[float]:
-        raise AssertionError("a model without media was told to encode some")
-
     def draft(self, work: DraftWork) -> DraftTrees:
         raise AssertionError("a model without a draft was asked for drafts")
 
@@ -303,7 +299,6 @@ class Harness:
             self.model.launch,
             self.model,
             stages={
-                MEDIA: self.model.encode,
                 SPECULATION: lambda work: Done(self.model.draft(work)),
                 **self.model.stage_parts,
             },
@@ -343,7 +338,7 @@ class Harness:
         params = SamplingParams(**{"max_new_tokens": n, "temperature": 0.0, **more.pop("sampling", {})})
         wanted = [more.pop(name, None) for name in ("logprob_start", "return_hidden_states", "embed")]
         if wanted[0] is not None or any(wanted[1:]):
-            more["features"] = {NAME: encoded(Asked(wanted[0], bool(wanted[1]), bool(wanted[2])))}
+            more.setdefault("features", {})[NAME] = encoded(Asked(wanted[0], bool(wanted[1]), bool(wanted[2])))
         if params.stop_regex:
             more.setdefault("features", {})[EXPRESSIONS] = encoded(True)
         message = TokenizedRequest(rid=rid, prompt=pack_ids(prompt), sampling=params, stream=stream, **more)

@@ -20,9 +20,10 @@ from pegboard.core.interfaces.admission_gate import (
     Verdict,
 )
 from pegboard.core.interfaces.media import PieceKey
-from pegboard.core.interfaces.req import Req, ReqMedia
+from pegboard.core.interfaces.req import Req, TokenPositions
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.namespaces import composed, move
+from pegboard.plugins.media.work import KEPT, ReqMedia, media_of
 from tests.core.pipeline.harness import IGNORE, Harness, oracle
 
 PROMPT = list(range(20, 40))
@@ -100,15 +101,18 @@ def test_kv_is_shared_within_a_namespace_only(late: bool) -> None:
 
 def test_a_request_that_moves_takes_its_media_and_starts_a_new_memo() -> None:
     pieces = (PieceKey("salt:s", b"1", 0), PieceKey("salt:s", b"1", 1))
-    media = ReqMedia((), (), pieces, NOTHING, 0, NOTHING, NOTHING, NOTHING)
+    media = ReqMedia((), (), pieces, TokenPositions(NOTHING, 0), NOTHING, NOTHING, NOTHING)
     req = gated_request(namespace="salt:s")
-    req.media, memo = media, req.memo
+    KEPT.of(req).media, memo = media, req.memo
     move(req, "salt:s")
-    assert (req.memo, req.media) == (memo, media)
+    assert req.memo is memo
+    assert media_of(req) is media
     move(req, "a=1:x/salt:s")
     assert req.namespace == "a=1:x/salt:s"
     assert req.memo is not memo
-    assert req.media.pieces == (PieceKey("a=1:x/salt:s", b"1", 0), PieceKey("a=1:x/salt:s", b"1", 1))
+    moved = media_of(req)
+    assert moved is not None
+    assert moved.pieces == (PieceKey("a=1:x/salt:s", b"1", 0), PieceKey("a=1:x/salt:s", b"1", 1))
     assert media.pieces == pieces, "other answers to the prompt share it"
 
 

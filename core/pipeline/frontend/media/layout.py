@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.messages import RequestMedia
+from pegboard.core.interfaces.media import RequestMedia
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,39 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from pegboard.core.interfaces.errors import BadAnswer
 from pegboard.core.interfaces.forward import EmbedOverlay
 from pegboard.core.interfaces.media import MediaPiece, MediaStates
-from pegboard.core.pipeline.culprits import BadAnswer
-from pegboard.core.pipeline.media.timing import HostTimer
+from pegboard.plugins.media.timing import HostTimer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.batch import EncodePiece, EncodeWork, OverlayPart
     from pegboard.core.interfaces.executor import Pending
     from pegboard.core.interfaces.media import MediaEncoder, MediaItem, PieceKey
-    from pegboard.core.pipeline.media.timing import Timer
+    from pegboard.plugins.media.timing import Timer
+    from pegboard.plugins.media.work import EncodePiece, EncodeWork, OverlayPart
 
 
 class EncodedMedia:
     """The states of the pieces that EncoderCache has, on the device. It does as it is told, in launch order.
 
-    `directory` is where the files of items are: it is set before the first request comes. `hidden_size` and `dtype` are
-    the model's.
+    `directory` is where the files of items are. `hidden_size` and `dtype` are the model's.
     """
 
     def __init__(
-        self, encoder: MediaEncoder, hidden_size: int, dtype: torch.dtype, timer: Callable[[], Timer] = HostTimer
+        self,
+        encoder: MediaEncoder,
+        hidden_size: int,
+        dtype: torch.dtype,
+        directory: Path,
+        timer: Callable[[], Timer] = HostTimer,
     ) -> None:
-        self.directory = Path()
+        self.directory = directory
         self._encoder = encoder
         self._hidden_size = hidden_size
         self._dtype = dtype
@@ -74,13 +78,13 @@ class EncodedMedia:
         return {one.key: _alone(states) for one, states in zip(wanted, found, strict=True)}
 
     def _given(self, piece: EncodePiece) -> MediaStates:
-        """Return the states of a piece that its request has encoded. Raises ValueError for those that the model's type
+        """Return the states of a piece that its request has encoded. Raises BadAnswer for those that the model's type
         cannot hold.
         """
         given = read_states(self.directory, piece.item, piece.key.piece)
         rows = given.to(self._dtype)
         if not rows.isfinite().all():
-            raise ValueError(f"there are states that {str(self._dtype).removeprefix('torch.')} cannot hold")
+            raise BadAnswer(f"there are states that {str(self._dtype).removeprefix('torch.')} cannot hold", None)
         lanes = rows.to(self._encoder.ctx.device).chunk(1 + self._encoder.levels, 1)
         states, *deep = (lane.contiguous() for lane in lanes)
         return MediaStates(states, tuple(deep))

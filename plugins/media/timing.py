@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
-from pegboard.core.pipeline.executor import Done
-
 if TYPE_CHECKING:
     from pegboard.core.interfaces.executor import Pending
 
@@ -40,9 +38,15 @@ class HostTimer:
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
+        self._took = 0.0
 
-    def stop(self) -> Done[float]:
-        return Done(time.perf_counter() - self._started)
+    def stop(self) -> HostTimer:
+        self._took = time.perf_counter() - self._started
+        return self
+
+    def result(self) -> float:
+        """Return the seconds."""
+        return self._took
 
 
 class DeviceTimer:

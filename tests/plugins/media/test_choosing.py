@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from pegboard.conformance.stage import stage_context
 from pegboard.core.config.compose import compose
 from pegboard.core.config.select import Selection
-from pegboard.core.engine.media import choose_media
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.registry.registry import Registry
+from pegboard.plugins.media.choosing import choose_media
 from tests.plugins.mm_qwen_vl.models import config
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vision_config": {}}
@@ -31,7 +32,12 @@ def test_a_missing_library_is_warned_of_where_the_model_would_use_it(
         monkeypatch.setitem(sys.modules, without, None)
     caplog.set_level(logging.WARNING)
     model = ModelContext(tmp_path, hf_config, torch.float32, torch.device("cpu"))
-    assert (choose_media(resolved, selection, model) is not None) == (sees and without != "PIL")
+    ctx = stage_context(
+        model=model,
+        find=lambda contract, about: (found := selection.find(contract, about)) and found.build(about),
+        missing=selection.missing,
+    )
+    assert (choose_media(ctx, resolved.engine.media) is not None) == (sees and without != "PIL")
     if sees and without == "PIL":
         [line] = caplog.messages
         assert "served for text alone" in line

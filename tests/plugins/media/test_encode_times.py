@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from pegboard.core.interfaces.batch import EncodePiece, EncodeWork, StageWork
+from pegboard.core.interfaces.batch import StageWork
 from pegboard.core.interfaces.media import MediaItem, MediaStates, PieceKey
 from pegboard.core.pipeline.executor import Done, LocalExecutor
-from pegboard.core.pipeline.media.encoding import MEDIA
-from pegboard.core.pipeline.media.states import EncodedMedia
-from pegboard.core.pipeline.media.timing import DeviceTimer, HostTimer, timer_of
-from tests.core.pipeline.media_harness import Album, MediaModel, media_harness, model_of, submit
+from pegboard.plugins.media.states import EncodedMedia
+from pegboard.plugins.media.timing import DeviceTimer, HostTimer, timer_of
+from pegboard.plugins.media.work import NAME, EncodePiece, EncodeWork
+from tests.plugins.media.media_harness import Album, MediaModel, media_harness, model_of, submit
 
 
 class Device:
@@ -79,18 +79,17 @@ def test_what_the_device_takes_counts_and_nothing_waits_for_it(beside: bool, tmp
         return [MediaStates(torch.zeros(1, 4)) for _ in pieces]
 
     encoder: Any = SimpleNamespace(levels=0, encode=encode)
-    media = EncodedMedia(encoder, 4, torch.float32, lambda: DeviceTimer(device.event))
-    media.directory = tmp_path
+    media = EncodedMedia(encoder, 4, torch.float32, tmp_path, lambda: DeviceTimer(device.event))
 
     def launch(work: Any) -> Any:
         device.launch(1000)
         return Done(None)
 
     run: Any = launch
-    executor = LocalExecutor(run, stages={MEDIA: media.encode}, thread=beside)
+    executor = LocalExecutor(run, stages={NAME: media.encode}, thread=beside)
     batch: Any = None
     executor.submit(batch)
-    found = executor.submit(StageWork(MEDIA, picture(tmp_path, 2)))
+    found = executor.submit(StageWork(NAME, picture(tmp_path, 2)))
     executor.submit(batch)
     executor.close()
     assert device.waits == 0, "the host waits while it could plan the next step"

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from pegboard.core.interfaces.media import EncodedStates, PieceKey
-from pegboard.core.interfaces.req import Req, ReqMedia
+from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.media.arrival import MediaMismatch, MediaStage
-from pegboard.core.pipeline.media.encoder_cache import EncodeQueue, EncoderCache
-from tests.core.pipeline.media_harness import Album, FakeEncoder, Prompt, media_harness, model_of, submit
+from pegboard.plugins.media.arrival import Arrivals, MediaMismatch
+from pegboard.plugins.media.encoder_cache import EncodeQueue, EncoderCache
+from pegboard.plugins.media.work import NAME, ReqMedia
+from tests.plugins.media.media_harness import Album, FakeEncoder, Prompt, media_harness, model_of, submit
+
+REQ = Req("r", np.zeros(1, np.int64), SamplingParams())
 
 
 class Shelf:
@@ -23,24 +26,17 @@ class Shelf:
     def __init__(self, folder: Path, capacity: int, step_tokens: int = 100, least_piece: int = 1) -> None:
         self.books = EncoderCache(capacity, 1, step_tokens, least_piece)
         self._album = Album(folder)
-        self._stage = MediaStage(FakeEncoder(), self.books, 1)
-        self._stage.directory = folder
-
-    def req(self, names: str) -> Req:
-        prompt = self._album.prompt(*(self._album.item(name, 1, 2) for name in names))
-        media = self._stage.read(prompt.media, np.array(prompt.ids), "")
-        return Req(names, np.array(prompt.ids), SamplingParams(), media=media)
+        self._arrivals = Arrivals(FakeEncoder(), self.books, 1, folder)
 
     def media(self, names: str) -> ReqMedia:
-        """The media of such a request."""
-        media = self.req(names).media
-        assert media is not None
-        return media
+        """The media of a request with pictures of these names."""
+        prompt = self._album.prompt(*(self._album.item(name, 1, 2) for name in names))
+        return self._arrivals.read(prompt.media, np.array(prompt.ids), "")
 
     def encode(self, names: str, start: int = 0, stop: int = 1000) -> tuple[str, str]:
         """Wish for tokens of a prompt, plan, and name the pieces that are encoded and dropped."""
-        req, wishes = self.req(names), EncodeQueue(self.books)
-        wishes.add(req, start, stop)
+        wishes = EncodeQueue(self.books)
+        wishes.add(REQ, self.media(names), start, stop)
         work = wishes.plan()
         return self.names(one.key for one in work.pieces), self.names(work.drop)
 
@@ -81,7 +77,7 @@ def test_what_steps_read_is_never_dropped(tmp_path: Path) -> None:
     wishes = EncodeQueue(shelf.books)
     shelf.books.hold(8, shelf.media("c").pieces)
     wishes = EncodeQueue(shelf.books)
-    assert not wishes.add(shelf.req("d"), 0, 2)
+    assert not wishes.add(REQ, shelf.media("d"), 0, 2)
     assert wishes.blocked
     shelf.books.release(7)
     assert shelf.encode("d") == ("d", "a")
@@ -109,8 +105,7 @@ def test_a_page_that_reads_too_much_at_once(tmp_path: Path) -> None:
 
 def test_keys_of_media_are_negative_and_their_own(tmp_path: Path) -> None:
     album, found = Album(tmp_path), dict[str, list[int]]()
-    stage = MediaStage(FakeEncoder(), EncoderCache(1000, 1, 1000), 1)
-    stage.directory = tmp_path
+    stage = Arrivals(FakeEncoder(), EncoderCache(1000, 1, 1000), 1, tmp_path)
     for name, (height, width, pieces) in {
         "a": (2, 8, 1),
         "b": (2, 8, 1),
@@ -130,8 +125,7 @@ def test_keys_of_media_are_negative_and_their_own(tmp_path: Path) -> None:
 
 def test_states_that_do_not_fit_their_item_are_no_request(tmp_path: Path) -> None:
     """The API process has checked them, and may still be wrong, or taken over."""
-    stage = MediaStage(FakeEncoder(), EncoderCache(1000, 1, 1000), 1, width=5)
-    stage.directory = tmp_path
+    stage = Arrivals(FakeEncoder(), EncoderCache(1000, 1, 1000), 1, tmp_path, width=5)
     album = Album(tmp_path)
 
     def read(shape: tuple[int, int], size: int, pieces: int = 2) -> ReqMedia:
@@ -159,7 +153,7 @@ def test_a_batch_that_fails_once_still_has_its_media(loop: str, tmp_path: Path) 
     """Its requests run again one by one, whatever is encoded behind it on a cache of two pieces."""
     album = Album(tmp_path)
     harness = media_harness(tmp_path, capacity=8, encode_tokens=8, loop=loop, cache="none", prefill_first=True)
-    model_of(harness).fail_on = lambda work: bool(work.overlay) and len(work.rows) > 1
+    model_of(harness).fail_on = lambda work: NAME in work.payloads and len(work.rows) > 1
     asked: dict[str, Prompt] = {}
     for i in range(8):
         asked[str(i)] = album.prompt(album.words(2), album.item(i, 2, 2), album.words(3))

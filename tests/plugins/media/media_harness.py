@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
-from pegboard.core.interfaces.media import MediaItem, MediaKind, MediaSpan, PieceKey
-from pegboard.core.interfaces.messages import RequestMedia
-from pegboard.core.interfaces.req import ReqMedia
+from pegboard.core.interfaces.batch import ModelWorkerBatch
+from pegboard.core.interfaces.media import MediaItem, MediaKind, MediaSpan, PieceKey, RequestMedia
+from pegboard.core.interfaces.req import TokenPositions
 from pegboard.core.pipeline.executor import Done
-from pegboard.core.pipeline.media.arrival import MediaStage
-from pegboard.core.pipeline.media.encoder_cache import EncoderCache
+from pegboard.core.pipeline.points import encoded
+from pegboard.plugins.media.arrival import Arrivals
+from pegboard.plugins.media.encoder_cache import EncoderCache
+from pegboard.plugins.media.stage import MediaStage
+from pegboard.plugins.media.work import NAME, EncodeWork
 from tests.core.pipeline.harness import EOS, VOCAB, FakeModel, Harness, next_token
 
 PAD = VOCAB + 700
@@ -51,6 +53,7 @@ class MediaModel(FakeModel):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self.stage_parts[NAME] = self.encode
         self.encoded: dict[PieceKey, list[int]] = {}
         self.shown: list[PieceKey] = []
         self.tries = 0
@@ -83,7 +86,8 @@ class MediaModel(FakeModel):
         self.steps.append(work.forward_mode.name.lower())
         values = input_ids.copy()
         covered = np.zeros(len(values), np.bool_)
-        for part in work.overlay:
+        parts: Any = work.payloads.get(NAME, ())
+        for part in parts:
             at = slice(part.row, part.row + part.count)
             assert not covered[at].any(), "two pieces at one token"
             covered[at] = True
@@ -102,10 +106,9 @@ class Prompt:
     media: RequestMedia
 
     @property
-    def layout(self) -> ReqMedia:
+    def positions(self) -> TokenPositions:
         positions = np.frombuffer(self.media.positions, "<i4").reshape(3, -1).astype(np.int64)
-        none = np.empty(0, np.int64)
-        return ReqMedia(self.media.items, self.media.spans, (), positions, self.media.delta, none, none, none)
+        return TokenPositions(positions, self.media.delta)
 
     def answer(self, n: int) -> list[int]:
         """What it would get, alone in the world."""
@@ -113,11 +116,11 @@ class Prompt:
         for span in self.media.spans:
             digest = self.media.items[span.item].digest
             kept[span.start : span.start + span.count] = [seen(digest, span.piece, i) for i in range(span.count)]
-        layout, out = self.layout, list[int]()
+        positions, out = self.positions, list[int]()
         while len(out) < n:
             length = len(kept) + len(out)
             values = np.array([*kept, *out], np.int64)
-            out.append(next_token(placed(values, layout.positions_of(0, length))))
+            out.append(next_token(placed(values, positions.of(0, length))))
             if out[-1] == EOS:
                 break
         return out
@@ -170,14 +173,18 @@ class Album:
         return Prompt(ids, RequestMedia(tuple(items), tuple(spans), packed, now - len(ids)))
 
 
+def stage_of(books: EncoderCache, page_size: int, directory: Path) -> MediaStage:
+    """The scheduler's half, for the model above."""
+    return MediaStage(Arrivals(FakeEncoder(), books, page_size, directory), page_size)
+
+
 def media_harness(
     directory: Path, *, capacity: int = 64, encode_tokens: int = 16, model: type[MediaModel] = MediaModel, **more: Any
 ) -> Harness:
     """A harness whose model takes media; `capacity` is in tokens."""
     books = EncoderCache(capacity * TOKEN_BYTES, TOKEN_BYTES, encode_tokens, 1)
-    stage = MediaStage(FakeEncoder(), books, more.get("page_size", 1))
-    stage.directory = directory
-    harness = Harness(model=model, parts={"media": stage}, **more)
+    stage = stage_of(books, more.get("page_size", 1), directory)
+    harness = Harness(model=model, joining=[stage, *more.pop("joining", ())], **more)
     assert isinstance(harness.model, MediaModel)
     harness.model.directory, harness.model.capacity = directory, books.capacity
     return harness
@@ -189,13 +196,12 @@ def model_of(harness: Harness) -> MediaModel:
 
 
 def books_of(harness: Harness) -> EncoderCache:
-    stage = harness.scheduler.stages.media
-    assert stage is not None
+    [stage] = [one for one in harness.points.stages if isinstance(one, MediaStage)]
     return stage.books
 
 
 def submit(harness: Harness, rid: str, prompt: Prompt, n: int = 8, **more: Any) -> Any:
-    return harness.submit(rid, prompt.ids, n, media=prompt.media, **more)
+    return harness.submit(rid, prompt.ids, n, features={NAME: encoded(prompt.media)}, **more)
 
 
 def text_answer(ids: Sequence[int], n: int) -> list[int]:

@@ -9,20 +9,16 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.batch import StageWork
 from pegboard.core.interfaces.step import SETTLE, Launched, Settle, StageStep, StepLost, StepSource
-from pegboard.core.pipeline.recovery import MAX_SINGLE_FAILURES, DeviceFailed
+from pegboard.plugins.media.work import MAX_SINGLE_FAILURES, NAME, media_of
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.batch import EncodePiece
+    from collections.abc import Callable
+
     from pegboard.core.interfaces.media import MediaItem
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.pipeline.counters import Counters
-    from pegboard.core.pipeline.media.encoder_cache import EncoderCache
-    from pegboard.core.pipeline.recovery import Recovery
-    from pegboard.core.pipeline.sources import Prefill
-    from pegboard.core.pipeline.stages import Stages
-
-MEDIA = "media"
-"""The stage whose work this is."""
+    from pegboard.core.interfaces.step import CoreServices
+    from pegboard.plugins.media.encoder_cache import EncodeQueue, EncoderCache
+    from pegboard.plugins.media.work import EncodePiece
 
 logger = logging.getLogger(__name__)
 
@@ -40,42 +36,37 @@ class EncodeStep(StageStep):
 
 
 class Encoding(StepSource[EncodeStep, float]):
-    """Is asked after `prefill`, which says what it lacked. Results are the seconds that encoding took."""
+    """Is asked after prefills: `wishes` says what the last one lacked. Results are the seconds that encoding took."""
 
-    def __init__(
-        self,
-        books: EncoderCache,
-        prefill: Prefill,
-        stages: Stages,
-        recovery: Recovery,
-        counters: Counters,
-    ) -> None:
+    def __init__(self, books: EncoderCache, wishes: Callable[[], EncodeQueue | None], core: CoreServices) -> None:
+        self.steps = 0
+        """Steps that encoded media."""
+        self.seconds = 0.0
+        """Time that they took."""
         self._books = books
-        self._prefill = prefill
-        self._stages = stages
-        self._recovery = recovery
-        self._counters = counters
+        self._wishes = wishes
+        self._core = core
 
     def next(self, flight: Launched | None) -> EncodeStep | Settle | None:
         """Plan a step that encodes what the last prefill lacked; None where it lacked nothing, or nothing that fits
         now.
         """
-        wishes = self._prefill.wishes
+        wishes = self._wishes()
         if wishes is None:
             return None
         if not wishes.pieces:
             return SETTLE if wishes.blocked and flight is not None else None
-        self._counters.encode_steps += 1
+        self.steps += 1
         owners = tuple(tuple(reqs) for reqs in wishes.owners.values())
         work = wishes.plan()
-        step = EncodeStep(self._stages.builder.next_number(), StageWork(MEDIA, work), work.pieces, owners)
+        step = EncodeStep(self._core.next_number(), StageWork(NAME, work), work.pieces, owners)
         step.source = self
         return step
 
     def settle(self, step: EncodeStep, result: float) -> None:
-        self._counters.encode_time += result
-        if self._stages.report is not None:
-            self._stages.report.encode(len(step.pieces), sum(piece.tokens for piece in step.pieces), result)
+        self.seconds += result
+        tokens = sum(piece.tokens for piece in step.pieces)
+        logger.debug("Encode batch. #piece: %d, #token: %d, took: %.1f ms", len(step.pieces), tokens, result * 1000)
 
     def undo(self, step: EncodeStep) -> None:
         self._books.forget(piece.key for piece in step.pieces)
@@ -94,7 +85,7 @@ class Encoding(StepSource[EncodeStep, float]):
         gone says nothing of the encoder, so only other errors count: its request may have ended.
         """
         if not isinstance(error, OSError):
-            self._recovery.note(step.number, f"{len(step.pieces)} pieces of media", error)
+            self._core.note(step.number, f"{len(step.pieces)} pieces of media", error)
         self.undo(step)
         passed = failed = 0
         last: Exception | None = None
@@ -107,16 +98,15 @@ class Encoding(StepSource[EncodeStep, float]):
             if why is None:
                 passed += 1
                 continue
-            if not self._stages.executor.healthy():
-                raise DeviceFailed("the device has failed; the scheduler process has to start anew") from why
+            self._core.check_device(why)
             if not isinstance(why, OSError):
                 failed, last = failed + 1, why
-            self._recovery.end(wanting, self._told(why), "media_failed")
+            self._core.end(wanting, self._told(why), "media_failed")
 
     def _told(self, why: Exception) -> str:
         """Return what clients learn of media that cannot be encoded."""
         if not isinstance(why, OSError):
-            return self._recovery.told("encoding media", why)
+            return self._core.told("encoding media", why)
         logger.error("a file of media cannot be read: %s", why)
         return "the media of this request were lost; try again"
 
@@ -126,7 +116,7 @@ class Encoding(StepSource[EncodeStep, float]):
         for item in _copies(piece, wanting):
             work = self._books.plan((replace(piece, item=item),), ())
             try:
-                self._stages.executor.ask(MEDIA, work)
+                self._core.ask(NAME, work)
             except Exception as error:
                 self._books.forget((piece.key,))
                 why = error
@@ -139,5 +129,5 @@ class Encoding(StepSource[EncodeStep, float]):
 
 def _copies(piece: EncodePiece, reqs: Iterable[Req]) -> list[MediaItem]:
     """Return the item in each of the files that show it: a request's file goes when that one ends."""
-    items = (item for req in reqs if req.media is not None for item in req.media.items)
+    items = (item for req in reqs if (media := media_of(req)) is not None for item in media.items)
     return list({item.file: item for item in items if item.digest == piece.key.digest}.values())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pegboard.core.interfaces.messages import AbortRequest
-from tests.core.pipeline.media_harness import Album, Prompt, books_of, media_harness, model_of, submit
+from tests.plugins.media.media_harness import Album, Prompt, books_of, media_harness, model_of, submit
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},

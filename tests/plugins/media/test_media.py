@@ -14,7 +14,7 @@ from pegboard.core.interfaces.media import MediaItem
 from pegboard.core.interfaces.messages import Rejected
 from pegboard.core.pipeline.recovery import MAX_SINGLE_FAILURES
 from tests.core.pipeline.harness import Harness
-from tests.core.pipeline.media_harness import (
+from tests.plugins.media.media_harness import (
     TOKEN_BYTES,
     Album,
     Prompt,
@@ -164,7 +164,7 @@ def test_several_requests_share_an_encode_step(tmp_path: Path) -> None:
     for rid, prompt in asked.items():
         submit(harness, rid, prompt)
     harness.run()
-    assert harness.scheduler.counters.encode_steps == 1
+    assert harness.scheduler.info()["encode_steps"] == 1
     assert harness.scheduler.counters.prefill_steps == 1
 
 

@@ -10,12 +10,12 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.batch import EncodePiece, EncodeWork
 from pegboard.core.interfaces.media import PieceKey
+from pegboard.plugins.media.work import EncodePiece, EncodeWork
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.req import Req, ReqMedia
-
+    from pegboard.core.interfaces.req import Req
+    from pegboard.plugins.media.work import ReqMedia
 
 LEAST_PIECE = 64
 
@@ -78,6 +78,10 @@ class EncoderCache:
             self._fresh.discard(key)
         else:
             self.hits += 1
+
+    def holds(self, number: int) -> bool:
+        """Return whether something is kept for the step `number`."""
+        return number in self._held
 
     def hold(self, number: int, keys: Iterable[PieceKey]) -> None:
         """Keep what the step `number` reads until `release`."""
@@ -160,13 +164,11 @@ class EncodeQueue:
         """Whether it is not worth while to offer more."""
         return self._refused or self._offers >= MOST_OFFERS or self._tokens >= self._books.step_tokens
 
-    def add(self, req: Req, start: int, stop: int) -> bool:
+    def add(self, req: Req, media: ReqMedia, start: int, stop: int) -> bool:
         """Wish for what the tokens [start, stop) of a request lack, as much as fits. Return whether that is anything.
 
         What these tokens have already is kept, or encoding one piece could drop another.
         """
-        media = req.media
-        assert media is not None
         found = False
         self._offers += 1
         for index in media.spans_in(start, stop):

@@ -12,14 +12,14 @@ import numpy as np
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.media import PieceKey
-from pegboard.core.interfaces.req import ReqMedia
+from pegboard.core.interfaces.req import TokenPositions
+from pegboard.plugins.media.work import ReqMedia
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.media import MediaItem, MediaSpan
-    from pegboard.core.interfaces.messages import RequestMedia
-    from pegboard.core.pipeline.media.encoder_cache import EncoderCache
+    from pegboard.core.interfaces.media import MediaItem, MediaSpan, RequestMedia
+    from pegboard.plugins.media.encoder_cache import EncoderCache
 
 DIGEST_BYTES = 32
 _KEY_BITS = (1 << 62) - 1
@@ -35,14 +35,16 @@ class CountsTokens(Protocol):
     def tokens(self, item: MediaItem, piece: int) -> int: ...
 
 
-class MediaStage:
+class Arrivals:
     """Takes media in. `books` say what is encoded, for KV in pages of `page_size` tokens. `width` is how many numbers
-    an encoded token has. `directory` is where the files of items are: it is set before the first request comes.
+    an encoded token has. `directory` is where the files of items are.
     """
 
-    def __init__(self, encoder: CountsTokens, books: EncoderCache, page_size: int, width: int = 0) -> None:
+    def __init__(
+        self, encoder: CountsTokens, books: EncoderCache, page_size: int, directory: Path, width: int = 0
+    ) -> None:
         self.books = books
-        self.directory: Path | None = None
+        self.directory = directory
         self._encoder = encoder
         self._page_size = page_size
         self._width = width
@@ -76,8 +78,7 @@ class MediaStage:
             items=media.items,
             spans=media.spans,
             pieces=pieces,
-            positions=positions.reshape(3, prompt_len).astype(np.int64),
-            delta=media.delta,
+            positions=TokenPositions(positions.reshape(3, prompt_len).astype(np.int64), media.delta),
             starts=starts,
             stops=starts + counts,
             keys=key_lane(prompt_ids, media.spans, pieces),
@@ -90,8 +91,6 @@ class MediaStage:
             raise MediaMismatch(f"an item of shape {item.shape} in {item.pieces} pieces")
         if Path(item.file).name != item.file:
             raise MediaMismatch(f"{item.file!r} is not a file name")
-        if self.directory is None:
-            raise MediaMismatch("no directory for media is set")
         try:
             size = (self.directory / item.file).stat().st_size
         except OSError as error:

@@ -58,11 +58,12 @@ class Wait(enum.Enum):
 class Interest:
     """What a stage needs for a request that it takes part in. `history`: the tokens before a step are known when it is
     packed. `single`: each output token is drawn in a row of its own, so the request gets neither drafts nor forced
-    tokens.
+    tokens. `constrained`: it has a TokenConstraint before it is admitted.
     """
 
     history: bool = False
     single: bool = False
+    constrained: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,14 @@ import numpy as np
 
 from pegboard.core.interfaces.batch import BatchExtras
 from pegboard.core.interfaces.errors import InvalidRequest, PluginError
-from pegboard.core.interfaces.req import WHOLE_PREFIX
+from pegboard.core.interfaces.req import SINGLE, WHOLE_PREFIX
 from pegboard.core.interfaces.stage import Stage, Wait
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.interfaces.step import StepSource
 from pegboard.core.pipeline.culprits import Culprits
-from pegboard.core.pipeline.running import FIRST_STAGE, HISTORY, SHIFTED, SINGLE, SPECIAL
+from pegboard.core.pipeline.running import CONSTRAINED, FIRST_STAGE, HISTORY, SHIFTED, SPECIAL
 from pegboard.toolkit.system.blame import in_words
+from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -118,6 +119,7 @@ class Points:
                 interest = stage.arrive(req, message)
                 if interest is not None:
                     req.flags |= stage.flag | HISTORY * interest.history | SINGLE * interest.single
+                    req.flags |= (CONSTRAINED | SPECIAL | HISTORY) * interest.constrained
             if req.positions is not None:
                 req.flags |= SHIFTED
             for name in message.features:
@@ -363,6 +365,14 @@ class Points:
         culprit = self.culprits.of(error) or self.culprits.known(stage)
         self._log(stage, point, error)
         text = f"the stage {stage.name!r} failed: {in_words(error)}" if culprit is None else culprit.tell(error)
+        return FinishReason(FinishType.ABORT, message=text, status=500, code="plugin_failed")
+
+    def unconstrained(self, req: Req, error: Exception) -> FinishReason:
+        """Return what a request ends with whose constraint raised."""
+        culprit = self.culprits.of(error)
+        self.culprits.count(culprit)
+        logger.error("the constraint of %s raised", quoted(req.name), exc_info=error)
+        text = f"its constraint failed: {in_words(error)}" if culprit is None else culprit.tell(error)
         return FinishReason(FinishType.ABORT, message=text, status=500, code="plugin_failed")
 
     def _log(self, stage: Stage, point: str, error: Exception) -> None:

@@ -32,8 +32,6 @@ from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
-from pegboard.core.pipeline.grammar.follow import GrammarFollower
-from pegboard.core.pipeline.grammar.work import GrammarWork
 from pegboard.core.pipeline.memory import RUN, MemoryManager
 from pegboard.core.pipeline.points import Points, encoded
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
@@ -263,8 +261,6 @@ class Harness:
         processors: Sequence[Any] = (),
         parts: Mapping[str, Any] = MappingProxyType({}),
         model: type[FakeModel] | None = None,
-        jump_ahead: int = 0,
-        work: GrammarWork | None = None,
         speculator: Speculator | None = None,
         speculation: Mapping[str, Any] = MappingProxyType({"adaptive": False}),
         reserve: int | None = None,
@@ -273,6 +269,7 @@ class Harness:
         joining: Sequence[Stage] = (),
         pooler: Pooler[Any] | None = None,
         split_prefill_layers: int = 0,
+        begin: Callable[[], None] | None = None,
         **scheduler: Any,
     ) -> None:
         registry = Registry.discover(())
@@ -291,7 +288,6 @@ class Harness:
         self.rows = ReqToTokenPool(config.max_running_requests, max_context_len, page_size, mirrored=overlap)
         self.memory = MemoryManager(self.rows, allocator, prefix_cache, run=run)
         self.model = (model or FakeModel)(self.rows, (allocator.num_pages + 1) * page_size)
-        grammars = GrammarFollower(work, jump_ahead, rolls_back=True)
         context = stage_context(config=CONFIG, runner=RUNNER, provider=lambda *_: pooler, end=self._end)
         splitting = [PrefillInParts(split_prefill_layers, LAYERS)] if split_prefill_layers else []
         points = self.points = Points([*joining, *splitting, RowOutputs(context), StopExpressions()])
@@ -308,7 +304,7 @@ class Harness:
             asked = SpeculationSection(**speculation)
             device = None if reserve is None else OnDevice(executor, reserve, DeviceDrafts(cast(Any, speculator)))
             drafter = Drafter(
-                speculator, asked, self.memory, VOCAB, undrafted=processors, grammars=grammars, device=device,
+                speculator, asked, self.memory, VOCAB, undrafted=processors, device=device,
                 judge=judge,
             )  # fmt: skip
             parts = {**parts, "drafter": drafter}
@@ -323,7 +319,7 @@ class Harness:
                 shared=CommonPrefix(self.rows, page_size),
                 points=points,
             ),
-            ResultStage(tokenizer, {EOS}, grammars, points),
+            ResultStage(tokenizer, {EOS}, begin, points),
             executor,
             hooks=hooks or StepHooks(),
             points=points,

@@ -93,7 +93,9 @@ def create(name: str, contract: str, directory: Path) -> tuple[Path, list[Path]]
 
 
 def _values(name: str, distribution: str, made: Template) -> dict[str, str]:
-    contract = Registry.discover().contract(made.contract)
+    registry = Registry.discover()
+    contract = registry.contract(made.contract)
+    owners = [one.plugin.name for one in registry.plugins if contract in one.plugin.contracts]
     suite_module, _, suite_class = contract.suite.partition(":")
     class_name = "".join(part.capitalize() for part in name.split("_"))
     more = []
@@ -121,6 +123,7 @@ def _values(name: str, distribution: str, made: Template) -> dict[str, str]:
         "note": Text(made.note).substitute(name=name),
         "more": "".join(f"            {line}\n" for line in more),
         "check": check,
+        "requires": "".join(f'    requires=("{owner}",),\n' for owner in owners),
         "config": config,
         "indented": textwrap.indent(config, "    "),
     }

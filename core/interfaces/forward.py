@@ -144,14 +144,14 @@ class ForwardBatch:
     Tokens of all requests are packed, request after request: `input_ids` int64 [tokens]; `positions` int64 [tokens], or
     [axes, tokens] in a batch that computes a prompt with TokenPositions: of M-RoPE time, height, width.
     `req_pool_indices` int64 [batch] are rows of the row table. `seq_lens` int64 [batch] count a request's KV with this
-    batch's tokens included. In extend-like modes `extend_lens` (new tokens), `extend_prefix_lens` (KV before them) and `extend_start_loc` (first
-    packed token), all int64 [batch], are set; in decode they are None (1, seq_lens - 1 and arange). `sample_rows` int64
-    [sampled] are the packed tokens whose logits are wanted; None means every token, as in decode. `attn_metadata`
-    belongs to the attention backend, which sets it in `prepare`. `overlay` has the states that take the place of token
-    embeddings (capability `overlay`).
+    batch's tokens included. In extend-like modes `extend_lens` (new tokens), `extend_prefix_lens` (KV before them) and
+    `extend_start_loc` (first packed token), all int64 [batch], are set; in decode they are None (1, seq_lens - 1 and
+    arange). `sample_rows` int64 [sampled] are the packed tokens whose logits are wanted; None means every token, as in
+    decode. `attn_metadata` belongs to the attention backend, which sets it in `prepare`. `overlay` has the states that
+    take the place of token embeddings (capability `overlay`).
 
-    `logprob_rows` int64 [p] are packed tokens of prompts whose successors' logprobs are wanted; `logprob_targets`
-    int64 [p] are those successors, and `logprob_requests` says for each what else (capability `input_logprobs`).
+    `logprob_rows` int64 [p] are packed tokens of prompts whose successors' logprobs are wanted; `logprob_targets` int64
+    [p] are those successors, and `logprob_requests` says for each what else (capability `input_logprobs`).
     `hidden_rows` int64 [h] are packed tokens whose last hidden states are wanted (capability `hidden_states`).
 
     `tail_lens` int64 [batch] (`tail_lens_cpu` on the host) and `tail_bits` int64 [tokens] are set where tokens do not

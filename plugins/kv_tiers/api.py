@@ -1,4 +1,4 @@
-"""Contracts of what lies below the device's KV pool, and what a prefix cache is lent of it.
+"""Contract: KV below the device's pool, on the host and in blocks of storages, and what a prefix cache is lent of it.
 
 A cache decides which page goes where, in the scheduler's thread. It speaks of page numbers and never sees what is in
 them: a `PageMover` moves pages in threads of its own, and the device part `kv_tiers` loads them for a batch.

@@ -10,7 +10,7 @@ from pegboard.conformance.prefix_cache import PrefixCacheContract
 from pegboard.plugins.cache_hiradix.prefetching import NothingMore
 from pegboard.plugins.cache_radix.cache import RadixCache
 from pegboard.plugins.kv_tiers.api import PageLoad, Prefetch
-from pegboard.plugins.kv_tiers.suite.tiered_cache import TieredCacheContract
+from pegboard.plugins.kv_tiers.suite.tiered_cache import TieredPrefixCacheContract
 from tests.mutants import tier_caches as broken
 
 
@@ -60,7 +60,7 @@ CAUGHT = {
 }
 WITHOUT = {LoadsWithoutATier, PrefetchesWithoutStorages}
 MUTANTS = [
-    Mutant(cls, suite=PrefixCacheContract if cls in WITHOUT else TieredCacheContract, caught_by=test)
+    Mutant(cls, suite=PrefixCacheContract if cls in WITHOUT else TieredPrefixCacheContract, caught_by=test)
     for cls, test in CAUGHT.items()
 ]
 

@@ -7,7 +7,7 @@ from pegboard.plugins.kv_tiers.suite.prefix_prefetch import PrefetchTests
 from pegboard.plugins.kv_tiers.suite.prefix_tiers import HostTierTests
 
 
-class TieredCacheContract(HostTierTests, PrefetchTests, PrefixCacheContract):
+class TieredPrefixCacheContract(HostTierTests, PrefetchTests, PrefixCacheContract):
     """What is on the host is what was computed, whatever is evicted, copied or read meanwhile."""
 
     contract = "prefix_cache"

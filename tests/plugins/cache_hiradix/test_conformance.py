@@ -1,15 +1,15 @@
-from pegboard.plugins.kv_tiers.suite.tiered_cache import TieredCacheContract
+from pegboard.plugins.kv_tiers.suite.tiered_cache import TieredPrefixCacheContract
 
 
-class TestHiRadixCache(TieredCacheContract):
+class TestHiRadixCache(TieredPrefixCacheContract):
     provider = "hiradix"
 
 
-class TestHiRadixCacheSelective(TieredCacheContract):
+class TestHiRadixCacheSelective(TieredPrefixCacheContract):
     provider = "hiradix"
     options = {"write_policy": "write_through_selective", "eviction": "slru", "protected_share": 0.2}
 
 
-class TestHiRadixCacheWriteBack(TieredCacheContract):
+class TestHiRadixCacheWriteBack(TieredPrefixCacheContract):
     provider = "hiradix"
     options = {"write_policy": "write_back", "eviction": "priority"}

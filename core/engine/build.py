@@ -21,7 +21,6 @@ from pegboard.core.engine.sizing import chunk_size, make_rows
 from pegboard.core.engine.source import prepare_model
 from pegboard.core.engine.stages import StageBuilder
 from pegboard.core.engine.tiers import Tiers, build_tiers, watches
-from pegboard.core.engine.transfer import TransferBuilder
 from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.client import ModelInfo
@@ -87,7 +86,6 @@ class BuiltScheduler:
     view: SchedulerView
     grammar_gate: GrammarGate | None = None
     media: MediaParts | None = None
-    transfer: TransferBuilder | None = None
 
     def prepare_memory(self, seconds: float) -> None:
         """Provide for the memory of KV, on the device and then on the host, for about `seconds` at most: before the
@@ -115,8 +113,6 @@ class BuiltScheduler:
             stages.tiers.close()
         if stages.gates is not None:
             stages.gates.close()
-        if self.transfer is not None:
-            self.transfer.close()
 
 
 def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
@@ -218,9 +214,10 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
     memory = MemoryManager(rows, allocator, cache)
     memory.cache_name = chosen.culprits.name(cache)
     report = StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens)
-    gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, rows=parts.points.first_rows)
+    named = {stage.name: stage for stage in parts.points.stages}
+    gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, stages=named)
     grammars = _grammars(chosen, gate_ctx)
-    gates, transfer = build_gates(chosen, loaded, grammars.gate, gate_ctx)
+    gates = build_gates(chosen, loaded, grammars.gate, gate_ctx)
     chunk = chunk_size(config, chosen.model.device)
     media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
     worker = _worker(chosen, loaded, rows, hooks, parts, media, tiers)
@@ -244,7 +241,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
         unsampled=Unsampled(chosen.processors, chosen.culprits, executor),
     )
     scheduler = Scheduler(settings, stages, _limits(chosen, loaded, chunk))
-    return _built(chosen, loaded, hooks, scheduler, worker, grammars, media, transfer)
+    return _built(chosen, loaded, hooks, scheduler, worker, grammars, media)
 
 
 def _limits(chosen: Chosen, loaded: Loaded, chunk: int | None) -> Limits:
@@ -260,7 +257,6 @@ def _built(
     worker: Worker,
     grammars: _Grammars,
     media: MediaParts | None,
-    transfer: TransferBuilder | None,
 ) -> BuiltScheduler:
     return BuiltScheduler(
         scheduler=scheduler,
@@ -274,7 +270,6 @@ def _built(
         view=SchedulerView(scheduler, hooks),
         grammar_gate=grammars.gate,
         media=media,
-        transfer=transfer,
     )
 
 

@@ -79,13 +79,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_storage import KVStorage as KVStorage
     from pegboard.core.interfaces.kv_storage import KVStorageContext as KVStorageContext
     from pegboard.core.interfaces.kv_storage import StorageError as StorageError
-    from pegboard.core.interfaces.kv_transfer import KVTransfer as KVTransfer
-    from pegboard.core.interfaces.kv_transfer import KVTransferContext as KVTransferContext
-    from pegboard.core.interfaces.kv_transfer import Ranges as Ranges
-    from pegboard.core.interfaces.kv_transfer import Region as Region
-    from pegboard.core.interfaces.kv_transfer import TransferError as TransferError
-    from pegboard.core.interfaces.kv_transfer import TransferNews as TransferNews
-    from pegboard.core.interfaces.kv_transfer import TransferState as TransferState
     from pegboard.core.interfaces.layers import KVGroupSpec as KVGroupSpec
     from pegboard.core.interfaces.layers import KVKind as KVKind
     from pegboard.core.interfaces.layers import LayerSpec as LayerSpec

@@ -12,22 +12,22 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 22_070,
+    "conformance": 21_200,
     "core.cli": 1_020,
     "core.config": 2_880,
-    "core.engine": 3_020,
-    "core.interfaces": 6_960,
-    "core.pipeline": 14_710,
+    "core.engine": 2_940,
+    "core.interfaces": 6_770,
+    "core.pipeline": 14_570,
     "core.registry": 1_020,
     "core.server": 3_180,
-    "plugins": 38_760,
-    "toolkit": 13_570,
+    "plugins": 42_130,
+    "toolkit": 11_740,
     "tools": 11_340,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
 HEART = ("scheduler", "planner", "admission", "memory", "batch", "worker", "results", "lifecycle", "gates", "running")
-HEART_LINES = 3_600
+HEART_LINES = 3_540
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {
@@ -37,7 +37,7 @@ FEATURES: Mapping[str, tuple[str, int]] = {
     "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 288),
     "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 44),
     "split prefill": (r"split_prefill\w*", 6),
-    "hand-over of KV": (r"seats?|seated|kv_transfers?", 133),
+    "hand-over of KV": (r"seats?|seated|kv_transfers?", 31),
     "adapters": (r"loras?", 5),
 }
 """Whole words (also within identifiers) that name a feature, and how many of them core/ may have."""

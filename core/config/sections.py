@@ -247,8 +247,6 @@ class EngineConfig(Section):
     """The attention backend."""
     memory: MemorySection = MemorySection()
     """KV memory."""
-    kv_transfer: UseSection = UseSection()
-    """What reads KV out of other servers' memory, for gates that bring it from there."""
     prefix_cache: UseSection = UseSection()
     """What is remembered of finished requests' prompts and outputs."""
     scheduler: SchedulerSection = SchedulerSection()

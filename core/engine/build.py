@@ -19,7 +19,6 @@ from pegboard.core.engine.services import memory_services
 from pegboard.core.engine.sizing import chunk_size, make_rows
 from pegboard.core.engine.source import prepare_model
 from pegboard.core.engine.stages import StageBuilder
-from pegboard.core.engine.transfer import TransferBuilder
 from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.client import ModelInfo
@@ -83,7 +82,6 @@ class BuiltScheduler:
     pool: KVPool
     view: SchedulerView
     grammar_gate: GrammarGate | None = None
-    transfer: TransferBuilder | None = None
 
     def prepare_memory(self, seconds: float) -> None:
         """Provide for the memory of KV, on the device and then beyond, for about `seconds` at most: before the first
@@ -108,8 +106,6 @@ class BuiltScheduler:
         stages.memory.cache.close()
         if stages.gates is not None:
             stages.gates.close()
-        if self.transfer is not None:
-            self.transfer.close()
 
 
 def build_scheduler(resolved: ResolvedConfig, scratch: Path) -> BuiltScheduler:
@@ -210,9 +206,10 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
     memory = MemoryManager(rows, allocator, cache)
     memory.cache_name = chosen.culprits.name(cache)
     report = StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens)
-    gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, rows=parts.points.first_rows)
+    named = {stage.name: stage for stage in parts.points.stages}
+    gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, stages=named)
     grammars = _grammars(chosen, gate_ctx)
-    gates, transfer = build_gates(chosen, loaded, grammars.gate, gate_ctx)
+    gates = build_gates(chosen, loaded, grammars.gate, gate_ctx)
     chunk = chunk_size(config, chosen.model.device)
     worker = _worker(chosen, loaded, rows, hooks, parts)
     executor = executor_of(settings.loop, worker, stage_parts(chosen, worker, loaded.memory.pool), chosen.model.device)
@@ -233,7 +230,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
         unsampled=Unsampled(chosen.processors, chosen.culprits, executor),
     )
     scheduler = Scheduler(settings, stages, _limits(chosen, loaded, chunk))
-    return _built(chosen, loaded, hooks, scheduler, worker, grammars, transfer)
+    return _built(chosen, loaded, hooks, scheduler, worker, grammars)
 
 
 def _limits(chosen: Chosen, loaded: Loaded, chunk: int | None) -> Limits:
@@ -248,7 +245,6 @@ def _built(
     scheduler: Scheduler,
     worker: Worker,
     grammars: _Grammars,
-    transfer: TransferBuilder | None,
 ) -> BuiltScheduler:
     return BuiltScheduler(
         scheduler=scheduler,
@@ -261,7 +257,6 @@ def _built(
         pool=loaded.memory.pool,
         view=SchedulerView(scheduler, hooks),
         grammar_gate=grammars.gate,
-        transfer=transfer,
     )
 
 

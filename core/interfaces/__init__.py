@@ -75,13 +75,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.keys import PrefixMemo as PrefixMemo
     from pegboard.core.interfaces.kv_pool import KVPool as KVPool
     from pegboard.core.interfaces.kv_pool import KVPoolContext as KVPoolContext
-    from pegboard.core.interfaces.kv_transfer import KVTransfer as KVTransfer
-    from pegboard.core.interfaces.kv_transfer import KVTransferContext as KVTransferContext
-    from pegboard.core.interfaces.kv_transfer import Ranges as Ranges
-    from pegboard.core.interfaces.kv_transfer import Region as Region
-    from pegboard.core.interfaces.kv_transfer import TransferError as TransferError
-    from pegboard.core.interfaces.kv_transfer import TransferNews as TransferNews
-    from pegboard.core.interfaces.kv_transfer import TransferState as TransferState
     from pegboard.core.interfaces.layers import KVGroupSpec as KVGroupSpec
     from pegboard.core.interfaces.layers import KVKind as KVKind
     from pegboard.core.interfaces.layers import LayerSpec as LayerSpec

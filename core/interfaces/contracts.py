@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
     from pegboard.core.interfaces.grammar import GrammarBackend, GrammarContext
     from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
-    from pegboard.core.interfaces.kv_transfer import KVTransfer, KVTransferContext
     from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
     from pegboard.core.interfaces.media import MediaContext, MediaEncoder, MediaProcessor
     from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
@@ -104,17 +103,6 @@ KV_POOL: Contract[KVPool, KVPoolContext] = Contract(
     suite=f"{_S}.kv_pool:KVPoolContract",
 )
 
-KV_TRANSFER: Contract[KVTransfer, KVTransferContext] = Contract(
-    "kv_transfer",
-    "kv_transfer",
-    Cardinality.ONE,
-    f"{_I}.kv_transfer:KVTransfer",
-    "reads KV out of other servers' memory, for gates that bring it",
-    suite=f"{_S}.kv_transfer:KVTransferContract",
-    capabilities={"fenced": "a lease that ended gives no bytes any more"},
-    optional=True,
-)
-
 TOKEN_ALLOCATOR: Contract[TokenAllocator, TokenAllocatorContext] = Contract(
     "token_allocator",
     "memory.allocator",
@@ -161,8 +149,7 @@ ADMISSION_GATE: Contract[AdmissionGate, AdmissionGateContext] = Contract(
     suite=f"{_S}.admission_gate:AdmissionGateContract",
     capabilities={
         "holds": "may keep a finished request's KV until it says so",
-        "seats": "asks for places in memory, and brings KV into them; the last gate in the list",
-        "follows": "wants to know where the KV of requests lies that it has let through",
+        "brings_kv": "brings KV of requests that it blocks; the last gate in the list",
     },
 )
 

@@ -120,7 +120,6 @@ class PrefillAdder:
         self._running = running
         self._reserved += running.growth(ratio.current, ratio.clip)
         self._apart = apart
-        self._placed = 0
         self._reserved += sum(map(self._share, apart))
 
     @property
@@ -157,7 +156,7 @@ class PrefillAdder:
             if result is AddResult.CONTINUE and (self._held or (take < left and has_chunked)):
                 result = AddResult.LATER
         if result is AddResult.CONTINUE:
-            result = self._seat(req, found, start + take)
+            result = self._place(req, found, start + take)
         if result is AddResult.CONTINUE:
             self._accept(req, start, take, take < left, found)
         elif req.kv.row == NO_ROW:
@@ -166,9 +165,9 @@ class PrefillAdder:
             self._memory.release(req, keep=False)
         return result
 
-    def _seat(self, req: Req, found: PrefixMatch, length: int) -> AddResult:
+    def _place(self, req: Req, found: PrefixMatch, length: int) -> AddResult:
         """Give a request a row with `length` slots, those of its prefix among them."""
-        self._memory.seat(req, found)
+        self._memory.place(req, found)
         if not self._memory.extend(req, length):
             return AddResult.NO_TOKEN
         if not self._memory.load(req, found):
@@ -181,22 +180,20 @@ class PrefillAdder:
         """Give a request row and slots for KV that is computed elsewhere; False where there is no room. What is
         promised of its prefix is left out: it comes as the rest does.
         """
-        if self._placed >= self._max_new_rows:
+        if not self._max_new_rows:
             return False
         found = self._memory.match(req)
         left = req.seq_len - len(found)
-        alone = not (self._running or self._apart or has_chunked or self._placed)
+        alone = not (self._running or self._apart or has_chunked)
         fits = left <= self._memory.available_tokens if alone else self._affordable(req, left)
         if not fits:
             self._memory.unmatch(req)
             return False
-        self._memory.seat(req, found)
+        self._memory.place(req, found)
         req.kv.prefix_len = req.kv.scheduled_len = len(found)
         if not self._memory.extend(req, req.seq_len):
             self._memory.release(req, keep=False)
             return False
-        self._placed += 1
-        self._reserved += self._share(req)
         return True
 
     @property

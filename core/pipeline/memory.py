@@ -61,8 +61,6 @@ class MemoryManager:
         """Tokens in pages that requests hold themselves."""
         self.unplaced: Callable[[Req], None] | None = None
         """Told when its memory is taken from a request; where stages listen."""
-        self.leaving: Callable[[Req], None] | None = None
-        """Told before its memory is taken from a request."""
         self.cache_name = type(cache).__name__
         self._failed_calls: Counter[str] = Counter()
 
@@ -84,7 +82,7 @@ class MemoryManager:
         return -(-tokens // self.page_size)
 
     def match(self, req: Req) -> PrefixMatch:
-        """Find and lock the cached prefix of a request without a row. Undone by `unmatch`, completed by `seat`."""
+        """Find and lock the cached prefix of a request without a row. Undone by `unmatch`, completed by `place`."""
         try:
             found = self.cache.match(req.matchable_key())
             self.cache.lock(found.handle)
@@ -101,7 +99,7 @@ class MemoryManager:
         return found
 
     def load(self, req: Req, found: PrefixMatch) -> bool:
-        """Have what is promised of a seated request's prefix loaded into its own pages, with the step that reads them.
+        """Have what is promised of a placed request's prefix loaded into its own pages, with the step that reads them.
         False where that cannot be: the request is to be matched again.
         """
         if not found.promised:
@@ -160,13 +158,13 @@ class MemoryManager:
                 self._cache_failed("unlock", f" the prefix of {req}; it stays cached")
         req.kv = ReqKV()
 
-    def seat(self, req: Req, found: PrefixMatch) -> None:
+    def place(self, req: Req, found: PrefixMatch) -> None:
         """Give a matched request a row that starts with its cached prefix."""
         req.kv.row = self.rows.alloc()
         self.rows.write(req.kv.row, 0, found.slots)
 
     def extend(self, req: Req, length: int) -> bool:
-        """Make room for `length` tokens of a seated request. False, with nothing changed, when memory does not
+        """Make room for `length` tokens of a placed request. False, with nothing changed, when memory does not
         suffice.
         """
         kv = req.kv
@@ -241,8 +239,6 @@ class MemoryManager:
         """Take everything back from a request: its KV goes to the cache (unless `keep` is False, where it may be
         wrong), its own pages to the allocator, its row to the pool."""
         kv = req.kv
-        if self.leaving is not None:
-            self.leaving(req)
         self.loaded(kv, False)
         if kv.row == NO_ROW:
             self.unmatch(req)

@@ -66,7 +66,7 @@ class Planner:
         self.running = RunningBatch(settings.max_running_requests, builder.vocab_size, builder.points.columns)
         self.chunked: Req | None = None
         self.parked: dict[Req, float] = {}
-        self.seated: set[Req] = set()  # blocked ones that have a place in memory
+        self.reserved: set[Req] = set()  # blocked ones for which memory is reserved
         self.prefills: tuple[AnySource, ...] = ()  # of the turn of prefills, in the order in which they are asked
         self.mixing: tuple[AnySource, ...] = ()  # those of them that may mix decodes into their batches
         self.decodes: tuple[AnySource, ...] = ()
@@ -214,7 +214,7 @@ class Planner:
             # Rows are short where gates hold finished requests; the chunked one has its row already.
             max_new_rows=self.memory.rows.free_rows + (self.chunked is not None),
             max_load_tokens=self.settings.max_load_tokens,
-            apart=(*self.holding, *self.seated),
+            apart=(*self.holding, *self.reserved),
             points=self.builder.points,
         )
 

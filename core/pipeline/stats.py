@@ -49,7 +49,7 @@ class Stats:
             "running_requests": self._running_requests,
             "blocked_requests": 0 if gates is None else gates.blocked,
             "held_requests": 0 if gates is None else gates.held,
-            "seated_requests": len(self._planner.seated),
+            "seated_requests": len(self._planner.reserved),
             "quarantined_tokens": 0 if gates is None else sum(req.kv.allocated_len for req in gates.quarantined),
             "free_tokens": memory.allocator.free_tokens,
             "cached_tokens_now": memory.cache.cached_tokens,

@@ -12,34 +12,34 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 20_290,
+    "conformance": 19_410,
     "core.cli": 300,
     "core.config": 2_270,
-    "core.engine": 2_290,
-    "core.interfaces": 6_470,
-    "core.pipeline": 12_420,
+    "core.engine": 2_200,
+    "core.interfaces": 6_400,
+    "core.pipeline": 12_320,
     "core.registry": 910,
     "core.server": 2_060,
-    "plugins": 43_790,
-    "toolkit": 16_310,
+    "plugins": 47_150,
+    "toolkit": 14_480,
     "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
 HEART = ("scheduler", "planner", "admission", "memory", "batch", "worker", "results", "lifecycle", "gates", "running")
-HEART_LINES = 3_550
+HEART_LINES = 3_480
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {
     "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 673),
-    "grammar": (r"grammars?|matchers?", 729),
+    "grammar": (r"grammars?|matchers?", 659),
     "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 915),
     "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 20),
     # Two capabilities of caches by their names (4), keys and origins that answers and figures have (5), a list of other
     # servers' flags (3), what `config check` does not look at, and a name of torch's.
     "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 9),
     "split prefill": (r"split_prefill\w*", 6),
-    "hand-over of KV": (r"seats?|seated|kv_transfers?", 132),
+    "hand-over of KV": (r"seats?|seated|kv_transfers?", 30),
     "adapters": (r"loras?", 0),
 }
 """Whole words (also within identifiers) that name a feature, and how many of them core/ may have."""

@@ -1,7 +1,7 @@
-"""All features of the scheduler in each other's company: seats, holds, grammars that sit out or jump ahead, drafts,
-split and mixed prefills, little memory, pauses, aborts, and forward passes that fail; rows beside tokens, stops of all
-kinds, embeddings, media on a small encoder cache, and prefixes that come from the host or fail to. Each request has its
-end, once, and gets what it would get alone.
+"""All features of the scheduler in each other's company: KV that gates bring, holds, grammars that sit out or jump
+ahead, drafts, split and mixed prefills, little memory, pauses, aborts, and forward passes that fail; rows beside
+tokens, stops of all kinds, embeddings, media on a small encoder cache, and prefixes that come from the host or fail to.
+Each request has its end, once, and gets what it would get alone.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from pegboard_drills.grammars import ScriptedMatcher
 from tests.core.pipeline.company import Asked, Author, Tokenizer
 from tests.core.pipeline.company_model import CompanyModel, FakePooler, row_part
 from tests.core.pipeline.harness import Seer
-from tests.core.pipeline.test_seats import World
 from tests.core.pipeline.tier_harness import SlotMover
 from tests.features import FEATURES
+from tests.plugins.kv_handoff.test_handoff import World
 from tests.plugins.media.media_harness import TOKEN_BYTES, Album, books_of, stage_of
 
 REQUESTS = 40

@@ -32,13 +32,13 @@ from tests.core.pipeline.test_company import play
 Change = Callable[[pytest.MonkeyPatch], None]
 
 
-# ---- seats and grammars ----------------------------------------------------------------------------------------------
+# ---- memory of gates, and grammars -----------------------------------------------------------------------------------
 
 
-def gives_seats_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While they are still written to."""
-    cancel = DrillGate.cancel
-    monkeypatch.setattr(DrillGate, "cancel", lambda self, req: cancel(self, req) and False)
+def gives_memory_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is still written to."""
+    forget = DrillGate.forget
+    monkeypatch.setattr(DrillGate, "forget", lambda self, req: forget(self, req) and False)
 
 
 def goes_on_with_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +297,7 @@ def never_ends_loads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CHANGES: dict[Change, int] = {
-    gives_seats_away: 4,
+    gives_memory_away: 4,
     goes_on_with_the_dead: 6,
     repeats_rows: 192,
     loses_rows_of_halves: 5,

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, Strict, model_validator
 
-from pegboard.core.config.media_section import MediaSection
 from pegboard.core.config.sampling_section import SamplingDefaults
 from pegboard.core.config.section import AUTO, Section, UseSection
 from pegboard.core.interfaces.options import NameList, PositiveInt
@@ -290,8 +289,6 @@ class EngineConfig(Section):
     """What tells a model's thinking from its answer; `auto` goes by the chat template."""
     tool_parser: UseSection = UseSection()
     """What finds tool calls in a model's answers; `auto` goes by the chat template."""
-    media: MediaSection = MediaSection()
-    """Pictures and video in prompts, for models that take them."""
     apis: tuple[UseSection, ...] = ()
     """HTTP APIs to offer: names, or `{use: name, option: value}`."""
     server: ServerSection = ServerSection()

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from pegboard.core.interfaces.contract import Contract, Ctx, T
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """A chosen provider as another process can build it: `factory` and `options_model` are lazy names, `options` plain
+    values.
+    """
+
+    factory: str
+    options_model: str
+    options: Mapping[str, object]
 
 
 class Chooser(Protocol):

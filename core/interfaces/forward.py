@@ -142,7 +142,8 @@ class ForwardBatch:
     """What the model and the attention backend read. Tensors are on the model's device; `*_cpu` are numpy on the host.
 
     Tokens of all requests are packed, request after request: `input_ids` int64 [tokens]; `positions` int64 [tokens], or
-    [axes, tokens] in a batch that computes a prompt with TokenPositions: of M-RoPE time, height, width. `req_pool_indices` int64 [batch] are
+    [axes, tokens] in a batch that computes a prompt with TokenPositions (of M-RoPE: time, height, width).
+    `req_pool_indices` int64 [batch] are
     rows of the row table. `seq_lens` int64 [batch] count a request's KV with this batch's tokens included. In
     extend-like modes `extend_lens` (new tokens), `extend_prefix_lens` (KV before them) and `extend_start_loc` (first
     packed token), all int64 [batch], are set; in decode they are None (1, seq_lens - 1 and arange). `sample_rows` int64

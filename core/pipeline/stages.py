@@ -49,8 +49,9 @@ class StepHooks:
 @dataclass(slots=True)
 class Stages:
     """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without a
-    `drafter` one token per request and step, without `tiers` nothing is kept beyond the device, without `unsampled` the model is to blame for
-    bad logits, and without a `report` steps are not logged. `runner_figures` is what the runner counts.
+    `drafter` one token per request and step, without `tiers` nothing is kept beyond the device, without `unsampled` the
+    model is to blame for bad logits, and without a `report` steps are not logged. `runner_figures` is what the runner
+    counts.
     """
 
     memory: MemoryManager

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from fastapi import Request
 
     from pegboard.core.interfaces.api_router import ApiContext
-    from pegboard.core.interfaces.client import MediaPrompt
     from pegboard.core.interfaces.grammar import Grammar
     from pegboard.core.interfaces.output_parser import OutputParser
+    from pegboard.toolkit.media.inputs import MediaPrompt
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from pegboard.core.interfaces.speculator import DraftTrees
 from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.executor import Done
+from pegboard.plugins.media.work import EncodeWork
 from pegboard.plugins.row_outputs.part import RowPart
 from pegboard.toolkit.speculation import tree
 from tests.core.pipeline.harness import CONFIG, EMPTY, RUNNER, VOCAB, next_token
-from pegboard.plugins.media.work import EncodeWork
-from tests.plugins.media.media_harness import MediaModel, placed
 from tests.core.pipeline.tier_harness import LoadingModel
+from tests.plugins.media.media_harness import MediaModel, placed
 
 STEPS_IN_DOUBT = 3
 """After a failure, so many steps may have been launched that read what the failed one was to write."""
@@ -122,7 +122,9 @@ class CompanyModel(MediaModel, LoadingModel):
         try:
             result = super().__call__(work)
             if work.part is not None and work.part.last:
-                assert result.parts.keys() == work.payloads.keys() & self.device_parts.keys(), "the parts of a split differ"
+                assert result.parts.keys() == work.payloads.keys() & self.device_parts.keys(), (
+                    "the parts of a split differ"
+                )
             return result
         except StepLost:
             self.failed_loads += 1

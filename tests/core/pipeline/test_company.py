@@ -22,18 +22,18 @@ from pegboard.core.interfaces.client import OutputChunk
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, TokenOutput
 from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.points import encoded
-from pegboard.plugins.media.encoder_cache import EncoderCache
 from pegboard.core.registry.hooks import Hooks
+from pegboard.plugins.media.encoder_cache import EncoderCache
 from pegboard.plugins.media.work import NAME as MEDIA
 from pegboard.plugins.row_outputs.messages import NAME
 from pegboard_drills.grammars import ScriptedMatcher
 from tests.core.pipeline.company import Asked, Author, Tokenizer
 from tests.core.pipeline.company_model import CompanyModel, FakePooler, row_part
 from tests.core.pipeline.harness import Seer
-from tests.plugins.media.media_harness import TOKEN_BYTES, Album, books_of, stage_of
 from tests.core.pipeline.test_seats import World
 from tests.core.pipeline.tier_harness import SlotMover
 from tests.features import FEATURES
+from tests.plugins.media.media_harness import TOKEN_BYTES, Album, books_of, stage_of
 
 REQUESTS = 40
 PATIENCE, MANY_STEPS = 60.0, 3000

@@ -14,8 +14,6 @@ from pegboard.core.pipeline import recovery
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.finish import EndTokens, StopText
 from pegboard.core.pipeline.grammar.follow import GrammarFollower
-from pegboard.plugins.media.encoder_cache import EncoderCache
-from pegboard.plugins.media.encoding import Encoding
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.points import Points
@@ -24,6 +22,8 @@ from pegboard.core.pipeline.running import SINGLE
 from pegboard.core.pipeline.speculation.drafter import Drafter
 from pegboard.core.pipeline.stages import Stages
 from pegboard.core.pipeline.text.stop import StopMatcher
+from pegboard.plugins.media.encoder_cache import EncoderCache
+from pegboard.plugins.media.encoding import Encoding
 from pegboard.plugins.row_outputs import seeking, stage
 from pegboard.plugins.row_outputs.stage import RowOutputs
 from pegboard_drills.gate import DrillGate

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pegboard.core.config.media_section import MediaSection
 from pegboard.core.config.sampling_section import SamplingDefaults
 from pegboard.core.config.section import AUTO, Section, UseSection
 from pegboard.core.interfaces.options import Key, NameList, PositiveInt
@@ -264,8 +263,6 @@ class EngineConfig(Section):
     """Constrained decoding: outputs that follow a grammar."""
     speculation: SpeculationSection = SpeculationSection()
     """Speculative decoding: tokens that are proposed cheaply, and verified several at a time."""
-    media: MediaSection = MediaSection()
-    """Pictures and video in prompts, for models that take them."""
     apis: tuple[UseSection, ...] = ()
     """HTTP APIs to offer: names, or `{use: name, option: value}`."""
     server: ServerSection = ServerSection()

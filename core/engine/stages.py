@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from pegboard.core.engine.sizing import chunk_size
+from pegboard.core.interfaces.choosing import Blueprint
 from pegboard.core.interfaces.contracts import MODEL_FAMILY, RUNNER
 from pegboard.core.interfaces.errors import PluginError
-from pegboard.core.interfaces.stage import DevicePart, FrontendStage, Stage, StageContext
+from pegboard.core.interfaces.frontend import FrontendContext, FrontendStage
+from pegboard.core.interfaces.stage import DevicePart, Stage, StageContext
 from pegboard.core.interfaces.status import FinishReason
 from pegboard.core.pipeline.frontend.features import Features
 from pegboard.core.pipeline.points import Points
@@ -16,7 +17,10 @@ from pegboard.toolkit.system.blame import DELIBERATE, describe
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pegboard.core.config.compose import ResolvedConfig
+    from pegboard.core.config.select import Selection
     from pegboard.core.engine.choose import Chosen
+    from pegboard.core.engine.source import PreparedModel
     from pegboard.core.interfaces.contract import Contract, Ctx, T
     from pegboard.core.interfaces.prefix_cache import PrefixCache
     from pegboard.core.interfaces.req import Req
@@ -32,6 +36,8 @@ class StageBuilder:
         self._chosen = chosen
         self._hooks = hooks
         self._made: dict[str, object] = {}
+        from pegboard.core.engine.sizing import chunk_size  # it needs torch, which the API process does without
+
         config, model = chosen.resolved.engine, chosen.model
         ctx = StageContext(
             config, chosen.spec, model, frozenset(chosen.runner.provides), self._provider, self._find,
@@ -83,9 +89,27 @@ class StageBuilder:
         return found
 
 
-def frontend_features(hooks: Hooks) -> Features:
+def frontend_context(
+    resolved: ResolvedConfig, selection: Selection, model: PreparedModel, scratch: Path
+) -> FrontendContext:
+    """Return what frontend stages are built with. `scratch` is shared with the scheduler's process."""
+
+    def find(contract: Contract[T, Ctx], ctx: Ctx) -> T | None:
+        choice = selection.find(contract, ctx)
+        return None if choice is None else choice.build(ctx)
+
+    def blueprint(contract: Contract[T, Ctx]) -> Blueprint:
+        (choice,) = selection.choices[contract.name]
+        provider = choice.record.provider
+        model_of_options = provider.config or "pegboard.core.interfaces.options:NoOptions"
+        return Blueprint(provider.factory, model_of_options, choice.options.model_dump(mode="json"))
+
+    return FrontendContext(resolved.engine, model.directory, model.tokenizer, find, blueprint, scratch)
+
+
+def frontend_features(hooks: Hooks, ctx: FrontendContext) -> Features:
     """Return what plugins do in the process that takes requests."""
-    found = brought(hooks, FrontendStage, "frontend_stages")
+    found = brought(hooks, FrontendStage, "frontend_stages", ctx=ctx)
     return Features(
         [part for part, _, _ in found], {part.name: f"{plugin}, {origin}" for part, plugin, origin in found}
     )

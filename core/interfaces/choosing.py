@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
@@ -13,6 +13,17 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.layers import LayerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """A chosen provider as another process can build it: `factory` and `options_model` are lazy names, `options` plain
+    values.
+    """
+
+    factory: str
+    options_model: str
+    options: Mapping[str, object]
 
 
 class Chooser(Protocol):

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import GrammarBackend, GrammarContext
     from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
     from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
-    from pegboard.core.interfaces.media import MediaContext, MediaEncoder, MediaProcessor
     from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
     from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
     from pegboard.core.interfaces.model_source import ModelSource, ModelSourceContext
@@ -212,28 +211,6 @@ GRAMMAR: Contract[GrammarBackend, GrammarContext] = Contract(
         "rollback": "takes accepted tokens back",
         "jump_ahead": "names tokens that must come next",
     },
-)
-
-MEDIA_PROCESSOR: Contract[MediaProcessor, MediaContext] = Contract(
-    "media_processor",
-    "media.processor",
-    Cardinality.MATCHED,
-    f"{_I}.media:MediaProcessor",
-    "prepares pictures and video for a model, and lays them out in its prompts",
-    suite=f"{_S}.media_processor:MediaProcessorContract",
-    capabilities={"encoded": "takes items that requests have encoded themselves: `shape_of` answers for them"},
-    optional=True,
-    api_side=True,
-)
-
-MEDIA_ENCODER: Contract[MediaEncoder, ModelContext] = Contract(
-    "media_encoder",
-    "media.encoder",
-    Cardinality.MATCHED,
-    f"{_I}.media:MediaEncoder",
-    "turns pictures and video into states that stand for tokens",
-    suite=f"{_S}.media_encoder:MediaEncoderContract",
-    optional=True,
 )
 
 API: Contract[ApiRouter, ApiContext] = Contract(

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.client import EngineClient, ModelInfo
     from pegboard.core.interfaces.engine_view import EngineView
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
+    from pegboard.core.interfaces.frontend import FrontendContext, FrontendStage
     from pegboard.core.interfaces.http_front import HttpFront, HttpGuard
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.stage import DevicePart, FrontendStage, Stage, StageContext
+    from pegboard.core.interfaces.stage import DevicePart, Stage, StageContext
 
 hookspec = pluggy.HookspecMarker("pegboard")
 hookimpl = pluggy.HookimplMarker("pegboard")
@@ -132,13 +133,13 @@ class HookSpecs:
         return ()
 
     @hookspec
-    def frontend_stages(self) -> Iterable[FrontendStage]:
+    def frontend_stages(self, ctx: FrontendContext) -> Iterable[FrontendStage]:
         """Once in the process that takes requests, before the first: what stages do there (see `FrontendStage`).
 
         Example::
 
             @hookimpl
-            def frontend_stages(self):
+            def frontend_stages(self, ctx):
                 return [NotesFrontend()]
         """
         return ()

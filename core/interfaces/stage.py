@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch, ScheduleBatch
-    from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, ModelInfo, OutputChunk
     from pegboard.core.interfaces.contract import Contract, Ctx, T
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput, LogprobOutput
     from pegboard.core.interfaces.kv_pool import KVPool
@@ -384,47 +383,3 @@ class DevicePart:
         what waits for it (`Pending`). It may wait for the device; batches that are launched later wait for it.
         """
         raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """What answering costs the API process, in numbers of things (see `server.budget`): log-probabilities, numbers of
-    vectors, such numbers for each output token, and what ends it by its text.
-    """
-
-    entries: int = 0
-    numbers: int = 0
-    numbers_per_token: int = 0
-    stops: tuple[CompiledStops, ...] = ()
-    """The same object for all answers that share it."""
-
-
-class FrontendStage:
-    """The API process's half of a feature. Called from several threads, so it keeps nothing of a request. What it
-    raises fails the request with status 500, by the names of stage and plugin.
-    """
-
-    name: str = ""
-    fields: tuple[str, ...] = ()
-    """Those of `STAGE_FIELDS` and `SAMPLING_FIELDS` that it serves. Without it requests with them are refused."""
-
-    def prepare(self, request: GenerateRequest | EmbedRequest, length: int, info: ModelInfo) -> object | None:
-        """Once per request, when its fields are checked: return what the Stage is to know of it, anything that msgspec
-        encodes; None: nothing. `length` is the prompt's in tokens. Raise InvalidRequest, naming the field, for what
-        cannot be served.
-        """
-        return None
-
-    def compile_stops(self, sampling: SamplingParams) -> CompiledStops | None:
-        """Before a request's prompt becomes tokens, beside the loop, and again for its output: check and compile those
-        of `SAMPLING_FIELDS` that end it by its text. Return the same object for equal ones, as long as it is in use.
-        Raise InvalidRequest, naming the field, for what cannot be served.
-        """
-        return None
-
-    def price(self, feature: msgspec.Raw, message: TokenizedRequest, info: ModelInfo) -> Price:
-        """Once or twice per request with a feature of this stage: return what its answer will cost."""
-        return Price()
-
-    def finish(self, chunk: OutputChunk, whole: msgspec.Raw | None, rows: Sequence[msgspec.Raw]) -> None:
-        """For each chunk to which `Stage.send` added something: put it into the chunk's fields."""

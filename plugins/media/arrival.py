@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import PieceKey
 from pegboard.core.interfaces.req import TokenPositions
+from pegboard.plugins.media.api import PieceKey
 from pegboard.plugins.media.work import ReqMedia
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.media import MediaItem, MediaSpan, RequestMedia
+    from pegboard.plugins.media.api import MediaItem, MediaSpan, RequestMedia
     from pegboard.plugins.media.encoder_cache import EncoderCache
 
 DIGEST_BYTES = 32

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.contracts import MEDIA_ENCODER, MEDIA_PROCESSOR
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.interfaces.media import MediaContext, MediaLimits
+from pegboard.plugins.media import MEDIA_ENCODER, MEDIA_PROCESSOR
+from pegboard.plugins.media.api import MediaContext
 from pegboard.plugins.media.arrival import Arrivals
 from pegboard.plugins.media.encoder_cache import EncoderCache
+from pegboard.plugins.media.options import media_limits
 from pegboard.plugins.media.stage import MediaStage
 
 if TYPE_CHECKING:
     import torch
 
     from pegboard.core.interfaces.layers import ModelSpec
-    from pegboard.core.interfaces.media import MediaEncoder, MediaProcessor
     from pegboard.core.interfaces.stage import StageContext
+    from pegboard.plugins.media.api import MediaEncoder, MediaProcessor
+    from pegboard.plugins.media.options import MediaSection
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ class ChosenMedia:
     piece_tokens: int
 
 
-def choose_media(ctx: StageContext, section: Any) -> ChosenMedia | None:
+def choose_media(ctx: StageContext, section: MediaSection) -> ChosenMedia | None:
     """Return who deals with the model's media; None for a model without any, and where the config wants none. Raises
     ConfigError where the chosen runner, or the network that it runs, cannot take states for tokens.
     """
@@ -59,20 +61,9 @@ def choose_media(ctx: StageContext, section: Any) -> ChosenMedia | None:
     return ChosenMedia(processor, encoder, most)
 
 
-def piece_tokens(config: Any, device: torch.device) -> int:
+def piece_tokens(config: MediaSection, device: torch.device) -> int:
     """Return the most tokens of a piece."""
     return config.max_piece_tokens or (PIECE_TOKENS_CPU if device.type == "cpu" else PIECE_TOKENS_GPU)
-
-
-def media_limits(config: Any, piece_tokens: int | None) -> MediaLimits:
-    """Return what the config allows of one item, and of a piece what the engine's device does."""
-    return MediaLimits(
-        max_pixels=config.max_pixels,
-        resized_pixels=config.max_resized_pixels,
-        max_frames=config.max_frames,
-        max_seconds=config.max_seconds,
-        piece_tokens=piece_tokens,
-    )
 
 
 def _say_why(ctx: StageContext, processor: object, encoder: object) -> None:
@@ -91,7 +82,7 @@ def token_width(encoder: MediaEncoder, spec: ModelSpec) -> int:
     return spec.hidden_size * (1 + encoder.levels)
 
 
-def media_stage(ctx: StageContext, section: Any, chosen: ChosenMedia) -> MediaStage:
+def media_stage(ctx: StageContext, section: MediaSection, chosen: ChosenMedia) -> MediaStage:
     """Return the scheduler's half, with its books."""
     encoder, page_size = chosen.encoder, ctx.config.memory.page_size
     width = token_width(encoder, ctx.spec)

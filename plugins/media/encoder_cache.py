@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.media import PieceKey
+from pegboard.plugins.media.api import PieceKey
 from pegboard.plugins.media.work import EncodePiece, EncodeWork
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from pegboard.plugins.media.work import MAX_SINGLE_FAILURES, NAME, media_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pegboard.core.interfaces.media import MediaItem
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.step import CoreServices
+    from pegboard.plugins.media.api import MediaItem
     from pegboard.plugins.media.encoder_cache import EncodeQueue, EncoderCache
     from pegboard.plugins.media.work import EncodePiece
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.executor import Pending
     from pegboard.core.interfaces.forward import ForwardBatch
-    from pegboard.core.interfaces.media import MediaEncoder
     from pegboard.core.interfaces.stage import DeviceServices
+    from pegboard.plugins.media.api import MediaEncoder
     from pegboard.plugins.media.states import EncodedMedia
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import RequestMedia
 from pegboard.core.interfaces.req import KeyedTokens
 from pegboard.core.interfaces.stage import Interest, Stage, Wait
+from pegboard.plugins.media.api import RequestMedia
 from pegboard.plugins.media.arrival import MediaMismatch
 from pegboard.plugins.media.encoder_cache import EncodeQueue
 from pegboard.plugins.media.encoding import Encoding

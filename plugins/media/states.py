@@ -11,7 +11,7 @@ import torch
 
 from pegboard.core.interfaces.errors import BadAnswer
 from pegboard.core.interfaces.forward import EmbedOverlay
-from pegboard.core.interfaces.media import MediaPiece, MediaStates
+from pegboard.plugins.media.api import MediaPiece, MediaStates
 from pegboard.plugins.media.timing import HostTimer
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.executor import Pending
-    from pegboard.core.interfaces.media import MediaEncoder, MediaItem, PieceKey
+    from pegboard.plugins.media.api import MediaEncoder, MediaItem, PieceKey
     from pegboard.plugins.media.timing import Timer
     from pegboard.plugins.media.work import EncodePiece, EncodeWork, OverlayPart
 

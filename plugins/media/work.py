@@ -12,8 +12,8 @@ from pegboard.core.interfaces.req import ReqSlot
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.media import MediaItem, MediaSpan, PieceKey
     from pegboard.core.interfaces.req import Req, TokenPositions
+    from pegboard.plugins.media.api import MediaItem, MediaSpan, PieceKey
 
 NAME = "media"
 """The stage, in all its halves."""

@@ -15,11 +15,12 @@ from PIL import Image
 
 from pegboard.conformance.covering import covering
 from pegboard.conformance.vl_checkpoints import VL_FAMILIES, vl_checkpoint
-from pegboard.core.config.media_section import MediaSection
 from pegboard.core.engine.engine import Engine, GenerateOutput
-from pegboard.core.interfaces.client import GenerateRequest, MediaInput, MediaPrompt
+from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.plugins.media.choosing import piece_tokens
+from pegboard.plugins.media.options import MediaSection
+from pegboard.toolkit.media.inputs import MediaInput, MediaPrompt
 from tests.e2e.vl_reference import VLAnswer, VLReference
 from tests.plugins.mm_qwen_vl.clips import clip_frames, video_file
 

@@ -14,15 +14,15 @@ from tests.house.drawing import ROOT, House, room
 ROOMS = {
     "conformance": 19_410,
     "core.cli": 300,
-    "core.config": 2_270,
-    "core.engine": 2_200,
-    "core.interfaces": 6_400,
-    "core.pipeline": 12_320,
+    "core.config": 2_200,
+    "core.engine": 2_120,
+    "core.interfaces": 6_180,
+    "core.pipeline": 10_100,
     "core.registry": 910,
-    "core.server": 2_060,
-    "plugins": 47_150,
-    "toolkit": 14_480,
-    "tools": 12_220,
+    "core.server": 2_040,
+    "plugins": 49_880,
+    "toolkit": 14_690,
+    "tools": 12_240,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
@@ -33,8 +33,8 @@ HEART_LINES = 3_480
 FEATURES: Mapping[str, tuple[str, int]] = {
     "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 673),
     "grammar": (r"grammars?|matchers?", 659),
-    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 915),
-    "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 20),
+    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 8),
+    "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 19),
     # Two capabilities of caches by their names (4), keys and origins that answers and figures have (5), a list of other
     # servers' flags (3), what `config check` does not look at, and a name of torch's.
     "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 9),

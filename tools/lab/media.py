@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.interfaces.media import MediaItem, MediaSpan, RequestMedia
+from pegboard.plugins.media.api import MediaItem, MediaSpan, RequestMedia
 from pegboard.plugins.media.arrival import Arrivals
 from pegboard.plugins.media.encoder_cache import EncoderCache
+from pegboard.plugins.media.options import MediaFields, MediaSection
 from pegboard.plugins.media.stage import MediaStage
 
 if TYPE_CHECKING:
@@ -67,6 +68,11 @@ class CountedTokens:
         return item.grid[2]
 
 
+def media_section(config: object) -> MediaSection:
+    """Return what a config says of media; without the plugin, that there are none."""
+    return config.media if isinstance(config, MediaFields) else MediaSection(enabled=False)
+
+
 class LabMedia:
     """The media of one run. `stage` is the scheduler's."""
 
@@ -77,7 +83,7 @@ class LabMedia:
                 f"cost model {cost.name or '(a file)'} does not say what encoding costs (encode_base, "
                 "encode_per_token), and the workload has media; take h200-8b, or a file of your own"
             )
-        section = config.media
+        section = media_section(config)
         step_tokens = section.encode_tokens or chunk or config.scheduler.max_prefill_tokens
         books = EncoderCache(section.cache_bytes, cost.encoded_token_bytes, step_tokens)
         page_size = config.memory.page_size

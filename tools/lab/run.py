@@ -25,7 +25,7 @@ from pegboard.toolkit.speculation.tree import walk
 from pegboard.tools.lab.assemble import EOS, assemble, chunk_of
 from pegboard.tools.lab.clock import VirtualClock
 from pegboard.tools.lab.drafts import RatedSpeculator, accept
-from pegboard.tools.lab.media import LabMedia
+from pegboard.tools.lab.media import LabMedia, media_section
 from pegboard.tools.lab.tiers import LabTiers
 from pegboard.tools.lab.workloads import FIRST_TOKEN, VOCAB, Ask, Workload
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch
-    from pegboard.core.interfaces.media import PieceKey
     from pegboard.core.interfaces.req import Req
+    from pegboard.plugins.media.api import PieceKey
     from pegboard.plugins.media.work import EncodeWork
     from pegboard.tools.lab.cost import CostModel
 
@@ -160,7 +160,7 @@ class Simulation:
         self._tiers = LabTiers(cost, self.clock)
         self.device = ModelledDevice(cost, self.clock, self._tiers, resolved.engine.scheduler.seed, rates)
         hooks = StepHooks(batch_committed=(self._committed,), requests_finished=(self._finished,))
-        wants_media = workload.has_media and resolved.engine.media.enabled
+        wants_media = workload.has_media and media_section(resolved.engine).enabled
         self._media = LabMedia(resolved.engine, cost, chunk_of(resolved.engine)) if wants_media else None
         joining = [] if self._media is None else [self._media.stage]
         speculator = RatedSpeculator(rates, VOCAB) if rates else None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.media import MediaItem
+from pegboard.plugins.media.api import MediaItem
 from tests.core.pipeline.company_model import Context, FakePooler, hidden, kept_as, logprob, top
 from tests.core.pipeline.grammar.test_state import tokens_of
 from tests.core.pipeline.harness import EOS, next_token

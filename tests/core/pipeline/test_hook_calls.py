@@ -23,6 +23,7 @@ from pegboard.core.interfaces.choosing import MemoryContext
 from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk
 from pegboard.core.interfaces.errors import ConfigError, PluginError
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
+from pegboard.core.interfaces.frontend import FrontendStage
 from pegboard.core.interfaces.hooks import STEP_HOOKS, hookimpl
 from pegboard.core.interfaces.http_front import HttpGuard
 from pegboard.core.interfaces.messages import AbortRequest, TokenizedBatch, TokenizedRequest
@@ -31,7 +32,6 @@ from pegboard.core.interfaces.req import NO_ROW, Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.stage import (
     DevicePart,
-    FrontendStage,
     Interest,
     LaunchedStep,
     Sent,

@@ -18,7 +18,6 @@ import msgspec
 
 from pegboard.core.interfaces.client import ModelInfo
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.interfaces.media import RequestMedia
 from pegboard.core.interfaces.messages import (
     AbortRequest,
     Accepted,
@@ -33,6 +32,7 @@ from pegboard.core.interfaces.messages import (
 )
 from pegboard.core.pipeline.arrivals import QueueBounds
 from pegboard.core.registry.hooks import Hooks
+from pegboard.plugins.media.api import RequestMedia
 from pegboard.plugins.media.work import NAME
 
 DIES, HANGS, RAISES, RAVES = 7, 8, 9, 10

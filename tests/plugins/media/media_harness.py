@@ -7,23 +7,25 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.batch import ModelWorkerBatch
-from pegboard.core.interfaces.media import MediaItem, MediaKind, MediaSpan, PieceKey, RequestMedia
 from pegboard.core.interfaces.req import TokenPositions
 from pegboard.core.pipeline.executor import Done
 from pegboard.core.pipeline.points import encoded
+from pegboard.plugins.media.api import MediaItem, MediaSpan, PieceKey, RequestMedia
 from pegboard.plugins.media.arrival import Arrivals
 from pegboard.plugins.media.encoder_cache import EncoderCache
 from pegboard.plugins.media.stage import MediaStage
 from pegboard.plugins.media.work import NAME, EncodeWork
+from pegboard.toolkit.media.inputs import MediaKind
 from tests.core.pipeline.harness import EOS, VOCAB, FakeModel, Harness, next_token
 
 PAD = VOCAB + 700
@@ -176,6 +178,12 @@ class Album:
 def stage_of(books: EncoderCache, page_size: int, directory: Path) -> MediaStage:
     """The scheduler's half, for the model above."""
     return MediaStage(Arrivals(FakeEncoder(), books, page_size, directory), page_size)
+
+
+def media_in(features: Mapping[str, msgspec.Raw]) -> RequestMedia | None:
+    """What a message brings of media."""
+    stated = features.get(NAME)
+    return None if stated is None else msgspec.msgpack.decode(stated, type=RequestMedia)
 
 
 def media_harness(

@@ -15,6 +15,7 @@ from pegboard.core.config.select import Selection
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.registry.registry import Registry
 from pegboard.plugins.media.choosing import choose_media
+from pegboard.plugins.media.options import MediaSection
 from tests.plugins.mm_qwen_vl.models import config
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vision_config": {}}
@@ -37,7 +38,7 @@ def test_a_missing_library_is_warned_of_where_the_model_would_use_it(
         find=lambda contract, about: (found := selection.find(contract, about)) and found.build(about),
         missing=selection.missing,
     )
-    assert (choose_media(ctx, resolved.engine.media) is not None) == (sees and without != "PIL")
+    assert (choose_media(ctx, MediaSection()) is not None) == (sees and without != "PIL")
     if sees and without == "PIL":
         [line] = caplog.messages
         assert "served for text alone" in line

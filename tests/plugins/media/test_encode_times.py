@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pegboard.core.interfaces.batch import StageWork
-from pegboard.core.interfaces.media import MediaItem, MediaStates, PieceKey
 from pegboard.core.pipeline.executor import Done, LocalExecutor
+from pegboard.plugins.media.api import MediaItem, MediaStates, PieceKey
 from pegboard.plugins.media.states import EncodedMedia
 from pegboard.plugins.media.timing import DeviceTimer, HostTimer, timer_of
 from pegboard.plugins.media.work import NAME, EncodePiece, EncodeWork

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from pegboard.core.interfaces.media import EncodedStates, PieceKey
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.plugins.media.api import EncodedStates, PieceKey
 from pegboard.plugins.media.arrival import Arrivals, MediaMismatch
 from pegboard.plugins.media.encoder_cache import EncodeQueue, EncoderCache
 from pegboard.plugins.media.work import NAME, ReqMedia

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.interfaces.media import MediaItem
 from pegboard.core.interfaces.messages import Rejected
 from pegboard.core.pipeline.recovery import MAX_SINGLE_FAILURES
+from pegboard.plugins.media.api import MediaItem
 from tests.core.pipeline.harness import Harness
 from tests.plugins.media.media_harness import (
     TOKEN_BYTES,

@@ -8,54 +8,23 @@ start.
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import logging
 import os
 import secrets
 import shutil
-import stat
-import tempfile
 import threading
-import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
+from pegboard.toolkit.system.scratch import make_locked, remove_dead
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "pegboard-media-"
 LARGE = 4 * 2**20
 """Bytes of a file from which on removing it takes milliseconds, which no event loop should wait for."""
 FULL = "media_store_full"
-_SHARED_MEMORY = Path("/dev/shm")
-
-
-def new_directory() -> Path:
-    """Return the name of a folder for a store, which makes it. Not in shared memory, which is small in containers."""
-    parent = Path(tempfile.gettempdir())
-    if parent.resolve().is_relative_to(_SHARED_MEMORY):
-        parent = Path("/var/tmp")
-    return parent / f"{PREFIX}{secrets.token_hex(8)}"
-
-
-def remove_directory(directory: Path, patience: float = 2.0) -> None:
-    """Remove a store's folder once its owner has died, for a process that only knows its name. Other folders are left
-    alone, and that of an owner that lives on. A helper of that owner may write for some moments more.
-    """
-    if not directory.name.startswith(PREFIX):
-        return
-    deadline = time.monotonic() + patience
-    while directory.exists():
-        with contextlib.suppress(OSError):
-            if _is_dead(directory):
-                shutil.rmtree(directory, ignore_errors=True)
-        if time.monotonic() > deadline:
-            return
-        time.sleep(0.02)
 
 
 class Gone(Exception):
@@ -82,8 +51,8 @@ class MediaStore:
         self._closed = False
         self._remover = ThreadPoolExecutor(1, "media-remove")
         try:
-            _remove_dead(directory.parent)
-            self._lock = _made(directory)
+            remove_dead(directory.parent)
+            self._lock = make_locked(directory)
         except OSError as error:
             raise PegboardError(f"no folder for media can be made at {directory}: {error.strerror}") from error
 
@@ -229,42 +198,3 @@ def _remove(path: Path) -> None:
     except OSError as error:
         # It goes with the folder.
         logger.error("a file of media cannot be removed: %s", error)
-
-
-def _made(directory: Path) -> int:
-    """Make the folder; its open file, which is locked for as long as this process lives. The folder is never seen
-    unlocked before that: it has another name until then.
-    """
-    if directory.exists():
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-    scratch = directory.with_name(f".{directory.name}")
-    scratch.mkdir(mode=0o700)
-    lock = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        scratch.rename(directory)
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock
-
-
-def _remove_dead(parent: Path) -> None:
-    """Remove the folders of stores whose processes have died."""
-    for directory in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
-            about = directory.lstat()
-            if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and _is_dead(directory):
-                shutil.rmtree(directory, ignore_errors=True)
-
-
-def _is_dead(directory: Path) -> bool:
-    """Return whether no process has the folder locked. Raises OSError."""
-    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(lock)
-    return True

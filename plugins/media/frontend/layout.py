@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import RequestMedia
+from pegboard.plugins.media.api import RequestMedia
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.client import MediaInput
-    from pegboard.core.interfaces.media import MediaItem, MediaKind, MediaLayout, MediaProcessor
     from pegboard.core.interfaces.tokenizer import Tokenizer
+    from pegboard.plugins.media.api import MediaItem, MediaLayout, MediaProcessor
+    from pegboard.toolkit.media.inputs import MediaInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class LaidOut:
 
     ids: NDArray[np.int64]
     media: RequestMedia | None = None
-    tokens: Mapping[MediaKind, int] = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 class Layouts:
@@ -37,7 +37,7 @@ class Layouts:
         encoded = [tokenizer.encode(text, add_special_tokens=False) for text in processor.reserved]
         self._reserved = np.array(sorted(ids[0] for ids in encoded if len(ids) == 1), np.int32)
 
-    def concern(self, ids: NDArray[np.int32]) -> bool:
+    def concern(self, ids: NDArray[np.integer[Any]]) -> bool:
         """Return whether a prompt has a token that means media. Costs a prompt that has none a few microseconds."""
         if not self._reserved.size:
             return False
@@ -58,7 +58,7 @@ class Layouts:
         if (problem := _problem(found, items)) is not None:
             raise TypeError(f"{type(self.processor).__name__}.lay_out: {problem}")
         _check_pieces(found, items, self.processor.ctx.limits.piece_tokens)
-        tokens: dict[MediaKind, int] = {}
+        tokens: dict[str, int] = {}
         for span in found.spans:
             kind = items[span.item].kind
             tokens[kind] = tokens.get(kind, 0) + span.count

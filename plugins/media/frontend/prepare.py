@@ -15,19 +15,19 @@ from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaSource
-from pegboard.core.pipeline.frontend.media.fetch import MAX_URL
-from pegboard.core.pipeline.frontend.media.process import PreparedItem, PrepareJob, closing, placed
-from pegboard.core.pipeline.frontend.media.store import Gone, StoreFull
+from pegboard.plugins.media.api import MediaSource
+from pegboard.plugins.media.frontend.fetch import MAX_URL
+from pegboard.plugins.media.frontend.process import PreparedItem, PrepareJob, closing, placed
+from pegboard.plugins.media.frontend.store import Gone, StoreFull
 from pegboard.toolkit.system.log_lines import LimitedLog
 from pegboard.toolkit.system.turn_threads import TurnThreads
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.client import MediaInput
-    from pegboard.core.pipeline.frontend.media.lanes import Lanes
-    from pegboard.core.pipeline.frontend.media.sources import Sources
-    from pegboard.core.pipeline.frontend.media.stats import MediaStats
-    from pegboard.core.pipeline.frontend.media.store import MediaFile, MediaStore
+    from pegboard.plugins.media.frontend.lanes import Lanes
+    from pegboard.plugins.media.frontend.sources import Sources
+    from pegboard.plugins.media.frontend.stats import MediaStats
+    from pegboard.plugins.media.frontend.store import MediaFile, MediaStore
+    from pegboard.toolkit.media.inputs import MediaInput
 
 logger = logging.getLogger(__name__)
 _log = LimitedLog(logger, most=5, seconds=60.0)

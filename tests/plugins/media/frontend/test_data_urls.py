@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pegboard.conformance.properties import properties
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.pipeline.frontend.media import data_urls
-from pegboard.core.pipeline.frontend.media.data_urls import PIECE, carried
+from pegboard.plugins.media.frontend import data_urls
+from pegboard.plugins.media.frontend.data_urls import PIECE, carried
 
 HEADS = st.sampled_from(["data:", "data:image/png", "DATA:image/svg+xml;charset=utf-8", "data:;a=b"])
 

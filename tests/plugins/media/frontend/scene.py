@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
-from pegboard.core.interfaces.media import MediaLimits, MediaSource
-from pegboard.core.pipeline.frontend.media.lanes import Lanes
-from pegboard.core.pipeline.frontend.media.prepare import Preparer
-from pegboard.core.pipeline.frontend.media.sources import Sources
-from pegboard.core.pipeline.frontend.media.stats import MediaStats
-from pegboard.core.pipeline.frontend.media.store import PREFIX, MediaStore
-from pegboard.core.pipeline.frontend.media.worker import Start
+from pegboard.plugins.media.api import MediaLimits, MediaSource
+from pegboard.plugins.media.frontend.lanes import Lanes
+from pegboard.plugins.media.frontend.prepare import Preparer
+from pegboard.plugins.media.frontend.sources import Sources
+from pegboard.plugins.media.frontend.stats import MediaStats
+from pegboard.plugins.media.frontend.store import MediaStore
+from pegboard.plugins.media.frontend.worker import Start
+from pegboard.toolkit.system.scratch import PREFIX
 from tests.fakes.toy_media import add_toy_tokens, toy_settings
 
 TOY = "pegboard.conformance.media_toy:ToyProcessor"

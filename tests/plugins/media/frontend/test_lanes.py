@@ -13,19 +13,19 @@ from unittest.mock import Mock
 
 import pytest
 
-from pegboard.core.interfaces.client import MediaInput
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import EncodedForm, MediaSource
-from pegboard.core.pipeline.frontend.media.lanes import LANES, Lanes, lane_of
-from pegboard.core.pipeline.frontend.media.prepare import UNKNOWN_PIXELS, Preparer
-from pegboard.core.pipeline.frontend.media.process import PreparedItem, PrepareJob, closing, make_pool
-from pegboard.core.pipeline.frontend.media.sources import Sources
-from pegboard.core.pipeline.frontend.media.stats import MediaStats
-from pegboard.core.pipeline.frontend.media.store import MediaFile, MediaStore
+from pegboard.plugins.media.api import MediaSource
+from pegboard.plugins.media.frontend.lanes import LANES, Lanes, lane_of
+from pegboard.plugins.media.frontend.prepare import UNKNOWN_PIXELS, Preparer
+from pegboard.plugins.media.frontend.process import PreparedItem, PrepareJob, closing, make_pool
+from pegboard.plugins.media.frontend.sources import Sources
+from pegboard.plugins.media.frontend.stats import MediaStats
+from pegboard.plugins.media.frontend.store import MediaFile, MediaStore
+from pegboard.toolkit.media.inputs import EncodedForm, MediaInput
 from pegboard.toolkit.system import helper_process
 from pegboard.toolkit.system.helper_process import HelperLost, Watch
-from tests.core.pipeline.frontend.media.scene import picture, preparing, start_of, toy_model
 from tests.fakes.toy_media import ppm
+from tests.plugins.media.frontend.scene import picture, preparing, start_of, toy_model
 
 
 def image(data: bytes, **more: Any) -> MediaInput:

@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +21,25 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.conformance.media_toy import TOKENS, ToyProcessor
-from pegboard.core.interfaces.client import (
-    EmbedRequest,
-    GenerateRequest,
-    MediaInput,
-    MediaPrompt,
-    ModelInfo,
-    OutputStream,
-)
+from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, ModelInfo, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaContext
+from pegboard.core.interfaces.frontend import FrontendStage
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, Rejected, TokenizedRequest
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
-from pegboard.core.pipeline.frontend.media.layout import Layouts
-from pegboard.core.pipeline.frontend.media.prepare import Preparer
+from pegboard.core.pipeline.frontend.features import Features
 from pegboard.core.server.client import AsyncEngineClient
+from pegboard.plugins.media.api import MediaContext
+from pegboard.plugins.media.frontend.layout import Layouts
+from pegboard.plugins.media.frontend.prepare import Preparer
+from pegboard.plugins.media.frontend.prompts import MediaFrontend
+from pegboard.plugins.media.work import NAME
+from pegboard.toolkit.media.inputs import MediaInput, MediaPrompt
+from pegboard.toolkit.media.service import MediaService, reader_of
 from pegboard.toolkit.text.tokenizer import Tokenizer
-from tests.core.pipeline.frontend.media.scene import files, picture, preparing, toy_model
 from tests.core.server.client_scene import END, Wire, settle, tokens
 from tests.fakes.toy_media import ppm, toy_settings
+from tests.plugins.media.frontend.scene import files, picture, preparing, toy_model
+from tests.plugins.media.media_harness import media_in
 
 IMAGE = TOKENS[1]
 INFO = dataclasses.replace(
@@ -74,11 +73,31 @@ async def until(true: Callable[[], Any]) -> None:
             await asyncio.sleep(0.001)
 
 
+class Given(FrontendStage):
+    """The stage with what prepares media made before."""
+
+    name = NAME
+
+    def __init__(self, media: MediaFrontend) -> None:
+        self.media = media
+
+    def expander(self, info: ModelInfo) -> MediaFrontend | None:
+        return self.media.with_features(info.features)
+
+    def service(self, info: ModelInfo) -> MediaService | None:
+        found = self.expander(info)
+        return None if found is None else MediaService(found.processor, found.figures)
+
+    def figures(self, info: ModelInfo) -> Mapping[str, object]:
+        found = self.expander(info)
+        return {} if found is None else found.figures()
+
+
 class Scene:
     """A client whose wire's other end is the test."""
 
     def __init__(self, media: MediaFrontend, tokenizer: Tokenizer) -> None:
-        self.client = AsyncEngineClient(INFO, tokenizer, media=media)
+        self.client = AsyncEngineClient(INFO, tokenizer, features=Features([Given(media)]))
         self.preparer: Preparer = media.preparer
         self.wire = Wire()
 
@@ -118,19 +137,19 @@ Play = Callable[[Callable[[Scene], Awaitable[None]]], None]
 
 def test_what_is_sent_and_told(play: Play) -> None:
     async def scene(stage: Scene) -> None:
-        assert isinstance(stage.client.media, ToyProcessor)
+        assert isinstance(reader_of(stage.client), ToyProcessor)
         first, second = await stage.submitted(*[asking(PICTURES[1], PICTURES[0])] * 2)
         messages = sent(stage.wire)
-        media = messages[0].media
+        media = media_in(messages[0].features)
         assert media is not None
-        assert media == messages[1].media
+        assert media == media_in(messages[1].features)
         assert sorted(item.file for item in media.items) == stage.files
         assert [item.shape for item in media.items] == [(1, 8, 16, 3), (1, 8, 8, 3)]
         assert len(media.positions) == 3 * len(messages[0].prompt) == 3 * 4 * 4
-        assert first.media_tokens == second.media_tokens == {"image": 3}
+        assert first.item_tokens == second.item_tokens == {"image": 3}
         text = (await stage.submitted(GenerateRequest(prompt="abc")))[0]
-        assert text.media_tokens == {}
-        assert sent(stage.wire)[2].media is None
+        assert text.item_tokens == {}
+        assert not sent(stage.wire)[2].features
         info = asyncio.ensure_future(stage.client.server_info())
         await settle()
         stage.client.detach("over")
@@ -177,12 +196,12 @@ def test_an_engine_that_encodes_nothing(play: Play) -> None:
 
     async def scene(stage: Scene) -> None:
         stage.attach(dataclasses.replace(INFO, features=()))
-        assert stage.client.media is None
+        assert reader_of(stage.client) is None
         with pytest.raises(InvalidRequest) as caught:
             await stage.client.submit(asking(PICTURES[0]))
         assert caught.value.code == "unsupported"
         stage.attach()
-        assert stage.client.media is not None
+        assert reader_of(stage.client) is not None
 
     play(scene)
 
@@ -242,7 +261,8 @@ class Ends(RuleBasedStateMachine):
             await until(lambda: len(sent(self.stage.wire)) == before + answers)
             new = sent(self.stage.wire)[before:]
             for one in new:
-                items = one.media.items if one.media is not None else ()
+                media = media_in(one.features)
+                items = media.items if media is not None else ()
                 assert len(items) == len(which)
                 assert len({item.file for item in items}) == len(set(which))
                 self.live[one.rid] = {item.file for item in items}
@@ -271,8 +291,9 @@ class Ends(RuleBasedStateMachine):
                 await task
             # One that has left all the same is the scheduler's until that says otherwise.
             for one in sent(self.stage.wire)[before:]:
-                assert one.media is not None
-                self.live[one.rid] = {item.file for item in one.media.items}
+                media = media_in(one.features)
+                assert media is not None
+                self.live[one.rid] = {item.file for item in media.items}
 
         self.run(work())
 

@@ -6,19 +6,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pegboard.core.config.section import Section, UseSection
-from pegboard.core.interfaces.options import NameList, PositiveInt
+from pegboard.core.interfaces.options import NameList, PositiveInt, SectionFields
+from pegboard.plugins.media.api import MediaLimits
 
 
-class MediaSection(Section):
+class MediaSection(SectionFields):
     """Pictures and video in prompts, for models that take them."""
 
     enabled: bool = True
     """Off, the model is served for text alone, and the weights that read media are not loaded."""
-    processor: UseSection = UseSection()
-    """What prepares media and lays them out in prompts."""
-    encoder: UseSection = UseSection()
-    """What turns media into states."""
     helpers: PositiveInt = 1
     """Most helper processes that decode and resize media, for each of three sizes of items, so that small pictures wait
     for no large one. They start with the first item of their size."""
@@ -64,3 +60,21 @@ class MediaSection(Section):
     many as a chunk has."""
     cache_bytes: PositiveInt = 1024 * 1024 * 1024
     """Memory for encoded media on the device, used ones kept for requests to come."""
+
+
+class MediaFields(SectionFields):
+    """Keys of the whole config."""
+
+    media: MediaSection = MediaSection()
+    """Pictures and video in prompts, for models that take them."""
+
+
+def media_limits(config: MediaSection, piece_tokens: int | None) -> MediaLimits:
+    """Return what the config allows of one item, and of a piece what the engine's device does."""
+    return MediaLimits(
+        max_pixels=config.max_pixels,
+        resized_pixels=config.max_resized_pixels,
+        max_frames=config.max_frames,
+        max_seconds=config.max_seconds,
+        piece_tokens=piece_tokens,
+    )

@@ -27,7 +27,7 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 import h11
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.pipeline.frontend.media.addresses import (
+from pegboard.plugins.media.frontend.addresses import (
     Address,
     Resolve,
     host_name,

@@ -21,18 +21,18 @@ import numpy as np
 import pytest
 
 from pegboard.conformance.media_toy import ToyProcessor
-from pegboard.core.interfaces.client import MediaInput
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaContext, MediaItem, MediaLimits, MediaSettings, MediaSource
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.pipeline.frontend.media import worker
-from pegboard.core.pipeline.frontend.media.prepare import Preparer
-from pegboard.core.pipeline.frontend.media.sources import Sources
-from pegboard.core.pipeline.frontend.media.store import MediaFile
-from pegboard.core.pipeline.frontend.media.worker import Work
-from tests.core.pipeline.frontend.media.scene import MOST, files, picture, preparing
-from tests.core.pipeline.frontend.media.web import endless, fetcher, web, whole
+from pegboard.plugins.media.api import MediaContext, MediaItem, MediaLimits, MediaSource
+from pegboard.plugins.media.frontend import worker
+from pegboard.plugins.media.frontend.prepare import Preparer
+from pegboard.plugins.media.frontend.sources import Sources
+from pegboard.plugins.media.frontend.store import MediaFile
+from pegboard.plugins.media.frontend.worker import Work
+from pegboard.toolkit.media.inputs import MediaInput, MediaSettings
 from tests.fakes.toy_media import ppm, toy_settings
+from tests.plugins.media.frontend.scene import MOST, files, picture, preparing
+from tests.plugins.media.frontend.web import endless, fetcher, web, whole
 
 PATIENCE = 60.0
 

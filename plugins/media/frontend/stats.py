@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.media import MediaKind
+    from pegboard.toolkit.media.inputs import MediaKind
 
 
 class MediaStats:

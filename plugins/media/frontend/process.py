@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaItem
-from pegboard.core.pipeline.frontend.media.store import disk_full, full
-from pegboard.core.pipeline.frontend.media.worker import DIGEST_BYTES, FULL, NO_DISK, TOO_COMPLEX, Reply, Start, Work
+from pegboard.plugins.media.api import MediaItem
+from pegboard.plugins.media.frontend.store import disk_full, full
+from pegboard.plugins.media.frontend.worker import DIGEST_BYTES, FULL, NO_DISK, TOO_COMPLEX, Reply, Start, Work
 from pegboard.toolkit.system.helper_child import HelperChild, HelperEnded
 from pegboard.toolkit.system.helper_pool import HelperKind, HelperPool
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.client import MediaInput
-    from pegboard.core.pipeline.frontend.media.stats import MediaStats
-    from pegboard.core.pipeline.frontend.media.store import MediaFile
+    from pegboard.plugins.media.frontend.stats import MediaStats
+    from pegboard.plugins.media.frontend.store import MediaFile
+    from pegboard.toolkit.media.inputs import MediaInput
     from pegboard.toolkit.system.helper_child import Look
 
 logger = logging.getLogger(__name__)
 
-MODULE = "pegboard.core.pipeline.frontend.media.worker"
+MODULE = "pegboard.plugins.media.frontend.worker"
 START_SECONDS = 60.0
 """What a helper gets for importing its libraries."""
 LOST = "media_helper_lost"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pegboard.conformance.properties import properties
-from pegboard.core.pipeline.frontend.media.addresses import host_name, is_allowed_name, is_public
+from pegboard.plugins.media.frontend.addresses import host_name, is_allowed_name, is_public
 
 PUBLIC = ["1.1.1.1", "8.8.8.8", "93.184.215.14", "172.15.0.1", "172.32.0.1", "2606:4700::1111", "2a00:1450:4001::8a"]
 INSIDE = [

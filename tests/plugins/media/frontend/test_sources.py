@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pegboard.core.interfaces.client import MediaInput
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.pipeline.frontend.media.sources import Sources, open_below
-from pegboard.core.pipeline.frontend.media.store import PREFIX, Gone, MediaFile, MediaStore
+from pegboard.plugins.media.frontend.sources import Sources, open_below
+from pegboard.plugins.media.frontend.store import Gone, MediaFile, MediaStore
+from pegboard.toolkit.media.inputs import MediaInput
+from pegboard.toolkit.system.scratch import PREFIX
 
 SECRET = b"a secret"
 NOT_READ = "cannot be read"

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import EncodedStates, StateDtype
+from pegboard.plugins.media.api import EncodedStates
+from pegboard.toolkit.media.inputs import StateDtype
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.media import EncodedForm
+    from pegboard.toolkit.media.inputs import EncodedForm
 
 PIECE = 1 << 20
 """Bytes that are checked and written at once: a multiple of every number's size."""

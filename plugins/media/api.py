@@ -1,4 +1,4 @@
-"""Contract: pictures and video. A processor prepares them and lays them out in prompts, an encoder turns them into
+"""Contracts: pictures and video. A processor prepares them and lays them out in prompts, an encoder turns them into
 states.
 
 An *item* is one picture or video. A *piece* is the unit that is encoded and cached: a picture, or one temporal patch of
@@ -10,13 +10,14 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Generic, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, NamedTuple
 
 import msgspec
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.options import OptionsT
+from pegboard.toolkit.media.inputs import MediaKind, MediaSettings, StateDtype
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,28 +26,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-MediaKind = Literal["image", "video"]
-
-Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-
-StateDtype = Literal["float32", "float16", "bfloat16"]
-
 Encode = Callable[[str], Sequence[int]]
 """A tokenizer's `encode`, without special tokens around the text."""
-
-
-class MediaSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a request says about one item; None where it says nothing.
-
-    `min_pixels` and `max_pixels` bound the resized picture or frame, `detail` is OpenAI's word for that. `fps` (frames
-    per second) and `num_frames` say how a video is sampled.
-    """
-
-    min_pixels: int | None = None
-    max_pixels: int | None = None
-    detail: Literal["auto", "low", "high"] = "auto"
-    fps: float | None = None
-    num_frames: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +73,6 @@ class MediaShape:
     grid: tuple[int, int, int]
     pieces: int = 1
     times: tuple[float, ...] = ()
-
-
-class EncodedForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a request states an item that it has encoded itself: it brings states [tokens, width] in place of a file. A
-    row has a token's state and behind it the token's deep states in order, so width is hidden size * (1 + deep levels).
-
-    `grid` and `times` are those of `MediaShape`. `format` is "safetensors", with one tensor, or "raw": the rows alone,
-    little-endian, of `dtype` and `shape`.
-    """
-
-    grid: tuple[Count, Count, Count]
-    times: tuple[float, ...] = ()
-    format: Literal["safetensors", "raw"] = "safetensors"
-    dtype: StateDtype | None = None
-    shape: tuple[Count, Count] | None = None
 
 
 class EncodedStates(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pegboard.core.pipeline.frontend.media.fetch import Fetcher, FetchLimits
+from pegboard.plugins.media.frontend.fetch import Fetcher, FetchLimits
 
 OPEN, CLOSED = "127.0.0.1", "127.0.0.2"
 """The address that tests allow, and its neighbour inside."""

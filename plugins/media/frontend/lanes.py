@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pegboard.core.pipeline.frontend.media.process import PreparedItem, PrepareJob, make_pool
+from pegboard.plugins.media.frontend.process import PreparedItem, PrepareJob, make_pool
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from pegboard.core.pipeline.frontend.media.stats import MediaStats
-    from pegboard.core.pipeline.frontend.media.worker import Start
+    from pegboard.plugins.media.frontend.stats import MediaStats
+    from pegboard.plugins.media.frontend.worker import Start
 
 PIXEL_SECONDS = 1e-8
 """Computing time of an expected pixel, about."""

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.pipeline.frontend.media.fetch import Fetcher
-from tests.core.pipeline.frontend.media.web import (
+from pegboard.plugins.media.frontend.fetch import Fetcher
+from tests.plugins.media.frontend.web import (
     CLOSED,
     OPEN,
     Web,
@@ -210,7 +210,7 @@ def test_what_a_sink_raises_ends_it(site: Web) -> None:
         fetcher(site).fetch(site.url("/"), sink)
 
 
-TLS = Path(__file__).parents[4] / "data" / "tls"
+TLS = Path(__file__).parents[3] / "data" / "tls"
 """Keys of localhost, and the authority that vouches for it."""
 
 
@@ -239,6 +239,6 @@ def test_no_tls_where_http_is_spoken(site: Web) -> None:
 
 
 def test_nothing_heavy_is_imported() -> None:
-    code = "import pegboard.core.engine.media_frontend, sys; print({'torch', 'PIL', 'av'} & set(sys.modules))"
+    code = "import pegboard.plugins.media.frontend.building, sys; print({'torch', 'PIL', 'av'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -15,25 +15,21 @@ from hypothesis import strategies as st
 
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.conformance.media_toy import TOKENS, ToyProcessor
-from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, MediaInput, MediaPrompt, ModelInfo
+from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, ModelInfo
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import (
-    Encode,
-    EncodedForm,
-    MediaContext,
-    MediaItem,
-    MediaLayout,
-    MediaLimits,
-)
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.pipeline.frontend.intake import Intake
-from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
-from pegboard.core.pipeline.frontend.media.layout import Layouts
 from pegboard.core.pipeline.frontend.prompts import Packed, Prompts
+from pegboard.plugins.media.api import Encode, MediaContext, MediaItem, MediaLayout, MediaLimits
+from pegboard.plugins.media.frontend.layout import Layouts
+from pegboard.plugins.media.frontend.prompts import MediaFrontend
+from pegboard.plugins.media.work import NAME
+from pegboard.toolkit.media.inputs import EncodedForm, MediaInput, MediaPrompt
 from pegboard.toolkit.text.encoding import encode_now
 from pegboard.toolkit.text.tokenizer import Tokenizer
-from tests.core.pipeline.frontend.media.scene import files, picture, preparing, toy_model
 from tests.fakes.toy_media import ppm, toy_settings
+from tests.plugins.media.frontend.scene import files, picture, preparing, toy_model
+from tests.plugins.media.media_harness import media_in
 
 INFO = dataclasses.replace(FakeEngineClient().info, max_context_len=2000, max_total_tokens=2000, vocab_size=328)
 FEATURES = ("media.image", "media.video")
@@ -67,7 +63,7 @@ def frontend(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> 
 
 @pytest.fixture(scope="module")
 def prompts(frontend: MediaFrontend, tokenizer: Tokenizer) -> Prompts:
-    return Prompts(Intake(INFO, tokenizer), tokenizer, frontend)
+    return Prompts(Intake(INFO, tokenizer), tokenizer, {NAME: frontend})
 
 
 def image(height: int = 16, width: int = 24, seed: int = 0, place: str = "") -> MediaInput:
@@ -83,7 +79,7 @@ def packed(prompts: Prompts, *requests: Any) -> list[Packed]:
 
     async def scene() -> list[Packed]:
         async with prompts.packed(requests) as found:
-            return [dataclasses.replace(one, files=()) for one in found]
+            return [dataclasses.replace(one, held=()) for one in found]
 
     found = asyncio.run(scene())
     with prompts.packed_now(requests) as again:
@@ -111,17 +107,18 @@ def test_laid_out_as_the_processor_says(prompts: Prompts, frontend: MediaFronten
     text = f"look: {IMAGE} and {VIDEO}!"
     media = (image(), video())
     [one] = packed(prompts, request(text, *media))
-    assert one.media is not None
+    sent = media_in(one.features)
+    assert sent is not None
     assert one.tokens == {"image": 6, "video": 4}
     with frontend.preparer.prepared_now(media) as items:
         expected = frontend.processor.lay_out(
             tokenizer.encode(text), [item.item for item in items], lambda text: tokenizer.encode(text)
         )
     assert ids_of(one) == expected.ids.tolist()
-    assert one.media.spans == expected.spans
-    assert np.array_equal(np.frombuffer(one.media.positions, "<i4").reshape(3, -1), expected.positions)
-    assert one.media.delta == expected.delta != 0
-    assert [item.digest for item in one.media.items] == [item.item.digest for item in items]
+    assert sent.spans == expected.spans
+    assert np.array_equal(np.frombuffer(sent.positions, "<i4").reshape(3, -1), expected.positions)
+    assert sent.delta == expected.delta != 0
+    assert [item.digest for item in sent.items] == [item.item.digest for item in items]
     by_ids = packed(prompts, request(tokenizer.encode(text), *media))
     assert by_ids[0].ids == one.ids
 
@@ -133,8 +130,8 @@ def test_answers_to_one_prompt_share_its_media(prompts: Prompts) -> None:
     before = Counting.calls
     with prompts.packed_now(requests) as found:
         assert found[0] is found[1]
-        assert found[0].files == found[2].files
-        assert len(found[0].files) == 1
+        assert found[0].held == found[2].held
+        assert len(found[0].held) == 1
     assert Counting.calls == before + 2
 
 
@@ -194,7 +191,7 @@ def test_text_is_as_it_is_without_media(prompts: Prompts, tokenizer: Tokenizer, 
     plain = Prompts(Intake(INFO, tokenizer), tokenizer)
     found = packed(prompts, *requests)
     assert [one.ids for one in found] == [one.ids for one in packed(plain, *requests)]
-    assert all(one.media is None and not one.tokens for one in found)
+    assert all(not one.features and not one.tokens for one in found)
     assert Counting.calls == before
 
 
@@ -203,7 +200,7 @@ def test_a_token_around_media_alone_changes_nothing(prompts: Prompts, tokenizer:
     [one] = packed(prompts, GenerateRequest(prompt=f"a {TOKENS[0]} b"))
     assert Counting.calls > before, "what it means is for the processor to say"
     assert ids_of(one) == tokenizer.encode(f"a {TOKENS[0]} b")
-    assert one.media is None
+    assert not one.features
 
 
 @pytest.mark.parametrize(
@@ -255,7 +252,7 @@ def test_what_is_refused_before_anything_is_prepared(prompts: Prompts, frontend:
 def test_a_model_that_takes_one_kind_only(frontend: MediaFrontend, tokenizer: Tokenizer) -> None:
     assert frontend.with_features(["media.audio", "input_logprobs"]) is None
     only = frontend.with_features(["media.image"])
-    prompts = Prompts(Intake(INFO, tokenizer), tokenizer, only)
+    prompts = Prompts(Intake(INFO, tokenizer), tokenizer, {NAME: only} if only else {})
     assert packed(prompts, request(IMAGE, image()))[0].tokens == {"image": 6}
     moving = video()
     moving.place = "there"
@@ -275,7 +272,7 @@ def test_a_model_without_a_processor(tokenizer: Tokenizer) -> None:
 def test_the_context_counts_what_media_take(frontend: MediaFrontend, tokenizer: Tokenizer) -> None:
     def within(context: int) -> Prompts:
         info: ModelInfo = dataclasses.replace(INFO, max_context_len=context)
-        return Prompts(Intake(info, tokenizer), tokenizer, frontend)
+        return Prompts(Intake(info, tokenizer), tokenizer, {NAME: frontend})
 
     asked = request(f"abc{IMAGE}", image(16, 24))
     assert len(packed(within(9), asked)[0].ids) == 4 * 9
@@ -290,7 +287,7 @@ def test_pieces_that_take_too_long_to_encode(frontend: MediaFrontend, tokenizer:
     toy = frontend.processor
     limited = ToyProcessor(NoOptions(), dataclasses.replace(toy.ctx, limits=MediaLimits(piece_tokens=5)))
     layouts = Layouts(limited, tokenizer)
-    prompts = Prompts(Intake(INFO, tokenizer), tokenizer, dataclasses.replace(frontend, layouts=layouts))
+    prompts = Prompts(Intake(INFO, tokenizer), tokenizer, {NAME: dataclasses.replace(frontend, layouts=layouts)})
     assert packed(prompts, request(IMAGE + VIDEO, image(8, 40), video(9)))[0].tokens == {"image": 5, "video": 18}
     error = refusal(prompts, request(IMAGE * 2, image(8, 8), image(16, 24)))
     assert (error.status, error.code) == (400, "media_too_large")

@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from pegboard.core.interfaces.client import MediaInput
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import EncodedForm, EncodedStates, MediaItem, MediaLimits, StateDtype
-from pegboard.core.pipeline.frontend.media.prepare import Preparer
-from tests.core.pipeline.frontend.media.scene import preparing
+from pegboard.plugins.media.api import EncodedStates, MediaItem, MediaLimits
+from pegboard.plugins.media.frontend.prepare import Preparer
+from pegboard.toolkit.media.inputs import EncodedForm, MediaInput, StateDtype
+from tests.plugins.media.frontend.scene import preparing
 
 WIDTH = 24
 DTYPES: tuple[StateDtype, ...] = ("float32", "float16", "bfloat16")

@@ -16,15 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
-from pegboard.core.pipeline.frontend.media.store import (
-    LARGE,
-    PREFIX,
-    Gone,
-    MediaFile,
-    MediaStore,
-    new_directory,
-    remove_directory,
-)
+from pegboard.plugins.media.frontend.store import LARGE, Gone, MediaFile, MediaStore
+from pegboard.toolkit.system.scratch import PREFIX, new_directory, remove_directory
 
 MOST = 100
 
@@ -164,7 +157,7 @@ def test_never_in_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 OWNER = """
 import sys, time
 from pathlib import Path
-from pegboard.core.pipeline.frontend.media.store import MediaStore
+from pegboard.plugins.media.frontend.store import MediaStore
 store = MediaStore(Path(sys.argv[1]), 100)
 store.create()
 print("ready", flush=True)

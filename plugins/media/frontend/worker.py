@@ -1,4 +1,4 @@
-"""A process that prepares media: ``python -P -m pegboard.core.pipeline.frontend.media.worker PARENT``, started by a
+"""A process that prepares media: ``python -P -m pegboard.plugins.media.frontend.worker PARENT``, started by a
 pool of the API process.
 
 What a client sent is decoded by libraries that have had their share of holes. Here they have no keys, little memory,
@@ -25,18 +25,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import (
-    EncodedForm,
-    EncodedStates,
-    MediaContext,
-    MediaKind,
-    MediaLimits,
-    MediaProcessor,
-    MediaSettings,
-    MediaShape,
-    MediaSource,
-)
-from pegboard.core.pipeline.frontend.media.encoded import copy_states
+from pegboard.plugins.media.api import EncodedStates, MediaContext, MediaLimits, MediaProcessor, MediaShape, MediaSource
+from pegboard.plugins.media.frontend.encoded import copy_states
+from pegboard.toolkit.media.inputs import EncodedForm, MediaKind, MediaSettings
 from pegboard.toolkit.system.helper_child import computing, die_with_parent, limit, serve
 from pegboard.toolkit.system.log_lines import LimitedLog
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.pipeline.frontend.media.data_urls import PIECE, carried, check_head
-from pegboard.core.pipeline.frontend.media.fetch import MAX_URL, too_large
-from pegboard.core.pipeline.frontend.media.store import disk_full
+from pegboard.plugins.media.frontend.data_urls import PIECE, carried, check_head
+from pegboard.plugins.media.frontend.fetch import MAX_URL, too_large
+from pegboard.plugins.media.frontend.store import disk_full
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.client import MediaInput
-    from pegboard.core.pipeline.frontend.media.fetch import Fetcher
-    from pegboard.core.pipeline.frontend.media.store import MediaFile
+    from pegboard.plugins.media.frontend.fetch import Fetcher
+    from pegboard.plugins.media.frontend.store import MediaFile
+    from pegboard.toolkit.media.inputs import MediaInput
 
 NOT_ALLOWED = "media_source_not_allowed"
 RAW = "bytes"

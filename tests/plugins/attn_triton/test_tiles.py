@@ -15,7 +15,7 @@ from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode
 from pegboard.plugins.attn_triton.backend import TritonAttention
 from pegboard.plugins.attn_triton.blocks import Device, Kind
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
-from pegboard.plugins.attn_triton.planning import ExtendLaunch, Tiling, decodes_of, split
+from pegboard.plugins.attn_triton.planning import ExtendLaunch, Places, Tiling, decodes_of, split
 
 LAYER = make_layer(4, 2)
 Request = tuple[int, int, int]
@@ -36,7 +36,7 @@ def launches_of(batch: ForwardBatch, rows: int = 16) -> dict[bool, ExtendLaunch]
     found = split(batch, torch.arange(batch.batch_size)).extending
     if found is None:
         return {}
-    tiling = Tiling(found, Device(4, 4, (9, 0)), TritonAttentionOptions(block_rows=rows))
+    tiling = Tiling(batch, found, Device(4, 4, (9, 0)), TritonAttentionOptions(block_rows=rows), Places())
     return {one.tails: one for one in tiling.launches(Kind.of(LAYER))}
 
 
@@ -69,7 +69,7 @@ def test_lists_are_those_of_the_batch(requests: list[Request]) -> None:
             assert found[tails].tiles.tolist() == tiles_of(requests, wanted, found[tails].tokens)
     single = [at for at, (_, new, tail) in enumerate(requests) if new == 1 and not tail]
     first = torch.arange(len(requests))
-    decoding = decodes_of(batch, split(batch, first), first)
+    decoding = decodes_of(batch, split(batch, first), first, Places())
     if not single:
         assert decoding is None
         return
@@ -87,7 +87,7 @@ def test_more_requests_than_a_program_sees_at_once() -> None:
     tiles = launches_of(batch)[False]
     assert tiles.tiles.tolist() == tiles_of(requests, [at for at in range(140) if at % 3], tiles.tokens)
     first = torch.arange(140)
-    decoding = decodes_of(batch, split(batch, first), first)
+    decoding = decodes_of(batch, split(batch, first), first, Places())
     assert decoding is not None
     assert decoding.rows.tolist() == batch.req_pool_indices[::3].tolist()
 
@@ -104,7 +104,7 @@ def test_decodes_of_which_some_have_a_tail(tailed: int) -> None:
     requests = [(4, 1, 0), (9, 1, tailed), (2, 1, 0)]
     batch = batch_of(requests, ForwardMode.DECODE)
     first = torch.arange(3, device=CPU)
-    decoding = decodes_of(batch, split(batch, first), first)
+    decoding = decodes_of(batch, split(batch, first), first, Places())
     assert decoding is not None
     kept = [0, 2] if tailed else [0, 1, 2]
     assert decoding.rows.tolist() == batch.req_pool_indices[kept].tolist()

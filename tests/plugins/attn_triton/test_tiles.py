@@ -16,6 +16,7 @@ from pegboard.plugins.attn_triton.backend import TritonAttention
 from pegboard.plugins.attn_triton.blocks import Device, Kind
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
 from pegboard.plugins.attn_triton.planning import ExtendLaunch, Places, Tiling, decodes_of, split
+from pegboard.toolkit.graphs import StaticExtend
 
 LAYER = make_layer(4, 2)
 Request = tuple[int, int, int]
@@ -90,6 +91,36 @@ def test_more_requests_than_a_program_sees_at_once() -> None:
     decoding = decodes_of(batch, split(batch, first), first, Places())
     assert decoding is not None
     assert decoding.rows.tolist() == batch.req_pool_indices[::3].tolist()
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [[(0, 30, 0), (3, 1, 0), (12, 5, 0)], [(9, 1, 0)], [(1, 1, 0), (0, 38, 0), (5, 1, 0)], [(0, 2, 0), (7, 3, 0)]],
+    ids=str,
+)
+def test_a_graph_has_room_for_any_batch(requests: list[Request]) -> None:
+    """Behind what there is stand tiles of the last request, which has no keys, and single tokens without any. All
+    batches find their lists at the same addresses.
+    """
+    batch, places, table = batch_of(requests), Places(), torch.zeros((9, 90), dtype=torch.int32)
+    static = StaticExtend(40, 3, 5, (table,), batch.kv_pool, batch.attn_backend)
+    addresses = []
+    for each in (batch_of([(0, 13, 0), (2, 1, 0), (0, 26, 0)]), batch):
+        fixed = static.fill(each)
+        found = split(fixed, torch.arange(0))
+        assert found.extending is not None
+        tiling = Tiling(fixed, found.extending, Device(4, 4, (9, 0)), TritonAttentionOptions(block_rows=16), places)
+        (tiles,) = tiling.launches(Kind.of(LAYER))
+        decoding = decodes_of(fixed, found, torch.arange(0), places)
+        assert decoding is not None
+        addresses.append((tiles.tiles.data_ptr(), decoding.rows.data_ptr()))
+    assert addresses[0] == addresses[1]
+    assert len(tiles.tiles) == 40 // 8 + 2, "three requests may leave a tile nearly empty each"
+    wanted = tiles_of(requests, [at for at, (_, new, _) in enumerate(requests) if new > 1], tiles.tokens)
+    assert tiles.tiles.tolist() == [*wanted, *[[8, 0]] * (len(tiles.tiles) - len(wanted))]
+    single = [at for at, (_, new, _) in enumerate(requests) if new == 1]
+    assert decoding.rows.tolist() == [*batch.req_pool_indices[single].tolist(), *[0] * (5 - len(single))]
+    assert decoding.seq_lens.tolist() == [*batch.seq_lens[single].tolist(), *[0] * (5 - len(single))]
 
 
 def test_more_tiles_than_are_written_at_once() -> None:

@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.profile_prefill DIRECTORY [--device cpu] [LENGTH ...]
 
 One engine over the checkpoint answers random prompts of each length with one token. Wall is a whole request, busy the
-sum of all kernels, span from the first kernel's start to the last one's end: span less busy is what launching leaves idle,
-wall less span what comes before and after. FLOPs are those of the matrix products, without attention.
+sum of all kernels, span from the first kernel's start to the last one's end: span less busy is what launching leaves
+idle, wall less span what comes before and after. FLOPs are those of the matrix products, without attention.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from __future__ import annotations
 import argparse
 import cProfile
 import io
+import json
 import math
 import pstats
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.gpu import make_model
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.sampling import SamplingParams
 
@@ -35,14 +37,10 @@ SHOWN = 10
 """Kernels that are listed."""
 
 
-def layer_weights(directory: Path) -> int:
-    """Return how many weights every token is multiplied by: all but the embeddings and the head."""
-    count = 0
-    for file in directory.glob("*.safetensors"):
-        with safe_open(file, "pt") as tensors:
-            names = [name for name in tensors.keys() if "embed_tokens" not in name and "lm_head" not in name]  # noqa: SIM118
-            count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
-    return count
+def layer_weights(config: Mapping[str, Any]) -> int:
+    """Return how many numbers every token is multiplied by: all matrices but the embeddings and the head."""
+    named = (entry for shapes in list(make_model.shards(config))[1:] for entry in shapes.items())
+    return sum(math.prod(shape) for name, shape in named if "norm" not in name)
 
 
 def asking(engine: Engine, length: int) -> Callable[[], object]:
@@ -113,20 +111,20 @@ def functions(ask: Callable[[], object], shown: int) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Report each length, then the host's functions for the shortest."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory")
+    parser.add_argument("directory", type=Path)
     parser.add_argument("lengths", nargs="*", type=int)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     given = parser.parse_intermixed_args(arguments)
     lengths = given.lengths or LENGTHS
     config = {
-        "model": {"path": given.directory, "device": given.device},
+        "model": {"path": str(given.directory), "device": given.device},
         "scheduler": {"max_running_requests": 8},
         "runner": {"use": "layered"},
         "memory": {"max_total_tokens": 4 * max(lengths)},
     }
     with Engine.from_config(config, overrides=given.set) as engine:
-        weights = layer_weights(Path(given.directory))
+        weights = layer_weights(json.loads((given.directory / "config.json").read_text()))
         for length in lengths:
             report(engine, length, weights)
         print(functions(asking(engine, min(lengths)), 45), flush=True)

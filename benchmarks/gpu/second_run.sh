@@ -10,7 +10,7 @@ clock() { echo "--- $(date +%T) $*"; }
 large=/dev/shm/large small=/dev/shm/small
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.max.sm --format=csv,noheader
 clock 'compiling, models, tests, beside each other'
-timeout 200 python3 -m benchmarks.gpu --only attention > "$OUT/attention_cold.txt" 2>&1 &
+timeout 200 python3 -m benchmarks.gpu --section attention > "$OUT/attention_cold.txt" 2>&1 &
 compiling=$!
 (python3 -m benchmarks.gpu.make_model llama-8b $large && python3 -m benchmarks.gpu.make_model qwen3-0.6b $small) > "$OUT/models.txt" 2>&1 &
 models=$!

@@ -146,7 +146,7 @@ SECTIONS: dict[str, tuple[Section, float, str]] = {
     "environment": (environment, 60, "versions, device, copy bandwidth"),
     "correctness": (correctness, 60, "graphs against eager steps: all alike"),
     "waiting": (waiting, 40, "steps that wait for the device: none"),
-    "attention": (attention, 240, "GB/s of decodes and TFLOP/s of prefills; goal: Triton at least 0.95 of FlashInfer"),
+    "attention": (attention, 100, "GB/s of decodes and TFLOP/s of prefills; goal: Triton at least 0.95 of FlashInfer"),
     "decode": (decode, 100, "step time and share of the roof; goal: 0.85 at 1 and 8 requests"),
     "idle": (idle, 40, "share of a step without work for the device; goal: 0.03 at most"),
     "eight_bit": (eight_bit, 50, "bytes of a token and step time with 8-bit KV"),

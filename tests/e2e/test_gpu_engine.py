@@ -13,12 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import serving
 from pegboard.conformance.vl_checkpoints import vl_checkpoint
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest, MediaInput, MediaPrompt
@@ -138,3 +140,55 @@ def test_a_card_that_another_shares_is_sized_by_what_is_free(tmp_path: Path) -> 
     found = answers(model, plain(), DEVICE, memory={"max_total_tokens": None})
     assert found == answers(model, plain(), "cpu")
     del taken
+
+
+BREAKS = """
+import torch
+
+from pegboard.core.interfaces import LogitsProcessor, Plugin, Provider
+
+
+class Breaks(LogitsProcessor):
+    def wants(self, params):
+        return params.max_new_tokens == 13
+
+    def prepare(self, rows):
+        return True
+
+    def apply(self, logits, state):
+        far = torch.full((1,), 10**9, device=logits.device)
+        logits += torch.zeros(4, device=logits.device)[far]
+
+
+plugin = Plugin("breaks", "1", providers=(Provider("logits_processor", "breaks", "breaks_plugin:Breaks", "breaks it"),))
+"""
+
+
+def test_a_device_that_fails_is_started_anew(tmp_path: Path) -> None:
+    """A kernel that reads outside of its memory takes the device's context with it, and with that the process."""
+    info = tmp_path / "site" / "breaks-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: breaks\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[pegboard]\nbreaks = breaks_plugin:plugin\n")
+    (tmp_path / "site" / "breaks_plugin.py").write_text(BREAKS)
+    config = {
+        "model": {"path": str(tiny_checkpoint(tmp_path, "llama")), "device": DEVICE, "dtype": "float32"},
+        "memory": {"max_total_tokens": 4096},
+        "runner": {"use": "layered"},
+        "logits_processors": ["breaks"],
+    }
+    paths = [str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with serving(config, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}) as server:
+
+        def ask(tokens: int) -> httpx.Response:
+            sampling = {"temperature": 0, "ignore_eos": True, "max_new_tokens": tokens}
+            body = {"input_ids": [5, 6, 7], "sampling_params": sampling}
+            return httpx.post(f"{server.address}/generate", json=body, timeout=100)
+
+        first = ask(5)
+        assert first.status_code == 200, first.text
+        broken = ask(13)
+        assert broken.status_code == (500 if DEVICE == "cpu" else 503), broken.text
+        again = next(answer for answer in iter(lambda: ask(5), None) if answer.status_code != 503)
+        assert again.json()["output_ids"] == first.json()["output_ids"]
+        assert ("does not recover" in server.log()) == (DEVICE != "cpu")

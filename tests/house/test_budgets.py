@@ -20,8 +20,8 @@ ROOMS = {
     "core.pipeline": 14_710,
     "core.registry": 1_020,
     "core.server": 3_180,
-    "plugins": 38_760,
-    "toolkit": 13_570,
+    "plugins": 38_780,
+    "toolkit": 13_730,
     "tools": 11_340,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -67,6 +67,7 @@ class RunnerPrefillGraphTests(RunnerGraphTests):
             {2: 6, 0: 1, 3: 1, 5: 9},
             {4: 1},
             {6: 17},
+            {3: 2},
         )
         for step in steps:
             self.check_same(*self.prefill(pair, step))

@@ -12,16 +12,16 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 22_070,
+    "conformance": 22_380,
     "core.cli": 1_020,
     "core.config": 2_880,
-    "core.engine": 3_020,
-    "core.interfaces": 6_960,
+    "core.engine": 3_040,
+    "core.interfaces": 6_980,
     "core.pipeline": 14_710,
     "core.registry": 1_020,
     "core.server": 3_180,
-    "plugins": 38_780,
-    "toolkit": 13_730,
+    "plugins": 39_070,
+    "toolkit": 13_830,
     "tools": 11_340,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

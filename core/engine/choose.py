@@ -237,9 +237,13 @@ def _by_trial(chosen: Chosen, runner: ModelRunner) -> int | None:
         )
 
     chunk, running = chunk_size(config, model.device), config.scheduler.max_running_requests
-    graphs = len(chosen.attention.ctx.graph_sizes)
+    tokens = runner.prefill_graph_sizes()
+    graphs = len(chosen.attention.ctx.graph_sizes) + 2 * len(tokens)  # of each prefill with and without decodes
+    largest = max(tokens, default=0)
     about = (config.memory.page_size, running, chunk, chosen.spec.max_context_len)
-    room = room_for_kv(CudaMeter(model.device), lambda: MemoryProfiler(runner, scratch, chosen.queue, *about), graphs)
+    room = room_for_kv(
+        CudaMeter(model.device), lambda: MemoryProfiler(runner, scratch, chosen.queue, *about), graphs, largest
+    )
     torch.cuda.empty_cache()  # the pool takes segments of its own, not blocks that the profiler's steps left
     return room
 

@@ -87,6 +87,7 @@ ATTENTION: Contract[AttentionBackend, AttentionContext] = Contract(
         "logit_cap": "honours LayerSpec.logit_cap (soft cap)",
         "sinks": "honours per-head attention sinks",
         "graph": "its metadata lives in fixed buffers, so that a captured graph can be replayed",
+        "graph_extend": "`graph` for extend and mixed batches, too, whose number of tokens is fixed",
         "kv_fp8": "reads and writes 8-bit KV, with the pool's scales",
         "shared_prefix": "computes attention over ForwardBatch.common_prefix once for all requests",
         "tree_mask": "honours ForwardBatch.tail_bits: tokens that see some of the last keys only, as in a draft tree",

@@ -168,6 +168,11 @@ class ForwardBatch:
     contents change. Of its `batch_size` requests the first `real_size` are real (-1: all of them); those behind are
     padding, with row 0, slot 0, position 0 and a length of 1.
 
+    An extend or mixed batch may be `fixed`, too: then also the number of its tokens is fixed. Up to `prefills` of its
+    requests bring several new tokens, in any place; all others bring one, or are padding. Padding requests have row 0,
+    no keys and no new tokens; the last request always is one. Padding tokens belong to no request and stand behind all
+    others, with slot 0 and position 0: what attention answers for them is of no use, and may be NaN.
+
     All requests share the KV of their first `common_prefix` tokens, whole pages, slot by slot: a backend with the
     capability `shared_prefix` may read it once for all of them, and any other one reads it for each. 0 in a `fixed`
     batch, and where it would not pay (`AttentionBackend.prefix_pays_from`).
@@ -204,6 +209,7 @@ class ForwardBatch:
     watch: LayerWatch | None = None
     real_size: int = -1
     fixed: bool = False
+    prefills: int = 0
     common_prefix: int = 0
     attn_metadata: Any = None
     extras: dict[str, Any] = field(default_factory=dict)

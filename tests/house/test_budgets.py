@@ -23,6 +23,18 @@ ROOMS = {
     "plugins": 49_880,
     "toolkit": 14_690,
     "tools": 12_240,
+||||||| base
+    "conformance": 22_070,
+    "core.cli": 1_020,
+    "core.config": 2_880,
+    "core.engine": 3_020,
+    "core.interfaces": 6_960,
+    "core.pipeline": 14_710,
+    "core.registry": 1_020,
+    "core.server": 3_180,
+    "plugins": 38_780,
+    "toolkit": 13_730,
+    "tools": 11_340,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 

@@ -17,11 +17,11 @@ ROOMS = {
     "core.config": 2_290,
     "core.engine": 2_550,
     "core.interfaces": 6_690,
-    "core.pipeline": 14_370,
+    "core.pipeline": 14_080,
     "core.registry": 910,
-    "core.server": 2_060,
+    "core.server": 2_030,
     "plugins": 39_050,
-    "toolkit": 16_140,
+    "toolkit": 16_450,
     "tools": 12_210,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
@@ -32,8 +32,8 @@ HEART_LINES = 3_600
 
 FEATURES: Mapping[str, tuple[str, int]] = {
     "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 674),
-    "grammar": (r"grammars?|matchers?", 729),
-    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_461),
+    "grammar": (r"grammars?|matchers?", 726),
+    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_458),
     "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 281),
     "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 20),
     "split prefill": (r"split_prefill\w*", 6),

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.media import MediaKind
     from pegboard.core.interfaces.messages import RequestMedia, TokenizedRequest
     from pegboard.core.interfaces.tokenizer import Tokenizer
-    from pegboard.core.pipeline.frontend.budget import Budget
     from pegboard.core.pipeline.frontend.intake import Intake, Prompt
     from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
     from pegboard.core.pipeline.frontend.media.process import PreparedItem
     from pegboard.core.pipeline.frontend.media.store import MediaFile
+    from pegboard.toolkit.http.budget import Budget
 
 Asked = GenerateRequest | EmbedRequest
 

@@ -22,7 +22,6 @@ from pegboard.core.interfaces.client import (
 )
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import AbortRequest, ControlReply, ControlRequest, TokenizedRequest
-from pegboard.core.pipeline.frontend.budget import Budget, Demand
 from pegboard.core.pipeline.frontend.features import Features
 from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.pipeline.frontend.outputs import finish_embedding
@@ -33,15 +32,16 @@ from pegboard.core.server.pending import Pending
 from pegboard.core.server.streams import RequestStream
 from pegboard.toolkit.http.asker import ASKER
 from pegboard.toolkit.http.body_room import engine_has
+from pegboard.toolkit.http.budget import Budget, Demand
 from pegboard.toolkit.system.redact import redact
 from pegboard.toolkit.text.encoding import Text, check_length, encode_all
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.frontend import Price
     from pegboard.core.interfaces.tokenizer import Tokenizer
-    from pegboard.core.pipeline.frontend.budget import BudgetLimits
     from pegboard.core.server.model_names import ModelNames
     from pegboard.core.server.wire import ApiWire
+    from pegboard.toolkit.http.budget import BudgetLimits
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,6 @@ from pegboard.core.interfaces.contract import Contract, Ctx, T
 from pegboard.core.interfaces.contracts import API
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.http_front import HttpFront, HttpGuard
-from pegboard.core.pipeline.frontend.budget import BudgetLimits
 from pegboard.core.pipeline.frontend.features import Features
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.client import AsyncEngineClient
@@ -37,6 +36,7 @@ from pegboard.core.server.model_names import ModelNames
 from pegboard.core.server.scheduler_process import BUILDER
 from pegboard.core.server.supervisor import STOP_TIMEOUT, Supervisor
 from pegboard.toolkit.chat import rendering
+from pegboard.toolkit.http.budget import BudgetLimits
 from pegboard.toolkit.http.keys import Keys
 from pegboard.toolkit.http.loading import Entrance
 from pegboard.toolkit.http.server import LAST_ANSWERS, HttpServer

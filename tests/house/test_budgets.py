@@ -12,29 +12,17 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 19_410,
+    "conformance": 19_720,
     "core.cli": 300,
     "core.config": 2_200,
-    "core.engine": 2_120,
-    "core.interfaces": 6_180,
-    "core.pipeline": 10_100,
+    "core.engine": 2_130,
+    "core.interfaces": 6_190,
+    "core.pipeline": 9_820,
     "core.registry": 910,
-    "core.server": 2_040,
-    "plugins": 49_880,
-    "toolkit": 14_690,
+    "core.server": 2_020,
+    "plugins": 50_170,
+    "toolkit": 15_100,
     "tools": 12_240,
-||||||| base
-    "conformance": 22_070,
-    "core.cli": 1_020,
-    "core.config": 2_870,
-    "core.engine": 2_900,
-    "core.interfaces": 6_720,
-    "core.pipeline": 13_620,
-    "core.registry": 1_020,
-    "core.server": 3_180,
-    "plugins": 38_780,
-    "toolkit": 13_730,
-    "tools": 11_340,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
@@ -44,7 +32,7 @@ HEART_LINES = 3_480
 
 FEATURES: Mapping[str, tuple[str, int]] = {
     "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 673),
-    "grammar": (r"grammars?|matchers?", 659),
+    "grammar": (r"grammars?|matchers?", 656),
     "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 8),
     "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 19),
     # Two capabilities of caches by their names (4), keys and origins that answers and figures have (5), a list of other

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.frontend import Expand, Held, PromptExpander
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.tokenizer import Tokenizer
-    from pegboard.core.pipeline.frontend.budget import Budget
     from pegboard.core.pipeline.frontend.intake import Intake, Prompt
+    from pegboard.toolkit.http.budget import Budget
 
 Asked = GenerateRequest | EmbedRequest
 

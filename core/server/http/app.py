@@ -17,7 +17,7 @@ from pegboard.core import __version__
 from pegboard.core.config.sections import CorsSection, ServerSection
 from pegboard.core.interfaces.errors import ConfigError, InvalidRequest, Problem
 from pegboard.core.interfaces.http_front import HttpGuard
-from pegboard.core.server.http.billing import Billing
+from pegboard.toolkit.http.billing import Billing
 from pegboard.toolkit.http.documents import Documents, document
 from pegboard.toolkit.http.errors import CLIENT_CLOSED_REQUEST, ClientDisconnected
 from pegboard.toolkit.http.heads import Heads

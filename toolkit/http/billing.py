@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pegboard.core.pipeline.frontend.budget import BILL, Bill
+from pegboard.toolkit.http.budget import BILL, Bill
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

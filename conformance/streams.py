@@ -11,7 +11,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pegboard.core.interfaces.output_parser import (
+from pegboard.core.interfaces.sampling import Grammar
+from pegboard.toolkit.grammars import gbnf
+from pegboard.toolkit.parsing.output_parser import (
     Content,
     OutputEvent,
     ParserStream,
@@ -19,8 +21,6 @@ from pegboard.core.interfaces.output_parser import (
     ToolCallArguments,
     ToolCallStart,
 )
-from pegboard.core.interfaces.sampling import Grammar
-from pegboard.toolkit.grammars import gbnf
 
 
 @dataclass

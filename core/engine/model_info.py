@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.scheduler import Scheduler
 
 
-def model_info(chosen: Chosen, scheduler: Scheduler, media_width: int) -> ModelInfo:
+def model_info(chosen: Chosen, scheduler: Scheduler) -> ModelInfo:
     """Return what the API process may tell of the model."""
     config, spec, hf_config = chosen.resolved.engine, chosen.spec, chosen.model.hf_config
     model = config.model
@@ -36,17 +36,14 @@ def model_info(chosen: Chosen, scheduler: Scheduler, media_width: int) -> ModelI
         providers={contract: [one.name for one in some] for contract, some in chosen.selection.choices.items()},
         features=_features(chosen, scheduler.stages.points.offers),
         hidden_size=spec.hidden_size,
-        stages={stage.name: dict(stage.info()) for stage in scheduler.stages.points.stages},
-        media_width=media_width,
+        stages=scheduler.stages.points.info(),
         sampling_defaults=chosen.sampling_defaults,
-        max_piece_tokens=None if chosen.media is None else chosen.media.context.limits.piece_tokens,
     )
 
 
 def _features(chosen: Chosen, offers: Sequence[str]) -> tuple[str, ...]:
     """Return what requests may ask of this engine; see ModelInfo."""
     found = list(offers)
-    found += () if chosen.media is None else chosen.media.features
     for contract in ("logits_processor", "sampler"):
         providers = chosen.selection.choices.get(contract, ())
         found += [f"{contract}.{one.name}" for one in providers if "params" in one.provides]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from pegboard.core.interfaces.constraint import LATER, Later, constraint_of
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.pipeline.text.detokenize import IncrementalDetokenizer, TokenDecoder
-from pegboard.core.pipeline.text.stop import StopMatcher
-from pegboard.core.registry.blame import in_words
+from pegboard.toolkit.system.blame import in_words
 from pegboard.toolkit.system.log_lines import quoted
+from pegboard.toolkit.text.detokenize import IncrementalDetokenizer, TokenDecoder
+from pegboard.toolkit.text.stop import StopMatcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

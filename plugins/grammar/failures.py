@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.toolkit.system.blame import text_of
 from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
@@ -23,23 +24,10 @@ def failure_of(req: Req, error: BaseException) -> FinishReason:
     else:
         logger.error("the grammar of %s failed", quoted(req.name), exc_info=error)
         status, code = 500, "grammar_failed"
-    return FinishReason(FinishType.ABORT, message=f"the grammar failed: {_text_of(error)}", status=status, code=code)
+    return FinishReason(FinishType.ABORT, message=f"the grammar failed: {text_of(error)}", status=status, code=code)
 
 
 def let_through(error: BaseException) -> None:
     """Re-raise KeyboardInterrupt and SystemExit."""
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         raise error
-
-
-def in_words(error: BaseException) -> str:
-    """Return ``ValueError: what is wrong``."""
-    return f"{type(error).__name__}: {_text_of(error)}".removesuffix(": ")
-
-
-def _text_of(error: BaseException) -> str:
-    """Return what an exception says. Its `__str__` is a library's code, too, and may raise."""
-    try:
-        return str(error)
-    except Exception as failure:
-        return f"(its text cannot be told: {type(failure).__name__})"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.client import EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.stage import FrontendStage, Price
+from pegboard.core.interfaces.frontend import FrontendStage, Price
 from pegboard.plugins.grammar.api import NAME
 from pegboard.toolkit.grammars.grammar import parts_of
 

@@ -19,8 +19,9 @@ from pegboard.core.interfaces.admission_gate import (
 )
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.grammar.constraint import Grammars
-from pegboard.plugins.grammar.failures import failure_of, in_words
+from pegboard.plugins.grammar.failures import failure_of
 from pegboard.plugins.grammar.pool import GrammarPool
+from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.plugins.grammar.failures import failure_of, in_words
+from pegboard.plugins.grammar.failures import failure_of
 from pegboard.plugins.grammar.state import advance, look_ahead
+from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req

@@ -12,7 +12,6 @@ import logging
 import resource
 import signal
 from pathlib import Path
-from pkgutil import resolve_name
 
 import msgspec
 import numpy as np
@@ -80,14 +79,15 @@ def _lazy_name(cls: type) -> str:
 
 def make_backend(start: Start) -> GrammarBackend:
     """Return the backend, from its lazy names and the prepared model's directory."""
+    from pegboard.toolkit.system.lazy_names import import_name
     from pegboard.toolkit.text.tokenizer import Tokenizer
 
     directory = Path(start.directory)
     context = GrammarContext(
         directory, Tokenizer.from_directory(directory), start.vocab_size, frozenset(start.eos_token_ids)
     )
-    options = resolve_name(start.options_model).model_validate(start.options)
-    backend: GrammarBackend = resolve_name(start.factory)(options, context)
+    options = import_name(start.options_model).model_validate(start.options)
+    backend: GrammarBackend = import_name(start.factory)(options, context)
     return backend
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
-from pegboard.core.interfaces.output_parser import ToolFunction
 from pegboard.core.interfaces.sampling import Grammar
+from pegboard.toolkit.parsing.output_parser import ToolFunction
 
 
 def chosen(tools: Sequence[ToolFunction], name: str) -> list[ToolFunction]:

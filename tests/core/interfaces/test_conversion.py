@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, MediaPrompt
+from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SAMPLING_DEFAULTS, Grammar, SamplingParams
+from pegboard.toolkit.media.inputs import MediaPrompt
 
 INTEGERS = [(3, 3), (3.0, 3), (np.int32(3), 3), (torch.tensor(3), 3)]
 IDS = [

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.output_parser import (
+from pegboard.core.interfaces.sampling import Grammar
+from pegboard.toolkit.parsing.output_parser import (
     Content,
     OutputEvent,
     OutputParser,
@@ -16,7 +17,6 @@ from pegboard.core.interfaces.output_parser import (
     ToolCallArguments,
     ToolCallStart,
 )
-from pegboard.core.interfaces.sampling import Grammar
 
 CONTEXT = OutputParserContext("", "", "")
 
@@ -90,8 +90,7 @@ class FakeCalls(OutputParser):
         return Grammar("regex", f"{name or 'any'} {parallel}") if required else None
 
 
-def fake_parsers() -> dict[str, OutputParser]:
-    return {
-        "tool_parser": FakeCalls(NoOptions(), CONTEXT),
-        "reasoning_parser": FakeReasoning(NoOptions(), CONTEXT),
-    }
+def fake_parsers() -> dict[str, Any]:
+    """What an ApiContext with these parsers is made with."""
+    parsers = {"tool_parser": FakeCalls(NoOptions(), CONTEXT), "reasoning_parser": FakeReasoning(NoOptions(), CONTEXT)}
+    return {"services": parsers}

@@ -12,7 +12,6 @@ from jsonschema import Draft202012Validator
 
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.conformance.streams import Told, feed, one_by_one
-from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
 from pegboard.core.interfaces.sampling import Grammar
 from pegboard.core.registry.registry import Registry
 from pegboard.plugins.grammar.api import GrammarBackend, GrammarContext
@@ -23,6 +22,7 @@ from pegboard.plugins.parsers_tools.xml_format import XmlParser
 from pegboard.toolkit.chat.call_or import CallOrStream
 from pegboard.toolkit.chat.tool_calls import Tools
 from pegboard.toolkit.chat.tool_schema import Choice
+from pegboard.toolkit.parsing.output_parser import OutputParser, OutputParserContext
 from pegboard.toolkit.text.tokenizer import Tokenizer
 
 FORMATS = [

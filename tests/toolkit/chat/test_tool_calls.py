@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from pegboard.conformance.properties import properties
 from pegboard.conformance.streams import cut, told
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.output_parser import (
+from pegboard.core.interfaces.sampling import Grammar
+from pegboard.toolkit.chat.tool_calls import ChatStream, Tools, skip_special_tokens
+from pegboard.toolkit.chat.tool_schema import Choice
+from pegboard.toolkit.parsing.call_stream import CallStream
+from pegboard.toolkit.parsing.output_parser import (
     Content,
     OutputParser,
     OutputParserContext,
@@ -21,10 +25,6 @@ from pegboard.core.interfaces.output_parser import (
     ToolCallArguments,
     ToolCallStart,
 )
-from pegboard.core.interfaces.sampling import Grammar
-from pegboard.toolkit.chat.tool_calls import ChatStream, Tools, skip_special_tokens
-from pegboard.toolkit.chat.tool_schema import Choice
-from pegboard.toolkit.parsing.call_stream import CallStream
 from pegboard.toolkit.parsing.text_stream import Reading, TextStream
 
 CTX = OutputParserContext("", "", "")

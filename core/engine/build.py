@@ -345,8 +345,8 @@ def _grammars(chosen: Chosen, gate_ctx: AdmissionGateContext) -> _Grammars:
 def _scheduler_settings(chosen: Chosen, *, splits: bool) -> SchedulerSection:
     settings = chosen.resolved.engine.scheduler
     settings = settings.model_copy(update={"loop": loop_of(settings.loop, chosen.model.device)})
-    prefers_mixed = "prefers_mixed" in chosen.runner.provides
-    if settings.mixed_chunk is not None or splits or not prefers_mixed:
+    gpu = chosen.model.device.type == "cuda"
+    if settings.mixed_chunk is not None or splits or not (gpu or "prefers_mixed" in chosen.runner.provides):
         return settings
-    logger.info("scheduler.mixed_chunk: on, automatic: the runner prefers it")
+    logger.info("scheduler.mixed_chunk: on, automatic: %s", "on a GPU" if gpu else "the runner prefers it")
     return settings.model_copy(update={"mixed_chunk": True})

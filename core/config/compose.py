@@ -81,7 +81,7 @@ class ResolvedConfig:
     def plugin_options(self) -> Mapping[str, Options]:
         """The options of the hook classes of every plugin that is on, by its name."""
         found = {}
-        for name, plugin in ((one.plugin.name, one.plugin) for one in self.shape.active):
+        for name, plugin in ((loaded.plugin.name, loaded.plugin) for loaded in self.shape.active):
             section = getattr(self.engine.plugins, name, None)
             found[name] = self._with_sections(section if isinstance(section, Options) else NoOptions(), plugin)
         return found
@@ -211,9 +211,9 @@ def _in_options(error: Exception, resolution: Resolution, shape: Shape) -> Excep
 
 def _beside(found: Iterable[Problem], known: Sequence[Problem]) -> list[Problem]:
     """Return those of `found` that are not about a place that `known` has said what is wrong with."""
-    places = tuple(one.path for one in known)
+    places = tuple(problem.path for problem in known)
     below = tuple(f"{place}{mark}" for place in places for mark in ".[")
-    return [one for one in found if one.path not in places and not one.path.startswith(below)]
+    return [problem for problem in found if problem.path not in places and not problem.path.startswith(below)]
 
 
 def _model(resolution: Resolution, problems: list[Problem], merged: Merged) -> type[EngineConfig]:
@@ -257,7 +257,7 @@ def _input(values: Mapping[str, object], shape: Shape) -> dict[str, object]:
     out.setdefault("model", {})
     for path in shape.lists:
         if isinstance(entries := value_at(out, path), list):
-            _replace(out, path.split("."), [{"use": one} if isinstance(one, str) else one for one in entries])
+            _replace(out, path.split("."), [{"use": entry} if isinstance(entry, str) else entry for entry in entries])
     for name, value in switches_of(out).items():
         if value is True and shape.section_at(f"{SWITCHES}.{name}"):
             _replace(out, [SWITCHES, name], {})

@@ -1,4 +1,4 @@
-"""Services: what plugins build for the prefix cache, once memory for KV is sized."""
+"""Memory services: what plugins build for the prefix cache, once memory for KV is sized."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from pegboard.core.engine.choose import choose_providers, load_model
 from pegboard.core.engine.device import device_of, executor_of, loop_of, stage_parts
 from pegboard.core.engine.drafting import check_speculator, make_drafter
 from pegboard.core.engine.gates import build_gates
+from pegboard.core.engine.memory_services import memory_services
 from pegboard.core.engine.model_info import model_info
-from pegboard.core.engine.services import memory_services
 from pegboard.core.engine.sizing import chunk_size, make_rows
 from pegboard.core.engine.source import prepare_model
 from pegboard.core.engine.stages import StageBuilder

@@ -30,9 +30,9 @@ _GPU_CHUNKS = ((35 * 2**30, 2048), (160 * 2**30, 8192))
 _CHUNK_ELSEWHERE = 4096
 """Chunk sizes by device memory where decodes wait for chunks: SGLang's defaults."""
 _CHUNK_MIXED = 2048
-"""Where they share their batches, on a GPU. An H100 with an 8B model and 64 streams gives 0.96 of the tokens that it gives
-with chunks of 8,192 apart, but stops no stream for more than 60 ms instead of 200, and starts answers in 0.4 of the time
-(docs/gpu-results.md)."""
+"""Where they share their batches, on a GPU. An H100 with an 8B model and 64 streams gives 0.96 of the tokens that it
+gives with chunks of 8,192 apart, but stops no stream for more than 60 ms instead of 200, and starts answers in 0.4 of
+the time (docs/gpu-results.md)."""
 _CHUNK_CPU = 512
 """Smaller, since a chunk delays every running request."""
 

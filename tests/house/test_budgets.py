@@ -17,7 +17,7 @@ ROOMS = {
     "core.config": 2_880,
     "core.engine": 2_940,
     "core.interfaces": 6_770,
-    "core.pipeline": 14_570,
+    "core.pipeline": 14_710,
     "core.registry": 1_020,
     "core.server": 3_180,
     "plugins": 42_130,

@@ -13,27 +13,27 @@ from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
     "conformance": 22_070,
-    "core.cli": 1_020,
-    "core.config": 2_880,
-    "core.engine": 3_020,
-    "core.interfaces": 6_960,
-    "core.pipeline": 14_710,
+    "core.cli": 1_022,
+    "core.config": 2_810,
+    "core.engine": 2_810,
+    "core.interfaces": 6_770,
+    "core.pipeline": 11_670,
     "core.registry": 1_020,
-    "core.server": 3_180,
-    "plugins": 38_760,
-    "toolkit": 13_570,
+    "core.server": 3_160,
+    "plugins": 42_700,
+    "toolkit": 13_770,
     "tools": 11_340,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
 HEART = ("scheduler", "planner", "admission", "memory", "batch", "worker", "results", "lifecycle", "gates", "running")
-HEART_LINES = 3_600
+HEART_LINES = 3_545
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {
     "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 682),
     "grammar": (r"grammars?|matchers?", 739),
-    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_469),
+    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 16),
     "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 288),
     "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 44),
     "split prefill": (r"split_prefill\w*", 6),

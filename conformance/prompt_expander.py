@@ -71,8 +71,8 @@ class PromptExpanderContract(abc.ABC):
 
         def taken(expands: Sequence[Expand]) -> list[Expanded]:
             found = [one for expand in expands if (one := expand(ids)) is not None]
-            for one in (held for expanded in found for held in expanded.held):
-                one.keep()
+            for held in (held for expanded in found for held in expanded.held):
+                held.keep()
             return found
 
         async def beside() -> list[Expanded]:
@@ -84,6 +84,6 @@ class PromptExpanderContract(abc.ABC):
                 found = taken(expands)
         else:
             found = asyncio.run(beside())
-        for one in (held for expanded in found for held in expanded.held):
-            one.drop()
+        for held in (held for expanded in found for held in expanded.held):
+            held.drop()
         return found

@@ -20,6 +20,7 @@ from pegboard.core.interfaces.req import SINGLE, WHOLE_PREFIX
 from pegboard.core.interfaces.stage import Stage, Wait
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline.culprits import Culprits
+from pegboard.core.pipeline.reports import Reports
 from pegboard.core.pipeline.running import CONSTRAINED, FIRST_STAGE, HISTORY, SHIFTED, SPECIAL
 from pegboard.toolkit.system.blame import in_words
 from pegboard.toolkit.system.log_lines import quoted
@@ -73,9 +74,7 @@ class Points:
         self._closing = self._at("closed")
         self._sending = self._at("send")
         self._adopting = self._at("adopt")
-        self._telling = self._at("figures")
-        self._logging = self._at("log_totals")
-        self._auditing = self._at("idle_error")
+        self.reports = Reports(stages, self._log)
         self._looking = _flags(self._finishing) | _flags(self._stopping) | _flags(self._sending)
         self._unsent: list[tuple[Req, FinishReason]] = []
         self.alive: Mapping[str, Req] = {}
@@ -321,36 +320,6 @@ class Points:
                     stage.adopt(req, None if row is None else msgspec.Raw(row))
                 except Exception as error:
                     self._unsent.append((req, self.failure(stage, "adopt", error)))
-
-    # ---- what is told ----------------------------------------------------------------------------------------------
-
-    def info(self) -> dict[str, Mapping[str, object]]:
-        """Return what stages tell of themselves when the engine is built, by their names."""
-        return {stage.name: dict(stage.info()) for stage in self._at("info")}
-
-    def figures(self) -> dict[str, float]:
-        """Return totals and states of stages; nothing of one that raises."""
-        found: dict[str, float] = {}
-        for stage in self._telling:
-            try:
-                found.update(stage.figures())
-            except Exception as error:
-                self._log(stage, "figures", error)
-        return found
-
-    def log_totals(self) -> dict[str, tuple[str, int]]:
-        """Return what stages add to the log line of a prefill."""
-        found: dict[str, tuple[str, int]] = {}
-        for stage in self._logging:
-            try:
-                found.update(stage.log_totals())
-            except Exception as error:
-                self._log(stage, "log_totals", error)
-        return found
-
-    def idle_error(self) -> str | None:
-        """Return what is wrong with some stage's books, or None."""
-        return next((error for stage in self._auditing if (error := stage.idle_error()) is not None), None)
 
     # ---- what raises -----------------------------------------------------------------------------------------------
 

@@ -299,7 +299,7 @@ class Scheduler:
             return
         self._was_idle = True
         self.planner.ratio.current = self.planner.ratio.start
-        if error := self.stages.memory.idle_error() or self.stages.points.idle_error():
+        if error := self.stages.memory.idle_error() or self.stages.points.reports.idle_error():
             self.counters.book_errors += 1
             logger.error("the books do not balance: %s", error)
         if self.stages.report is not None:

@@ -36,7 +36,7 @@ def model_info(chosen: Chosen, scheduler: Scheduler) -> ModelInfo:
         providers={contract: [one.name for one in some] for contract, some in chosen.selection.choices.items()},
         features=_features(chosen, scheduler.stages.points.offers),
         hidden_size=spec.hidden_size,
-        stages=scheduler.stages.points.info(),
+        stages=scheduler.stages.points.reports.info(),
         sampling_defaults=chosen.sampling_defaults,
     )
 

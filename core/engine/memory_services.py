@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pegboard.core.config.sources import is_preset
 from pegboard.core.interfaces.choosing import ChosenProvider, MemoryContext
 from pegboard.core.interfaces.contract import Cardinality, Contract, Ctx, T
 from pegboard.toolkit.cache.kv_identity import kept_as, kv_identity

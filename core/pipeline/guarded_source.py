@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.step import BatchStep, Launched, Settle, StepSource
-from pegboard.core.registry.blame import DELIBERATE, in_words
+from pegboard.toolkit.system.blame import DELIBERATE, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

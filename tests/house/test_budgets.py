@@ -40,7 +40,7 @@ FEATURES: Mapping[str, tuple[str, int]] = {
     # servers' flags (3), what `config check` does not look at, and a name of torch's.
     "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 9),
     "split prefill": (r"split_prefill\w*", 6),
-    "hand-over of KV": (r"seats?|seated|kv_transfers?", 30),
+    "hand-over of KV": (r"seats?|seated|kv_transfers?", 1),
     "adapters": (r"loras?", 0),
 }
 """Whole words (also within identifiers) that name a feature, and how many of them core/ may have."""

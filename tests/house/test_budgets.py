@@ -12,7 +12,7 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 22_070,
+    "conformance": 22_160,
     "core.cli": 1_022,
     "core.config": 2_810,
     "core.engine": 2_810,
@@ -22,7 +22,7 @@ ROOMS = {
     "core.server": 3_160,
     "plugins": 42_700,
     "toolkit": 13_770,
-    "tools": 11_340,
+    "tools": 11_350,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 

@@ -174,11 +174,11 @@ FULL: dict[str, tuple[str, ...]] = {
         r"\[(top_p|min_p)\]",
         r"test_draw_and_match",
     ),
-    "core/pipeline/test_seats.py": (
-        r"test_broken_seats_are_noticed\[shared_before",
+    "plugins/kv_handoff/test_handoff.py": (
+        r"test_broken_hand_overs_are_noticed\[shared_before",
         r"test_any_traffic\w+\[(?![0-3]\b)",
         r"test_any_traffic\w+\[[0-3]-normal",
-        r"test_broken_seats",
+        r"test_broken_hand_overs",
     ),
     # Each kind of end meets chains or trees here.
     "core/pipeline/speculation/test_verify.py": (
@@ -429,7 +429,7 @@ FULL: dict[str, tuple[str, ...]] = {
     "plugins/http_guard/test_protocol.py": (r"test_(slow_answers|a_body_that_nobody|the_next_request)",),
     "core/server/test_client_media.py": (r"TestEnds",),
     "toolkit/system/test_stop_signals.py": (r"test_(a_log_that|a_program_goes|they_are_heard)",),
-    "toolkit/transfer/test_staging_mutants.py": (ALL,),
+    "plugins/kv_handoff/test_staging_mutants.py": (ALL,),
     "drills/test_gate.py": (r"test_nonsense",),
     "e2e/test_graph_matrix.py": (r"test_few",),
     "e2e/test_server.py": (r"test_(leavers|api_process_stays)",),

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pegboard.core.config.media_section import MediaSection
 from pegboard.core.config.sampling_section import SamplingDefaults
 from pegboard.core.config.section import AUTO, Section, UseSection
 from pegboard.core.interfaces.options import Key, NameList, PositiveInt
@@ -132,14 +131,6 @@ class ServerSection(Section):
         return self
 
 
-class HostSection(UseSection):
-    """KV memory on the host, below the device's; there only where the prefix cache has tiers."""
-
-    max_total_tokens: PositiveInt | None = None
-    """Tokens that it holds; unset: twice what the device's pool holds, but at most a quarter of the memory that is
-    available then."""
-
-
 class MemorySection(Section):
     """KV memory."""
 
@@ -162,13 +153,6 @@ class MemorySection(Section):
     """The buffers in which keys and values live."""
     allocator: UseSection = UseSection()
     """Allocator of the pool's free pages."""
-    host: HostSection = HostSection()
-    """KV memory on the host, for a prefix cache with tiers."""
-    storage: tuple[UseSection, ...] = ()
-    """Where KV is kept beyond memory, nearest first, for a prefix cache with tiers: names, or `{use: name, option:
-    value}`."""
-    storage_block: PositiveInt = 64
-    """Tokens that are kept together in storages; a multiple of the page size."""
 
 
 class SchedulerSection(SchedulerSettings, Section):
@@ -262,8 +246,6 @@ class EngineConfig(Section):
     """The attention backend."""
     memory: MemorySection = MemorySection()
     """KV memory."""
-    kv_transfer: UseSection = UseSection()
-    """What reads KV out of other servers' memory, for gates that bring it from there."""
     prefix_cache: UseSection = UseSection()
     """What is remembered of finished requests' prompts and outputs."""
     scheduler: SchedulerSection = SchedulerSection()
@@ -281,8 +263,6 @@ class EngineConfig(Section):
     """Constrained decoding: outputs that follow a grammar."""
     speculation: SpeculationSection = SpeculationSection()
     """Speculative decoding: tokens that are proposed cheaply, and verified several at a time."""
-    media: MediaSection = MediaSection()
-    """Pictures and video in prompts, for models that take them."""
     apis: tuple[UseSection, ...] = ()
     """HTTP APIs to offer: names, or `{use: name, option: value}`."""
     server: ServerSection = ServerSection()

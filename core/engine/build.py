@@ -14,13 +14,11 @@ from pegboard.core.engine.choose import choose_providers, load_model
 from pegboard.core.engine.device import device_of, executor_of, loop_of, stage_parts
 from pegboard.core.engine.drafting import check_speculator, make_drafter
 from pegboard.core.engine.gates import build_gates
-from pegboard.core.engine.media import MediaParts, media_parts
 from pegboard.core.engine.model_info import model_info
+from pegboard.core.engine.services import memory_services
 from pegboard.core.engine.sizing import chunk_size, make_rows
 from pegboard.core.engine.source import prepare_model
 from pegboard.core.engine.stages import StageBuilder
-from pegboard.core.engine.tiers import Tiers, build_tiers, watches
-from pegboard.core.engine.transfer import TransferBuilder
 from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.client import ModelInfo
@@ -43,10 +41,8 @@ from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContex
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
-from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.grammar.gate import GrammarGate, make_grammar_gate
 from pegboard.core.pipeline.grammar.state import KINDS
-from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
@@ -86,21 +82,19 @@ class BuiltScheduler:
     pool: KVPool
     view: SchedulerView
     grammar_gate: GrammarGate | None = None
-    media: MediaParts | None = None
-    transfer: TransferBuilder | None = None
 
     def prepare_memory(self, seconds: float) -> None:
-        """Provide for the memory of KV, on the device and then on the host, for about `seconds` at most: before the
-        first request, or not at all.
+        """Provide for the memory of KV, on the device and then beyond, for about `seconds` at most: before the first
+        request, or not at all.
         """
         if seconds <= 0:
             return
         started = time.monotonic()
         with torch.inference_mode():
             ready, wanted = self.pool.prepare(seconds), self.pool.num_slots
-            if (tiers := self.scheduler.stages.tiers) is not None:
-                on_host, of_host = tiers.prepare(max(0.0, seconds - (time.monotonic() - started)))
-                ready, wanted = ready + on_host, wanted + of_host
+            left = max(0.0, seconds - (time.monotonic() - started))
+            beyond, of_beyond = self.scheduler.stages.memory.cache.prepare(left)
+            ready, wanted = ready + beyond, wanted + of_beyond
         took = time.monotonic() - started
         if took > 0.5 or ready < wanted:
             logger.info("memory for %d of %d tokens of KV is prepared, in %.1f s", ready, wanted, took)
@@ -109,18 +103,14 @@ class BuiltScheduler:
         """End the helper processes and threads. Nothing may be running any more."""
         stages = self.scheduler.stages
         stages.executor.close()
-        stages.results.grammars.work.close()
-        if stages.tiers is not None:
-            stages.memory.cache.close()
-            stages.tiers.close()
+        stages.memory.cache.close()
         if stages.gates is not None:
             stages.gates.close()
-        if self.transfer is not None:
-            self.transfer.close()
 
 
-def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
-    """Prepare the model, choose providers, load weights, size memory, join the stages.
+def build_scheduler(resolved: ResolvedConfig, scratch: Path) -> BuiltScheduler:
+    """Prepare the model, choose providers, load weights, size memory, join the stages. `scratch` is a directory that
+    this process shares with that of the API.
 
     Raises ConfigError, PluginError, ModelError or OutOfMemory with a message for the operator.
     """
@@ -129,9 +119,9 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
     hooks = Hooks.load(resolved.registry, resolved.plugin_options)
     started = time.monotonic()
     chosen, family = choose(resolved, hooks)
-    parts = StageBuilder(chosen, hooks)
+    parts = StageBuilder(chosen, hooks, scratch)
     with torch.inference_mode():
-        loaded = load_model(chosen, family)
+        loaded = load_model(chosen, family, parts.parts)
     built = _join(chosen, loaded, hooks, parts)
     logger.info("ready after %.1f s: %s", time.monotonic() - started, ", ".join(_choices(chosen.selection)))
     return built
@@ -200,30 +190,28 @@ def _possible(eos_token_ids: frozenset[int], spec: ModelSpec) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Grammars:
-    """The gate of grammars, the kinds that it takes, and whether outputs can go back in them; None and none without a
-    backend.
-    """
+    """The gate of grammars, and the kinds that it takes; None and none without a backend."""
 
     gate: GrammarGate | None = None
     kinds: tuple[str, ...] = ()
-    rolls_back: bool = False
 
 
 def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> BuiltScheduler:
     """Build the stages around a loaded runner, and the scheduler of them."""
-    config, spec = chosen.resolved.engine, chosen.spec
+    config = chosen.resolved.engine
     settings = _scheduler_settings(chosen, splits=any(stage.splits for stage in parts.points.stages))
-    allocator, cache, tiers = _cache(chosen, loaded)
+    allocator, cache = _cache(chosen, loaded, hooks)
+    parts.check_loader(cache)
     rows = make_rows(config, chosen.model.device, loaded.memory.max_context_len)
     memory = MemoryManager(rows, allocator, cache)
     memory.cache_name = chosen.culprits.name(cache)
     report = StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens)
-    gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, rows=parts.points.first_rows)
+    named = {stage.name: stage for stage in parts.points.stages}
+    gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, stages=named)
     grammars = _grammars(chosen, gate_ctx)
-    gates, transfer = build_gates(chosen, loaded, grammars.gate, gate_ctx)
+    gates = build_gates(chosen, loaded, grammars.gate, gate_ctx)
     chunk = chunk_size(config, chosen.model.device)
-    media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
-    worker = _worker(chosen, loaded, rows, hooks, parts, media, tiers)
+    worker = _worker(chosen, loaded, rows, hooks, parts)
     executor = executor_of(settings.loop, worker, stage_parts(chosen, worker, loaded.memory.pool), chosen.model.device)
     results = _results(chosen, grammars, parts)
     stages = Stages(
@@ -234,17 +222,15 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
         executor,
         gates=gates,
         points=parts.points,
-        media=None if media is None else media.stage,
         report=report,
         culprits=chosen.culprits,
         hooks=_step_hooks(hooks),
-        drafter=make_drafter(chosen, memory, results.grammars, executor, worker),
-        tiers=tiers,
+        drafter=make_drafter(chosen, memory, executor, worker),
         runner_figures=loaded.runner.figures,
         unsampled=Unsampled(chosen.processors, chosen.culprits, executor),
     )
     scheduler = Scheduler(settings, stages, _limits(chosen, loaded, chunk))
-    return _built(chosen, loaded, hooks, scheduler, worker, grammars, media, transfer)
+    return _built(chosen, loaded, hooks, scheduler, worker, grammars)
 
 
 def _limits(chosen: Chosen, loaded: Loaded, chunk: int | None) -> Limits:
@@ -259,12 +245,10 @@ def _built(
     scheduler: Scheduler,
     worker: Worker,
     grammars: _Grammars,
-    media: MediaParts | None,
-    transfer: TransferBuilder | None,
 ) -> BuiltScheduler:
     return BuiltScheduler(
         scheduler=scheduler,
-        info=model_info(chosen, scheduler, grammars.kinds, 0 if media is None else media.width),
+        info=model_info(chosen, scheduler, grammars.kinds),
         directory=chosen.model.directory,
         tokenizer=chosen.tokenizer,
         hooks=hooks,
@@ -273,8 +257,6 @@ def _built(
         pool=loaded.memory.pool,
         view=SchedulerView(scheduler, hooks),
         grammar_gate=grammars.gate,
-        media=media,
-        transfer=transfer,
     )
 
 
@@ -284,15 +266,13 @@ def _made(chosen: Chosen, contract: Contract[T, Ctx], ctx: Ctx) -> T:
     return chosen.culprits.know(choice.record, choice.build(ctx))
 
 
-def _cache(chosen: Chosen, loaded: Loaded) -> tuple[TokenAllocator, PrefixCache, Tiers | None]:
+def _cache(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> tuple[TokenAllocator, PrefixCache]:
     page_size = chosen.resolved.engine.memory.page_size
     allocator_ctx = TokenAllocatorContext(loaded.memory.num_pages, page_size)
     allocator = chosen.selection.choose(TOKEN_ALLOCATOR, allocator_ctx).build(allocator_ctx)
     ctx = PrefixCacheContext(allocator, page_size)
-    tiers = build_tiers(chosen, loaded, chosen.selection.choose(PREFIX_CACHE, ctx))
-    if tiers is not None:
-        ctx = replace(ctx, mover=tiers.mover, identity=tiers.identity)
-    return allocator, _made(chosen, PREFIX_CACHE, ctx), tiers
+    services = memory_services(chosen, loaded, hooks, chosen.selection.choose(PREFIX_CACHE, ctx))
+    return allocator, _made(chosen, PREFIX_CACHE, replace(ctx, services=services))
 
 
 def _worker(
@@ -301,8 +281,6 @@ def _worker(
     rows: ReqToTokenPool,
     hooks: Hooks,
     parts: StageBuilder,
-    media: MediaParts | None,
-    tiers: Tiers | None,
 ) -> Worker:
     worker = Worker(
         loaded.runner,
@@ -313,25 +291,16 @@ def _worker(
         before=GuardedHooks("before_forward", hooks.freeze("before_forward")),
         after=GuardedHooks("after_forward", hooks.freeze("after_forward")),
         parts=parts.parts,
-        media=None if media is None else media.encoded,
         drafts=chosen.speculator.watch(),
         judge=chosen.speculator.judge(),
-        loads=None if tiers is None else tiers.loads,
-        watches=watches(chosen),
     )
     loaded.runner.start(loaded.memory.pool, worker.batches.table)
     return worker
 
 
 def _results(chosen: Chosen, grammars: _Grammars, parts: StageBuilder) -> ResultStage:
-    grammar = chosen.resolved.engine.grammar
-    limits = WorkLimits(grammar.step_seconds, grammar.work_seconds, grammar.work_seconds_earned)
-    return ResultStage(
-        chosen.tokenizer,
-        chosen.spec.eos_token_ids,
-        GrammarFollower(GrammarWork(limits), grammar.jump_ahead, rolls_back=grammars.rolls_back),
-        parts.points,
-    )
+    begin = None if grammars.gate is None else grammars.gate.grammars.work.begin_step
+    return ResultStage(chosen.tokenizer, chosen.spec.eos_token_ids, begin, parts.points)
 
 
 def _builder(chosen: Chosen, memory: MemoryManager, parts: StageBuilder) -> BatchBuilder:
@@ -367,8 +336,10 @@ def _grammars(chosen: Chosen, gate_ctx: AdmissionGateContext) -> _Grammars:
         return _Grammars()
     backend = choice.build(ctx)
     settings = chosen.resolved.engine.grammar
-    gate = make_grammar_gate(choice.record, backend, choice.options, ctx, settings, gate_ctx)
-    return _Grammars(gate, kinds, "rollback" in choice.provides)
+    gate = make_grammar_gate(
+        choice.record, backend, choice.options, ctx, settings, gate_ctx, rolls_back="rollback" in choice.provides
+    )
+    return _Grammars(gate, kinds)
 
 
 def _scheduler_settings(chosen: Chosen, *, splits: bool) -> SchedulerSection:

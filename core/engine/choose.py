@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from pegboard.core.engine.media import check_overlay, choose_media
 from pegboard.core.engine.memory_profiler import CudaMeter, MemoryProfiler, room_for_kv
 from pegboard.core.engine.sizing import KVMemory, chunk_size, pool_context, size_memory
 from pegboard.core.engine.speculation import ChosenSpeculator, choose_speculator
@@ -30,12 +29,11 @@ if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.config.sections import EngineConfig
     from pegboard.core.config.select import Choice, Selection
-    from pegboard.core.engine.media import ChosenMedia
     from pegboard.core.interfaces.graphs import GraphCapture
     from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
     from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
-    from pegboard.core.interfaces.media import MediaEncoder
     from pegboard.core.interfaces.model_family import ModelContext, ModelFamily, Network
+    from pegboard.core.interfaces.stage import DevicePart
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -61,7 +59,6 @@ class Chosen:
     pool: Choice[KVPool, KVPoolContext]
     kv_dtype: torch.dtype
     speculator: ChosenSpeculator
-    media: ChosenMedia | None = None
     culprits: Culprits = field(default_factory=Culprits)
     queue: DeviceQueue = field(default_factory=HostQueue)
     capture: GraphCapture | None = None
@@ -87,13 +84,10 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A runner with its weights, the memory that was left for KV, and what encodes the model's media, if it takes
-    any.
-    """
+    """A runner with its weights, and the memory that was left for KV."""
 
     runner: ModelRunner
     memory: KVMemory
-    encoder: MediaEncoder | None = None
 
 
 def choose_providers(
@@ -126,12 +120,10 @@ def choose_providers(
         graph_sizes=attention_ctx.graph_sizes,
     )  # fmt: skip
     runner = selection.choose(RUNNER, about)
-    media = choose_media(resolved, selection, model)
-    check_overlay(media, selection)
     pool = selection.choose(KV_POOL, pool_context(1, config.memory.page_size, model, spec, speculator.layers, kv_dtype))
     return Chosen(
         resolved, selection, model, spec, tokenizer, made_attention, made_processors, made_sampler, asked, runner, pool,
-        kv_dtype, speculator, media, culprits, queue, capture, defaults,
+        kv_dtype, speculator, culprits, queue, capture, defaults,
     )  # fmt: skip
 
 
@@ -186,20 +178,24 @@ def _needs(ctx: AttentionContext) -> dict[str, str]:
     return {"kv_fp8": f"which memory.kv_dtype {value} needs; set that to auto, or choose another attention.use"}
 
 
-def load_model(chosen: Chosen, family: ModelFamily) -> Loaded:
-    """Read the weights, try the network out, and give KV what memory is left. Raises ModelError and OutOfMemory."""
+def load_model(chosen: Chosen, family: ModelFamily, parts: Sequence[DevicePart] = ()) -> Loaded:
+    """Read the weights, those of `parts` first, try the network out, and give KV what memory is left. Raises ModelError
+    and OutOfMemory.
+    """
     know, runner = chosen.culprits.know, chosen.runner
-    encoder = _load_encoder(chosen)
+    for part in parts:
+        part.load()
+    reserved = sum(part.reserved for part in parts)
     if "own_weights" in runner.provides:
         made = know(runner.record, runner.build(chosen.runner_context(None)))
         chosen.speculator.load(made, chosen.attention)
-        return Loaded(made, _sized(chosen, family, made), encoder)
+        return Loaded(made, _sized(chosen, family, made, reserved))
     (family_choice,) = chosen.selection.choices["model_family"]
     network = know(family_choice.record, family.load())
     family.probe(network, _probe(chosen, network))
     made = know(runner.record, runner.build(chosen.runner_context(network)))
     chosen.speculator.load(made, chosen.attention)
-    return Loaded(made, _sized(chosen, family, made), encoder)
+    return Loaded(made, _sized(chosen, family, made, reserved))
 
 
 def _probe(chosen: Chosen, network: Network) -> PoolProbe:
@@ -215,18 +211,8 @@ def _probe(chosen: Chosen, network: Network) -> PoolProbe:
     return PoolProbe(network, chosen.spec, attention, small_pool, page_size, chosen.model.device)
 
 
-def _load_encoder(chosen: Chosen) -> MediaEncoder | None:
-    if chosen.media is None:
-        return None
-    choice = chosen.media.encoder
-    encoder = chosen.culprits.know(choice.record, choice.build(chosen.model))
-    encoder.load()
-    return encoder
-
-
-def _sized(chosen: Chosen, family: ModelFamily, runner: ModelRunner) -> KVMemory:
+def _sized(chosen: Chosen, family: ModelFamily, runner: ModelRunner, reserved: int) -> KVMemory:
     config, further = chosen.resolved.engine, chosen.speculator.layers
-    reserved = 0 if chosen.media is None else config.media.cache_bytes
     memory = size_memory(
         chosen.pool, config, chosen.model, chosen.spec, reserved, further, chosen.kv_dtype, _by_trial(chosen, runner)
     )
@@ -251,9 +237,13 @@ def _by_trial(chosen: Chosen, runner: ModelRunner) -> int | None:
         )
 
     chunk, running = chunk_size(config, model.device), config.scheduler.max_running_requests
-    graphs = len(chosen.attention.ctx.graph_sizes)
+    tokens = runner.prefill_graph_sizes()
+    graphs = len(chosen.attention.ctx.graph_sizes) + 2 * len(tokens)  # of each prefill with and without decodes
+    largest = max(tokens, default=0)
     about = (config.memory.page_size, running, chunk, chosen.spec.max_context_len)
-    room = room_for_kv(CudaMeter(model.device), lambda: MemoryProfiler(runner, scratch, chosen.queue, *about), graphs)
+    room = room_for_kv(
+        CudaMeter(model.device), lambda: MemoryProfiler(runner, scratch, chosen.queue, *about), graphs, largest
+    )
     torch.cuda.empty_cache()  # the pool takes segments of its own, not blocks that the profiler's steps left
     return room
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.executor import Pending
 from pegboard.core.interfaces.stage import DevicePart, DeviceServices
 from pegboard.core.pipeline.executor import Done, LocalExecutor
-from pegboard.core.pipeline.media.encoding import MEDIA
 from pegboard.core.pipeline.speculation.drafter import SPECULATION
 from pegboard.core.pipeline.unsampled import BLAME, Blame
 
@@ -58,13 +58,12 @@ def stage_parts(chosen: Chosen, worker: Worker, pool: KVPool) -> dict[str, RunSt
     working = [part for part in worker.parts.values() if type(part).run is not DevicePart.run]
     parts: dict[str, RunStage] = {part.name: partial(_run, part, DeviceServices(pool)) for part in working}
     parts[BLAME] = Blame(chosen.processors, chosen.spec.vocab_size).run
-    if worker.media is not None:
-        parts[MEDIA] = worker.media.encode
     if worker.drafts is not None:
         parts[SPECULATION] = worker.draft
     return parts
 
 
 @torch.inference_mode()
-def _run(part: DevicePart, services: DeviceServices, payload: object) -> Done[object]:
-    return Done(part.run(payload, services))
+def _run(part: DevicePart, services: DeviceServices, payload: object) -> Pending[object]:
+    found = part.run(payload, services)
+    return found if isinstance(found, Pending) else Done(found)

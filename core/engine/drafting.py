@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.executor import Executor
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
     from pegboard.core.interfaces.sampler import Sampler
-    from pegboard.core.pipeline.grammar.follow import GrammarFollower
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.worker import Worker
 
@@ -62,7 +61,6 @@ def _need(kind: str, by: Provider, capability: str, start: str, what: str) -> No
 def make_drafter(
     chosen: Chosen,
     memory: MemoryManager,
-    grammars: GrammarFollower,
     executor: Executor,
     worker: Worker,
 ) -> Drafter | None:
@@ -80,5 +78,5 @@ def make_drafter(
         device = OnDevice(executor, speculator.device.reserve, worker.drafts)
     return Drafter(
         speculator.made, chosen.resolved.engine.speculation, memory, chosen.spec.vocab_size, undrafted=undrafted,
-        grammars=grammars, device=device, judge=worker.judge, name=speculator.choice.name,
+        device=device, judge=worker.judge, name=speculator.choice.name,
     )  # fmt: skip

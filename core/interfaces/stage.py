@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,16 +25,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch, ScheduleBatch
-    from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, ModelInfo, OutputChunk
     from pegboard.core.interfaces.contract import Contract, Ctx, T
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput, LogprobOutput
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.layers import ModelSpec
     from pegboard.core.interfaces.messages import TokenizedRequest
+    from pegboard.core.interfaces.model_family import ModelContext
     from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.interfaces.sampling import SamplingParams
     from pegboard.core.interfaces.status import FinishReason
     from pegboard.core.interfaces.step import AnySource, CoreServices
+
+
+R = TypeVar("R")
 
 
 class Wait(enum.Enum):
@@ -44,17 +47,22 @@ class Wait(enum.Enum):
     """Other requests may be admitted in its place."""
     STOP = "stop"
     """Nothing further is admitted to this prefill."""
+    HOLD = "hold"
+    """Nothing further is admitted to this prefill, since a step of the stage's own comes first; as long as nothing has
+    been, further requests are asked, so that one such step serves several.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Interest:
     """What a stage needs for a request that it takes part in. `history`: the tokens before a step are known when it is
     packed. `single`: each output token is drawn in a row of its own, so the request gets neither drafts nor forced
-    tokens.
+    tokens. `constrained`: it has a TokenConstraint before it is admitted.
     """
 
     history: bool = False
     single: bool = False
+    constrained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +175,30 @@ class Sent:
 class StageContext:
     """What stages and device parts are built with, before weights are read. `config` is the EngineConfig. `runner` are
     the capabilities of the chosen runner, which is called `runner_name`. `provider` builds what is chosen for a
-    contract, once for all who ask. `end` finishes a request for a reason, from within `arrived`, `commit` or `closed`;
-    none of its KV is shared.
+    contract, once for all who ask; `find` is None where the config names no provider and none supports the context, and
+    `missing` says then which would but for a library, by the contract's name. `lacking` says who of those that compute
+    the model lacks a capability, such as "model family 'llama'"; None: all have it. `end` finishes a request for a
+    reason, from within `arrived`, `commit` or `closed`; none of its KV is shared. Tokens of a prompt are computed in
+    chunks of `chunk_size`; None: at once. `scratch` is a directory that this process shares with that of the API.
     """
 
     config: Any
     spec: ModelSpec
-    directory: Path
+    model: ModelContext
     runner: frozenset[str]
     provider: Callable[[Contract[T, Ctx], Ctx], T]
+    find: Callable[[Contract[T, Ctx], Ctx], T | None]
+    missing: Callable[[str], Sequence[str]]
+    lacking: Callable[[str], str | None]
     end: Callable[[Req, FinishReason], None]
-    runner_name: str = ""
+    runner_name: str
+    chunk_size: int | None
+    scratch: Path
+
+    @property
+    def directory(self) -> Path:
+        """The prepared model's."""
+        return self.model.directory
 
 
 class Stage:
@@ -214,7 +235,8 @@ class Stage:
         of its methods sees the request again. `message.features` has what the FrontendStage prepared.
 
         Raise InvalidRequest to refuse the request. Anything else that is raised refuses it with status 500. The stage
-        may set `req.samples` to False: the request ends with its prompt, and no token is drawn.
+        may set `req.samples` to False: the request ends with its prompt, and no token is drawn. It may set
+        `req.positions`, and give tokens keys: ``req.tokens = KeyedTokens(req.prompt_ids, keys)``.
         """
         return None
 
@@ -246,10 +268,13 @@ class Stage:
 
     # ---- a plan ----------------------------------------------------------------------------------------------------
 
+    def begin_plan(self) -> None:
+        """Before each step is planned: what `clip` has noted for the plan before is out of date."""
+
     def clip(self, req: Req, start: int, take: int) -> int | Wait:
         """While a prefill is planned: return how many of tokens [start, start + take) can be computed now, `take` at
-        most. Asked several times per plan, and also for requests that are not admitted afterwards, so it must change
-        nothing. The core rounds down to pages, and lets only one request of a prefill be cut.
+        most. Asked several times per plan, and also for requests that are not admitted afterwards, so it changes
+        nothing beyond the plan. The core rounds down to pages, and lets only one request of a prefill be cut.
         """
         return take
 
@@ -288,6 +313,28 @@ class Stage:
         gave for it there; None where it gave none.
         """
 
+    # ---- what is told ----------------------------------------------------------------------------------------------
+
+    def info(self) -> Mapping[str, object]:
+        """Once, when the engine is built: plain values that `ModelInfo.stages` has under the stage's name."""
+        return {}
+
+    def figures(self) -> Mapping[str, float]:
+        """Whenever the scheduler is asked for its figures, for `/server_info` and metrics: totals and states, by names
+        that none of its other figures has.
+        """
+        return {}
+
+    def log_totals(self) -> Mapping[str, tuple[str, int]]:
+        """For each log line about a prefill: totals since the start, each by what the line calls it, with the field of
+        the log record. The line says what came since the one before.
+        """
+        return {}
+
+    def idle_error(self) -> str | None:
+        """Return what is wrong with the stage's books when the scheduler has no request, or None."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceServices:
@@ -299,14 +346,31 @@ class DeviceServices:
 class DevicePart:
     """Where batches run: called in launch order, on every rank. What it raises fails the batch, so that halves are
     tried. A payload is read on each call and must not be changed.
+
+    It gets the payloads of the Stage of its name; or, with `loads`, those of a prefix cache that names it as its
+    `loader`.
     """
 
     name: str = ""
+    loads: bool = False
+    reserved: int = 0
+    """Bytes on the device that it takes beside its weights, which KV does not get."""
+
+    def load(self) -> None:
+        """Once, before the model's weights are read and memory is given to KV: read its own. Raises as
+        `ModelFamily.load` does.
+        """
 
     def unpack(self, payload: object, batch: ForwardBatch, put: Callable[[NDArray[np.generic]], torch.Tensor]) -> None:
         """Before the pass: put the payload of the Stage into the batch. `put` brings an array to the device along with
         all others, in one copy; the tensor may be read after the pass has begun.
         """
+
+    def execute(self, payload: object, batch: ForwardBatch, run: Callable[[], R]) -> R:
+        """Around the pass, or around the first part of a split one: call `run` once, and return what it returns. Raise
+        StepLost where what the pass reads is not there and no request is to blame.
+        """
+        return run()
 
     def computed(self, payload: object, batch: ForwardBatch, output: ForwardOutput) -> Mapping[str, torch.Tensor]:
         """After the pass: return tensors that go to the host with the tokens, in one copy. The Stage finds them in
@@ -315,51 +379,7 @@ class DevicePart:
         return {}
 
     def run(self, payload: object, services: DeviceServices) -> object:
-        """Whenever a source of its stage has StageWork done, between batches: return the result, which is not None. It
-        may wait for the device; batches that are launched later wait for it.
+        """Whenever a source of its stage has StageWork done, between batches: return the result, which is not None, or
+        what waits for it (`Pending`). It may wait for the device; batches that are launched later wait for it.
         """
         raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """What answering costs the API process, in numbers of things (see `server.budget`): log-probabilities, numbers of
-    vectors, such numbers for each output token, and what ends it by its text.
-    """
-
-    entries: int = 0
-    numbers: int = 0
-    numbers_per_token: int = 0
-    stops: tuple[CompiledStops, ...] = ()
-    """The same object for all answers that share it."""
-
-
-class FrontendStage:
-    """The API process's half of a feature. Called from several threads, so it keeps nothing of a request. What it
-    raises fails the request with status 500, by the names of stage and plugin.
-    """
-
-    name: str = ""
-    fields: tuple[str, ...] = ()
-    """Those of `STAGE_FIELDS` and `SAMPLING_FIELDS` that it serves. Without it requests with them are refused."""
-
-    def prepare(self, request: GenerateRequest | EmbedRequest, length: int, info: ModelInfo) -> object | None:
-        """Once per request, when its fields are checked: return what the Stage is to know of it, anything that msgspec
-        encodes; None: nothing. `length` is the prompt's in tokens. Raise InvalidRequest, naming the field, for what
-        cannot be served.
-        """
-        return None
-
-    def compile_stops(self, sampling: SamplingParams) -> CompiledStops | None:
-        """Before a request's prompt becomes tokens, beside the loop, and again for its output: check and compile those
-        of `SAMPLING_FIELDS` that end it by its text. Return the same object for equal ones, as long as it is in use.
-        Raise InvalidRequest, naming the field, for what cannot be served.
-        """
-        return None
-
-    def price(self, feature: msgspec.Raw, message: TokenizedRequest, info: ModelInfo) -> Price:
-        """Once or twice per request with a feature of this stage: return what its answer will cost."""
-        return Price()
-
-    def finish(self, chunk: OutputChunk, whole: msgspec.Raw | None, rows: Sequence[msgspec.Raw]) -> None:
-        """For each chunk to which `Stage.send` added something: put it into the chunk's fields."""

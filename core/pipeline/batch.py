@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch, SplitPart
 from pegboard.core.interfaces.forward import ForwardMode
-from pegboard.core.pipeline.media.placing import overlay_of, positions_of
 from pegboard.core.pipeline.points import Points, asks_of
+from pegboard.core.pipeline.positions import positions_of
 from pegboard.core.pipeline.running import NEVER, SHIFTED, flags_of
 from pegboard.core.pipeline.sampling_info import SamplingInfos, mark_pending
 from pegboard.core.pipeline.speculation.drafts import pack
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.batch import Observed, PrefillItem
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
-    from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.interfaces.sampler import Sampler
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
@@ -162,7 +162,7 @@ class BatchBuilder:
         if drafts is not None:
             drafts = drafts.behind([req.tokens.last for req in through])
         work = _keep_out(self._work(batch, through + decoding, drafts, observed), again)
-        work.loads = tuple(item.load for item in items if item.load is not None)
+        loads = self._load(work, [item.req.kv for item in items if item.fresh])
         if decoding and drafts is None:
             at = work.input_ids.shape[0] - len(decoding)
             ids, pending = _inputs(running, active, flight)
@@ -189,6 +189,7 @@ class BatchBuilder:
             again=again,
             drafts=drafts,
             asks=asks_of(reqs),
+            loads=loads,
         )
 
     def join(self, step: Step, running: RunningBatch) -> None:
@@ -263,12 +264,18 @@ class BatchBuilder:
         again = None if step.again is None else step.again[keep]
         observed = None if step.work.observed is None else step.work.observed.part(keep)
         work = _keep_out(self._work(batch, sampled, drafts, observed), again)
-        work.loads = tuple(kv.load for kv in kvs if kv.load is not None)
+        loads = self._load(work, kvs)
         left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
         flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
         half = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, again=again, drafts=drafts)
-        half.touched, half.asks, half.closed = True, asks_of(reqs), True
+        half.touched, half.asks, half.closed, half.loads = True, asks_of(reqs), True, loads
         return half
+
+    def _load(self, work: ModelWorkerBatch, kvs: Iterable[ReqKV]) -> bool:
+        """Have what the prefix cache has promised loaded for a batch; whether there is anything."""
+        if loads := tuple(kv.load for kv in kvs if kv.load is not None):
+            work.payloads[self._memory.cache.loader] = loads
+        return bool(loads)
 
     def _work(
         self, batch: ScheduleBatch, sampled: list[Req], drafts: Drafts | None, observed: Observed | None
@@ -298,7 +305,6 @@ class BatchBuilder:
             sampling=self._infos.of(sampled) if sampled else None,
             sampled_rows=sampled_rows,
             table=self._memory.rows.take_changes(),
-            overlay=overlay_of(spans),
             observed=observed,
         )
         if drafts is not None:

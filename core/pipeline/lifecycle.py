@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.status import FinishReason, ReqStatus
+from pegboard.core.pipeline.running import CONSTRAINED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pegboard.core.interfaces.admission_gate import Arrived
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.messages import TokenOutput
     from pegboard.core.interfaces.req import Req
@@ -54,8 +54,6 @@ class Lifecycle:
         self._gates = gates
         self._requests_finished = requests_finished
         self._clock = clock
-        if gates is not None and gates.follows:
-            memory.leaving = gates.leaving
 
     def begin(self, req: Req) -> None:
         """Take a request in. It joins the queue unless a gate blocks it."""
@@ -116,56 +114,55 @@ class Lifecycle:
             else:
                 self._release(req)
 
-    def ask_gates(self, gates: GateKeeper) -> list[tuple[Req, Arrived | None]]:
-        """Act on the gates' news: requests that have failed, or need not be held any more. Return those that may go on,
-        with what has arrived for them.
-        """
+    def ask_gates(self, gates: GateKeeper) -> None:
+        """Act on the gates' news: requests that have failed, need not be held any more, or may go on."""
         news = gates.poll()
         for req, reason in news.failed:
             self.end(req, reason)
         for req in news.released:
             # What ended before it was through has KV that is not all there.
             self._release(req, keep=req.output_len > 0)
-        return news.ready
+        for req in news.ready:
+            further = gates.passed(req)
+            if isinstance(further, FinishReason):
+                self.end(req, further)
+            elif not further:
+                req.move_to(ReqStatus.WAITING)
+                self.ready(req)
 
     def share(self, step: Step) -> None:
-        """Share what a step has computed of prompts, and tell the gates that follow them."""
-        gates = self._gates
+        """Share what a step has computed of prompts. Of those that have ended, too: a gate may hold them for long."""
         for req, kv in zip(step.prefilled, step.kvs, strict=False):
-            followed = gates is not None and gates.follows and gates.is_followed(req)
-            if req.kv is not kv or (req.finished and not followed):
-                continue
-            self._memory.cache_unfinished(req)
-            if gates is not None and followed:
-                reason = gates.computed(req, self._memory.slots(req, 0, kv.committed_len).copy())
-                if reason is not None and not req.finished:
-                    self.end(req, reason)
+            if req.kv is kv:
+                self._memory.cache_unfinished(req)
 
-    def follow_grammars(self) -> None:
-        """Park the requests whose matchers need longer, and count the tokens that grammars have forced."""
-        grammars, planner = self._results.grammars, self._planner
-        sitting, grammars.sitting_out = grammars.sitting_out, []
-        self._counters.grammar_waits += len(sitting)
-        # Some have been ended since, by a gate or for want of a token.
-        for req, token in sitting:
-            if req.finished:
-                continue
-            planner.park(req)
-            grammars.work.sit_out(req, token)
-        more = grammars.forced_tokens - self._counters.forced_tokens
+    def follow_constraints(self) -> None:
+        """Park the requests whose constraints need longer, and count the tokens that constraints have forced."""
+        constraints = self._results.constraints
+        later, constraints.later = constraints.later, []
+        self._counters.grammar_waits += len(later)
+        for req in later:
+            # Some have been ended since, by a gate or for want of a token.
+            if not req.finished:
+                self._planner.park(req)
+        more, constraints.forced_tokens = constraints.forced_tokens, 0
         self._counters.forced_tokens += more
         self._counters.generated_tokens += more
 
-    def ask_matchers(self) -> None:
-        """Take back the requests whose matchers have caught up."""
-        for req, reason in self._results.grammars.work.take_done():
-            if req.finished:
+    def ask_constraints(self) -> None:
+        """Take back the parked requests whose constraints have caught up."""
+        results = self._results
+        for req in list(self._planner.parked):
+            if not req.flags & CONSTRAINED:
                 continue
-            if reason is None:
+            reason = results.constraints.advance(req, req.tokens.last, results.finishers(req))
+            if results.constraints.later:
+                results.constraints.later.clear()
+            elif reason is None:
                 self._planner.resume(req)
-                continue
-            self._stop(req, reason)
-            self.finished([req])
+            else:
+                self._stop(req, reason)
+                self.finished([req])
 
     def ready(self, req: Req) -> None:
         """Let a request into the queue that has passed all gates."""
@@ -188,7 +185,7 @@ class Lifecycle:
         req.output.finish_reason = reason
         req.timing.finished = self._clock()
         self._planner.drop(req)
-        self._planner.seated.discard(req)
+        self._planner.reserved.discard(req)
         output = self._results.output(req)
         if output is not None:
             self.outbox.append(output)

@@ -16,13 +16,14 @@ import numpy as np
 
 from pegboard.core.interfaces.batch import BatchExtras
 from pegboard.core.interfaces.errors import InvalidRequest, PluginError
-from pegboard.core.interfaces.req import WHOLE_PREFIX
+from pegboard.core.interfaces.req import SINGLE, WHOLE_PREFIX
 from pegboard.core.interfaces.stage import Stage, Wait
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.interfaces.step import StepSource
 from pegboard.core.pipeline.culprits import Culprits
-from pegboard.core.pipeline.running import FIRST_STAGE, HISTORY, SINGLE, SPECIAL
+from pegboard.core.pipeline.running import CONSTRAINED, FIRST_STAGE, HISTORY, SHIFTED, SPECIAL
 from pegboard.toolkit.system.blame import in_words
+from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,6 +65,7 @@ class Points:
         self._stopping = self._at("compile_stops")
         self._unplacing = self._at("unplaced")
         self._going = self._at("gone")
+        self.beginning = self._at("begin_plan")
         self._clipping = self._at("clip")
         self.clips = bool(self._clipping)
         """Whether some stage says how much of a prompt can be computed."""
@@ -73,6 +75,9 @@ class Points:
         self._closing = self._at("closed")
         self._sending = self._at("send")
         self._adopting = self._at("adopt")
+        self._telling = self._at("figures")
+        self._logging = self._at("log_totals")
+        self._auditing = self._at("idle_error")
         self._looking = _flags(self._finishing) | _flags(self._stopping) | _flags(self._sending)
         self._unsent: list[tuple[Req, FinishReason]] = []
 
@@ -114,6 +119,9 @@ class Points:
                 interest = stage.arrive(req, message)
                 if interest is not None:
                     req.flags |= stage.flag | HISTORY * interest.history | SINGLE * interest.single
+                    req.flags |= (CONSTRAINED | SPECIAL | HISTORY) * interest.constrained
+            if req.positions is not None:
+                req.flags |= SHIFTED
             for name in message.features:
                 if not any(stage.name == name for stage in self.stages):
                     raise InvalidRequest(f"this engine has no stage {name!r}", code="unsupported")
@@ -183,6 +191,18 @@ class Points:
                     self._log(stage, point, error)
 
     # ---- a plan ----------------------------------------------------------------------------------------------------
+
+    def begin_plan(self) -> None:
+        """Tell that a step is about to be planned."""
+        for stage in self.beginning:
+            try:
+                stage.begin_plan()
+            except Exception as error:
+                self._log(stage, "begin_plan", error)
+
+    def clips_for(self, req: Req) -> bool:
+        """Return whether some stage says how much of a request's prompt can be computed."""
+        return self.clips and any(req.flags & stage.flag for stage in self._clipping)
 
     def clip(self, req: Req, start: int, take: int) -> int | Wait:
         """Return how many of `take` tokens can be computed now, as far as stages say. One that raises lets the request
@@ -308,6 +328,36 @@ class Points:
                 except Exception as error:
                     self._unsent.append((req, self.failure(stage, "adopt", error)))
 
+    # ---- what is told ----------------------------------------------------------------------------------------------
+
+    def info(self) -> dict[str, Mapping[str, object]]:
+        """Return what stages tell of themselves when the engine is built, by their names."""
+        return {stage.name: dict(stage.info()) for stage in self._at("info")}
+
+    def figures(self) -> dict[str, float]:
+        """Return totals and states of stages; nothing of one that raises."""
+        found: dict[str, float] = {}
+        for stage in self._telling:
+            try:
+                found.update(stage.figures())
+            except Exception as error:
+                self._log(stage, "figures", error)
+        return found
+
+    def log_totals(self) -> dict[str, tuple[str, int]]:
+        """Return what stages add to the log line of a prefill."""
+        found: dict[str, tuple[str, int]] = {}
+        for stage in self._logging:
+            try:
+                found.update(stage.log_totals())
+            except Exception as error:
+                self._log(stage, "log_totals", error)
+        return found
+
+    def idle_error(self) -> str | None:
+        """Return what is wrong with some stage's books, or None."""
+        return next((error for stage in self._auditing if (error := stage.idle_error()) is not None), None)
+
     # ---- what raises -----------------------------------------------------------------------------------------------
 
     def failure(self, stage: Stage, point: str, error: Exception) -> FinishReason:
@@ -315,6 +365,14 @@ class Points:
         culprit = self.culprits.of(error) or self.culprits.known(stage)
         self._log(stage, point, error)
         text = f"the stage {stage.name!r} failed: {in_words(error)}" if culprit is None else culprit.tell(error)
+        return FinishReason(FinishType.ABORT, message=text, status=500, code="plugin_failed")
+
+    def unconstrained(self, req: Req, error: Exception) -> FinishReason:
+        """Return what a request ends with whose constraint raised."""
+        culprit = self.culprits.of(error)
+        self.culprits.count(culprit)
+        logger.error("the constraint of %s raised", quoted(req.name), exc_info=error)
+        text = f"its constraint failed: {in_words(error)}" if culprit is None else culprit.tell(error)
         return FinishReason(FinishType.ABORT, message=text, status=500, code="plugin_failed")
 
     def _log(self, stage: Stage, point: str, error: Exception) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pegboard.core.interfaces.sampling import SAMPLING_ROW
+from pegboard.core.pipeline.positions import delta_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,14 +29,13 @@ LOGPROBS = 2
 PROCESSED = 4
 """Some logits processor wants it."""
 HISTORY = 8
-"""A logits processor or its grammar reads the tokens that it has generated: known before its next step."""
+"""A logits processor or its constraint reads the tokens that it has generated: known before its next step."""
 STREAM = 16
-GRAMMAR = 32
-"""Its output follows a grammar."""
-SINGLE = 64
-"""Each of its tokens is drawn in a row of its own: it gets neither drafts nor forced tokens."""
+CONSTRAINED = 32
+"""It has a TokenConstraint."""
+# 64 is SINGLE.
 SHIFTED = 128
-"""Its prompt has media, and positions are not indices."""
+"""Positions of its tokens are not their indices."""
 FIRST_STAGE = 256
 """A stage takes part in it; each stage has a bit of its own from here on."""
 
@@ -147,8 +147,8 @@ class RunningBatch:
             if place is None:
                 place = len(self.reqs)
                 self.reqs.append(req)
-                delta = 0 if req.media is None else req.media.delta
-                self._ints[:, place] = req.kv.row, 0, req.input_len, req.kv.allocated_len, 0, 0, 0, req.flags, delta, 0
+                ints = req.kv.row, 0, req.input_len, req.kv.allocated_len, 0, 0, 0, req.flags, delta_of(req), 0
+                self._ints[:, place] = ints
                 self._numbers[place] = req.sampling.row(req.seed, self._vocab_size)
                 self._times[place] = req.timing.last_token
                 for (stage, column), values in zip(self._declared, self._columns, strict=True):
@@ -252,10 +252,8 @@ def flags_of(req: Req, asked: Iterable[Any]) -> int:
         flags |= SPECIAL
     if req.logprobs is not None:
         flags |= LOGPROBS
-    if req.media is not None:
-        flags |= SHIFTED
     if params.grammar is not None:
-        flags |= GRAMMAR | SPECIAL | HISTORY
+        flags |= CONSTRAINED | SPECIAL | HISTORY
     for one in asked:
         if one.wants(params):
             flags |= PROCESSED | (HISTORY if one.reads_output else 0)

@@ -12,32 +12,34 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 21_930,
+    "conformance": 19_720,
     "core.cli": 300,
-    "core.config": 2_290,
-    "core.engine": 2_550,
-    "core.interfaces": 6_690,
-    "core.pipeline": 14_080,
+    "core.config": 2_200,
+    "core.engine": 2_130,
+    "core.interfaces": 6_190,
+    "core.pipeline": 9_820,
     "core.registry": 910,
-    "core.server": 2_030,
-    "plugins": 39_050,
-    "toolkit": 16_450,
-    "tools": 12_210,
+    "core.server": 2_020,
+    "plugins": 50_170,
+    "toolkit": 15_100,
+    "tools": 12_240,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
 HEART = ("scheduler", "planner", "admission", "memory", "batch", "worker", "results", "lifecycle", "gates", "running")
-HEART_LINES = 3_600
+HEART_LINES = 3_480
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {
-    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 674),
-    "grammar": (r"grammars?|matchers?", 726),
-    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_458),
-    "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 281),
-    "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 20),
+    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 673),
+    "grammar": (r"grammars?|matchers?", 656),
+    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 8),
+    "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 19),
+    # Two capabilities of caches by their names (4), keys and origins that answers and figures have (5), a list of other
+    # servers' flags (3), what `config check` does not look at, and a name of torch's.
+    "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 9),
     "split prefill": (r"split_prefill\w*", 6),
-    "hand-over of KV": (r"seats?|seated|kv_transfers?", 132),
+    "hand-over of KV": (r"seats?|seated|kv_transfers?", 30),
     "adapters": (r"loras?", 0),
 }
 """Whole words (also within identifiers) that name a feature, and how many of them core/ may have."""

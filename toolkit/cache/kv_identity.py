@@ -63,7 +63,7 @@ def described_kv(
 
 
 def _fields(model: ModelContext, layers: Sequence[LayerSpec], numerics: Sequence[str], kept: str) -> dict[str, bytes]:
-    # Nothing where KV is kept as it is computed: storages of before there was another way are still found.
+    # Nothing where KV is kept as it is computed: what was stored before there was another way is still found.
     further = {"kept as": kept.encode()} if kept else {}
     return {
         "format": FORMAT,

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from fastapi import Request
 
     from pegboard.core.interfaces.api_router import ApiContext
-    from pegboard.core.interfaces.client import MediaPrompt
     from pegboard.core.interfaces.grammar import Grammar
+    from pegboard.toolkit.media.inputs import MediaPrompt
     from pegboard.toolkit.parsing.output_parser import OutputParser
 
 

@@ -16,8 +16,9 @@ import msgspec
 
 from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.frontend import Price
 from pegboard.core.interfaces.messages import TokenizedRequest
-from pegboard.core.interfaces.stage import CompiledStops, Price
+from pegboard.core.interfaces.stage import CompiledStops
 from pegboard.toolkit.text.stop import Stops, compiled
 
 FREE = Price()
@@ -74,7 +75,7 @@ class Demand:
     """Of hidden states and embeddings."""
     steps: int = 0
     settings: int = 0
-    """Bytes of sampling parameters and of those of plugins, and of the positions of prompts with media."""
+    """Bytes of sampling parameters of those of plugins, and of what stages send along with prompts."""
 
     @classmethod
     def of(cls, requests: Sequence[TokenizedRequest], price: Prices) -> Demand:
@@ -90,13 +91,14 @@ class Demand:
             found = FREE
             if one.features:
                 found = price(one)
+                settings += sum(map(len, one.features.values()))
                 entries, numbers = entries + found.entries, numbers + found.numbers + longest * found.numbers_per_token
             if one.sampling.stop or found.stops:
                 stops = (compiled(one.sampling.stop), found.stops)
                 steps += stop_steps(*stops, first=stops not in met)
                 met.add(stops)
                 settings += CHAR_BYTES * sum(other.chars for other in found.stops)
-            settings += _settings_bytes(one, known) + (0 if one.media is None else len(one.media.positions))
+            settings += _settings_bytes(one, known)
         return cls(len(requests), prompts, entries, numbers, steps, settings)
 
     @property

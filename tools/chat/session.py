@@ -14,7 +14,7 @@ from pegboard.tools.chat.attachments import OF_A_FILE, addresses, attachment, sh
 from pegboard.tools.chat.backends import Figures, sampling_params
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.media import MediaKind
+    from pegboard.toolkit.media.inputs import MediaKind
     from pegboard.tools.chat.attachments import Content, Part
     from pegboard.tools.chat.backends import Message, Speaker
     from pegboard.tools.chat.terminal import Terminal

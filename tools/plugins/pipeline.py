@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +16,8 @@ from pegboard.toolkit.system.output import write_json, write_table
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
-    from pegboard.core.interfaces.stage import DevicePart, FrontendStage, Stage
+    from pegboard.core.interfaces.frontend import FrontendStage
+    from pegboard.core.interfaces.stage import DevicePart, Stage
     from pegboard.core.registry.hooks import Hooks
 
 _COST = "one truth test where no stage overrides it"
@@ -63,12 +65,17 @@ def points_of(resolved: ResolvedConfig) -> list[ShownPoint]:
 
 def _stage_points(resolved: ResolvedConfig, hooks: Hooks) -> list[ShownPoint]:
     from pegboard.core.engine.build import choose
-    from pegboard.core.engine.stages import StageBuilder, brought
+    from pegboard.core.engine.source import PreparedModel
+    from pegboard.core.engine.stages import StageBuilder, brought, frontend_context
+    from pegboard.core.interfaces.frontend import FrontendStage
     from pegboard.core.interfaces.hooks import API, DEVICE, SCHEDULER
-    from pegboard.core.interfaces.stage import DevicePart, FrontendStage, Stage
+    from pegboard.core.interfaces.stage import DevicePart, Stage
 
-    builder = StageBuilder(choose(resolved, hooks)[0], hooks)
-    front = [part for part, _, _ in brought(hooks, FrontendStage, "frontend_stages")]
+    chosen = choose(resolved, hooks)[0]
+    model, nowhere = PreparedModel(chosen.model.directory, chosen.tokenizer), Path()
+    builder = StageBuilder(chosen, hooks, nowhere)
+    ctx = frontend_context(resolved, chosen.selection, model, nowhere)
+    front = [part for part, _, _ in brought(hooks, FrontendStage, "frontend_stages", ctx=ctx)]
     return [
         *_methods(FrontendStage, front, API),
         *_methods(Stage, builder.points.stages, SCHEDULER),

@@ -1,4 +1,4 @@
-"""Drafter: asks the speculator for the drafts of a step, within what memory, requests and grammars allow.
+"""Drafter: asks the speculator for the drafts of a step, within what memory, requests and constraints allow.
 
 It guards the engine from the speculator: whatever that one does, a step runs, without drafts if need be.
 """
@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pegboard.core.interfaces.batch import DraftWork
-from pegboard.core.interfaces.req import ReqSlot
+from pegboard.core.interfaces.constraint import NodeMasks, constraint_of
+from pegboard.core.interfaces.req import SINGLE, ReqSlot
 from pegboard.core.interfaces.speculator import DraftRow, DraftTrees
-from pegboard.core.pipeline.grammar.drafts import DraftWalk, NodeMasks
-from pegboard.core.pipeline.grammar.state import let_through, state_of
-from pegboard.core.pipeline.running import SINGLE
 from pegboard.core.pipeline.speculation.device import MAX_FAILURES, worth_telling
 from pegboard.core.pipeline.speculation.drafts import Drafts
 from pegboard.core.pipeline.speculation.worth import Acceptance, StepTimes, Worth
 from pegboard.toolkit.speculation import tree
-from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampler import Sampler
     from pegboard.core.interfaces.speculator import Speculator
-    from pegboard.core.pipeline.grammar.follow import GrammarFollower
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.settings import SpeculationSettings
@@ -94,7 +90,6 @@ class Drafter:
         vocab_size: int,
         *,
         undrafted: Sequence[LogitsProcessor | Sampler] = (),
-        grammars: GrammarFollower | None = None,
         device: OnDevice | None = None,
         judge: Judge | None = None,
         name: str = "",
@@ -108,7 +103,6 @@ class Drafter:
         self._memory = memory
         self._vocab_size = vocab_size
         self._undrafted = tuple(undrafted)
-        self._grammars = grammars
         self._most = min(settings.max_nodes, speculator.max_nodes)
         self._in_a_row = dict.fromkeys(("concerns", "propose", "learn"), 0)
         self._late = False
@@ -168,7 +162,7 @@ class Drafter:
         if worth is not None:
             # Now that it is known for how many requests there are any.
             trees = tree.first_nodes(trees, worth.cut(trees.counts))
-        masks, trees = self._follow_grammars(reqs, trees)
+        masks, trees = self._follow_constraints(reqs, trees)
         trees, masks = self._find_room(running, places, trees, masks)
         return Drafts(trees, tuple(masks)) if (trees.counts > 1).any() else None
 
@@ -224,10 +218,9 @@ class Drafter:
             kept.allowed = False
             params = req.sampling
             if not req.flags & SINGLE and not any(one.wants(params) for one in self._undrafted):
-                rolls_back = self._grammars is not None and self._grammars.rolls_back
-                kept.allowed = (params.grammar is None or rolls_back) and self._concerns(req)
-        if kept.allowed and self._grammars is not None and state_of(req) is not None:
-            return self._grammars.work.has_room(req, self._most)
+                kept.allowed = self._concerns(req)
+        if kept.allowed and (constraint := constraint_of(req)) is not None:
+            return constraint.room(self._most)
         return kept.allowed
 
     def _concerns(self, req: Req) -> bool:
@@ -306,30 +299,21 @@ class Drafter:
 
     # ---- what of it can be verified -------------------------------------------------------------------------------
 
-    def _follow_grammars(self, reqs: Sequence[Req], trees: DraftTrees) -> tuple[list[NodeMasks | None], DraftTrees]:
-        """Cut the drafts that grammars forbid, and find out what they allow after the others."""
+    def _follow_constraints(self, reqs: Sequence[Req], trees: DraftTrees) -> tuple[list[NodeMasks | None], DraftTrees]:
+        """Cut the drafts that constraints forbid, and find out what they allow after the others."""
         masks: list[NodeMasks | None] = [None] * len(reqs)
-        if self._grammars is None or all(state_of(req) is None for req in reqs):
+        if all(constraint_of(req) is None for req in reqs):
             return masks, trees
         keep = np.ones(trees.tokens.shape[0], np.bool_)
         starts = tree.starts(trees.counts)
         for index, req in enumerate(reqs):
-            state, start, count = state_of(req), int(starts[index]), int(trees.counts[index])
-            if state is None or count == 1:
+            constraint, start, count = constraint_of(req), int(starts[index]), int(trees.counts[index])
+            if constraint is None or count == 1:
                 continue
             part = slice(start, start + count)
-            jump = self._grammars.jump_ahead if self._grammars.runs_ahead(req) else 0
-            walk = DraftWalk(req, state, (trees.tokens[part].tolist(), trees.parents[part].tolist()), jump)
-            since = self._grammars.work.now()
-            try:
-                walk.run()
-            except BaseException as error:  # a panic in Rust derives from it alone
-                let_through(error)
-                logger.exception("the grammar of %s cannot follow drafts: it gets none any more", quoted(req.name))
-                walk.keep[1:], _DRAFTED.of(req).allowed = False, False
-            self._grammars.work.spent(req, since)
-            keep[part] = walk.keep
-            masks[index] = walk.masks.keep(walk.keep) if walk.keep[1:].any() else None
+            own = (trees.tokens[part].tolist(), trees.parents[part].tolist())
+            keep[part], kept = constraint.walk(own, req.remaining_tokens)
+            masks[index] = kept if keep[part][1:].any() else None
         return masks, tree.cut(trees, keep)
 
     def _find_room(

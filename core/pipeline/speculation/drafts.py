@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.batch import SamplingInfo, TokenMask
-from pegboard.core.pipeline.grammar.state import state_of
+from pegboard.core.interfaces.constraint import constraint_of
 from pegboard.toolkit.speculation import tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.batch import ModelWorkerBatch
+    from pegboard.core.interfaces.constraint import NodeMasks
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.speculator import DraftTrees
-    from pegboard.core.pipeline.grammar.drafts import NodeMasks
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """The trees of some requests. `masks` has for each of them what its grammar allows at each node; None where it has
-    no grammar, or no drafts.
+    """The trees of some requests. `masks` has for each of them what its constraint allows at each node; None where it
+    has no constraint, or no drafts.
     """
 
     trees: DraftTrees
@@ -83,12 +83,12 @@ def _per_node(info: SamplingInfo, drafts: Drafts, reqs: Sequence[Req], depths: N
         steps=info.steps[owner] + depths,
         logprobs=tuple(info.logprobs[one] for one in owners) if info.logprobs else (),
         rows=rows,
-        mask=_mask(drafts, reqs),  # a grammar that is free at the root may bind behind it
+        mask=_mask(drafts, reqs),  # one that is free at the root may bind behind it
     )
 
 
 def _mask(drafts: Drafts, reqs: Sequence[Req]) -> TokenMask | None:
-    """Return what the grammars allow at each node; None where all nodes may have any token."""
+    """Return what the constraints allow at each node; None where all nodes may have any token."""
     places: list[int] = []
     bits: list[NDArray[np.int32]] = []
     for req, masks, start in zip(reqs, drafts.masks, tree.starts(drafts.trees.counts).tolist(), strict=True):
@@ -96,7 +96,7 @@ def _mask(drafts: Drafts, reqs: Sequence[Req]) -> TokenMask | None:
             bound = np.flatnonzero(~masks.free)
             places += (start + bound).tolist()
             bits += list(masks.bits[bound])
-        elif (state := state_of(req)) is not None and not state.free:
+        elif (constraint := constraint_of(req)) is not None and (row := constraint.mask()) is not None:
             places.append(start)
-            bits.append(state.row)
+            bits.append(row)
     return TokenMask(np.array(places, np.int64), np.stack(bits)) if places else None

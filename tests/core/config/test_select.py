@@ -9,7 +9,8 @@ import pytest
 
 from pegboard.core.config.compose import ResolvedConfig, compose
 from pegboard.core.config.select import Selection
-from pegboard.core.interfaces.contracts import HOST_POOL, LOGITS_PROCESSOR, SAMPLER
+from pegboard.core.interfaces.contract import Cardinality, Contract
+from pegboard.core.interfaces.contracts import LOGITS_PROCESSOR, SAMPLER
 from pegboard.core.interfaces.errors import ConfigError, PluginError
 from pegboard.core.interfaces.options import Options
 from pegboard.core.interfaces.plugin import Plugin, Provider, Requirement
@@ -34,6 +35,10 @@ OTHERS = {
     "tool_parser": ["plain"],
     "api": ["openai", "anthropic", "native", "metrics"],
 }
+
+
+NOTHING: Contract = Contract("nothing", "nothing", Cardinality.ONE, "no:No", "nothing", optional=True)
+"""Without a provider."""
 
 
 class Anywhere(Sampler):
@@ -67,7 +72,8 @@ def named(cls: type) -> str:
 
 def resolved(samplers: list[Provider], values: dict[str, Any] | None = None, *more: Provider) -> ResolvedConfig:
     others = [Provider(contract, name, "no:No", "") for contract, names in OTHERS.items() for name in names]
-    plugin = Plugin("acme", "1.0", (*samplers, *others, *more), extras={"no_such_library": "pip install acme[lib]"})
+    extras = {"no_such_library": "pip install acme[lib]"}
+    plugin = Plugin("acme", "1.0", (*samplers, *others, *more), extras=extras, contracts=(NOTHING,))
     data = {"model": {"path": "x"}, **(values or {})}
     return compose(data=data, env={}, registry=Registry.of(plugin))
 
@@ -132,9 +138,8 @@ def test_nobody_left_says_each_ones_objection() -> None:
     selection = Selection(resolved([CPU, GPU]))
     with pytest.raises(ConfigError, match="no provider of sampler can be used: gpu: no gpu here; cpu: no cpu here"):
         selection.choose(SAMPLER, "tpu")  # type: ignore[misc]
-    unprovided: Any = HOST_POOL
-    with pytest.raises(ConfigError, match="no provider of host_pool can be used: none is installed"):
-        Selection(resolved([CPU])).choose(unprovided, None)
+    with pytest.raises(ConfigError, match="no provider of nothing can be used: none is installed"):
+        Selection(resolved([CPU])).choose(NOTHING, None)
 
 
 def test_a_library_that_a_supported_context_lacks_is_told_apart() -> None:

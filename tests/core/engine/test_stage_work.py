@@ -25,7 +25,7 @@ class Packs(DevicePart):
 
 def test_only_parts_that_run_something_take_work() -> None:
     parts = {part.name: part for part in (Adds(), Packs())}
-    worker: Any = SimpleNamespace(parts=parts, media=None, drafts=None, launch=None, again=None, healthy=None)
+    worker: Any = SimpleNamespace(parts=parts, drafts=None, launch=None, again=None, healthy=None)
     chosen: Any = SimpleNamespace(processors=(), spec=SimpleNamespace(vocab_size=5))
     pool: Any = object()
     found = stage_parts(chosen, worker, pool)

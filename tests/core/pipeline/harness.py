@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from pegboard.conformance.stage import stage_context
 from pegboard.core.config.sections import SchedulerSection, SpeculationSection
-from pegboard.core.interfaces.batch import DraftWork, EncodeWork, ModelWorkerBatch
+from pegboard.core.interfaces.batch import DraftWork, ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
-from pegboard.core.interfaces.page_mover import PageMover
 from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
@@ -33,9 +32,6 @@ from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
-from pegboard.core.pipeline.grammar.follow import GrammarFollower
-from pegboard.core.pipeline.grammar.work import GrammarWork
-from pegboard.core.pipeline.media.encoding import MEDIA
 from pegboard.core.pipeline.memory import RUN, MemoryManager
 from pegboard.core.pipeline.points import Points, encoded
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
@@ -47,6 +43,8 @@ from pegboard.core.pipeline.speculation.drafter import SPECULATION, Drafter, OnD
 from pegboard.core.pipeline.speculation.judging import Judge
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.registry.registry import Registry
+from pegboard.plugins.kv_tiers.api import NAME as TIERS
+from pegboard.plugins.kv_tiers.api import PageMover, Tiers
 from pegboard.plugins.prefill_in_parts.stage import PrefillInParts
 from pegboard.plugins.row_outputs.api import Pooler
 from pegboard.plugins.row_outputs.messages import NAME, Asked
@@ -214,9 +212,6 @@ class FakeModel:
         """A node of a tree is the last token of a context of so many."""
         assert work.positions[packed] == length - 1
 
-    def encode(self, work: EncodeWork) -> Done[float]:
-        raise AssertionError("a model without media was told to encode some")
-
     def draft(self, work: DraftWork) -> DraftTrees:
         raise AssertionError("a model without a draft was asked for drafts")
 
@@ -266,8 +261,6 @@ class Harness:
         processors: Sequence[Any] = (),
         parts: Mapping[str, Any] = MappingProxyType({}),
         model: type[FakeModel] | None = None,
-        jump_ahead: int = 0,
-        work: GrammarWork | None = None,
         speculator: Speculator | None = None,
         speculation: Mapping[str, Any] = MappingProxyType({"adaptive": False}),
         reserve: int | None = None,
@@ -276,19 +269,25 @@ class Harness:
         joining: Sequence[Stage] = (),
         pooler: Pooler[Any] | None = None,
         split_prefill_layers: int = 0,
+        begin: Callable[[], None] | None = None,
         **scheduler: Any,
     ) -> None:
         registry = Registry.discover(())
         config = SchedulerSection(**{"max_running_requests": 16, **scheduler})
         allocator = _build(registry, "token_allocator", "stack", TokenAllocatorContext(tokens // page_size, page_size))
-        prefix_cache = _build(registry, "prefix_cache", cache, PrefixCacheContext(allocator, page_size, mover))
+        services: dict[str, object] = {} if mover is None else {TIERS: Tiers(mover)}
+        prefix_cache = _build(
+            registry,
+            "prefix_cache",
+            cache,
+            PrefixCacheContext(allocator, page_size, services),
+        )
         chosen = _build(registry, "schedule_policy", policy, SchedulePolicyContext(prefix_cache, 0))
         max_context_len = min(max_context_len, tokens // page_size * page_size)
         overlap = config.loop == "overlap"
         self.rows = ReqToTokenPool(config.max_running_requests, max_context_len, page_size, mirrored=overlap)
         self.memory = MemoryManager(self.rows, allocator, prefix_cache, run=run)
         self.model = (model or FakeModel)(self.rows, (allocator.num_pages + 1) * page_size)
-        grammars = GrammarFollower(work, jump_ahead, rolls_back=True)
         context = stage_context(config=CONFIG, runner=RUNNER, provider=lambda *_: pooler, end=self._end)
         splitting = [PrefillInParts(split_prefill_layers, LAYERS)] if split_prefill_layers else []
         points = self.points = Points([*joining, *splitting, RowOutputs(context), StopExpressions()])
@@ -296,7 +295,6 @@ class Harness:
             self.model.launch,
             self.model,
             stages={
-                MEDIA: self.model.encode,
                 SPECULATION: lambda work: Done(self.model.draft(work)),
                 **self.model.stage_parts,
             },
@@ -306,7 +304,7 @@ class Harness:
             asked = SpeculationSection(**speculation)
             device = None if reserve is None else OnDevice(executor, reserve, DeviceDrafts(cast(Any, speculator)))
             drafter = Drafter(
-                speculator, asked, self.memory, VOCAB, undrafted=processors, grammars=grammars, device=device,
+                speculator, asked, self.memory, VOCAB, undrafted=processors, device=device,
                 judge=judge,
             )  # fmt: skip
             parts = {**parts, "drafter": drafter}
@@ -321,7 +319,7 @@ class Harness:
                 shared=CommonPrefix(self.rows, page_size),
                 points=points,
             ),
-            ResultStage(tokenizer, {EOS}, grammars, points),
+            ResultStage(tokenizer, {EOS}, begin, points),
             executor,
             hooks=hooks or StepHooks(),
             points=points,
@@ -336,7 +334,7 @@ class Harness:
         params = SamplingParams(**{"max_new_tokens": n, "temperature": 0.0, **more.pop("sampling", {})})
         wanted = [more.pop(name, None) for name in ("logprob_start", "return_hidden_states", "embed")]
         if wanted[0] is not None or any(wanted[1:]):
-            more["features"] = {NAME: encoded(Asked(wanted[0], bool(wanted[1]), bool(wanted[2])))}
+            more.setdefault("features", {})[NAME] = encoded(Asked(wanted[0], bool(wanted[1]), bool(wanted[2])))
         if params.stop_regex:
             more.setdefault("features", {})[EXPRESSIONS] = encoded(True)
         message = TokenizedRequest(rid=rid, prompt=pack_ids(prompt), sampling=params, stream=stream, **more)

@@ -8,21 +8,20 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.interfaces.req import KeyedTokens, Req
+from pegboard.core.interfaces.req import SINGLE, KeyedTokens, Req
 from pegboard.core.interfaces.status import FinishReason
 from pegboard.core.pipeline import recovery
 from pegboard.core.pipeline.batch import BatchBuilder
-from pegboard.core.pipeline.finish import EndTokens, StopText
-from pegboard.core.pipeline.grammar.follow import GrammarFollower
-from pegboard.core.pipeline.media.encoder_cache import EncoderCache
-from pegboard.core.pipeline.media.encoding import Encoding
+from pegboard.core.pipeline.finish import Constraints, EndTokens, StopText
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.results import ResultStage
-from pegboard.core.pipeline.running import SINGLE
 from pegboard.core.pipeline.speculation.drafter import Drafter
 from pegboard.core.pipeline.stages import Stages
+from pegboard.plugins.kv_tiers.api import NAME
+from pegboard.plugins.media.encoder_cache import EncoderCache
+from pegboard.plugins.media.encoding import Encoding
 from pegboard.plugins.row_outputs import seeking, stage
 from pegboard.plugins.row_outputs.stage import RowOutputs
 from pegboard.toolkit.text.stop import StopMatcher
@@ -33,13 +32,13 @@ from tests.core.pipeline.test_company import play
 Change = Callable[[pytest.MonkeyPatch], None]
 
 
-# ---- seats and grammars ----------------------------------------------------------------------------------------------
+# ---- memory of gates, and grammars -----------------------------------------------------------------------------------
 
 
-def gives_seats_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While they are still written to."""
-    cancel = DrillGate.cancel
-    monkeypatch.setattr(DrillGate, "cancel", lambda self, req: cancel(self, req) and False)
+def gives_memory_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is still written to."""
+    forget = DrillGate.forget
+    monkeypatch.setattr(DrillGate, "forget", lambda self, req: forget(self, req) and False)
 
 
 def goes_on_with_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +147,7 @@ def drafts_what_has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def jumps_over_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens that a grammar forces are taken also where the model is to say something of each."""
-    monkeypatch.setattr(GrammarFollower, "runs_ahead", lambda self, req: bool(self.jump_ahead))
+    monkeypatch.setattr(Req, "single", False)
 
 
 # ---- stops -----------------------------------------------------------------------------------------------------------
@@ -181,8 +180,12 @@ def ends_at_eos_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forces_beyond_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stops are not looked for among the tokens that a grammar forces."""
-    finisher = GrammarFollower.finisher
-    monkeypatch.setattr(GrammarFollower, "finisher", lambda self, stops: finisher(self, ()))
+    advance = Constraints.advance
+
+    def changed(self: Any, req: Any, token: int, finishers: Any, **more: Any) -> FinishReason | None:
+        return advance(self, req, token, (), **more)
+
+    monkeypatch.setattr(Constraints, "advance", changed)
 
 
 # ---- embeddings ------------------------------------------------------------------------------------------------------
@@ -249,7 +252,7 @@ def fails_all_media(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def failed(self: Any, step: Any, error: Exception) -> None:
         self.undo(step)
-        self._recovery.end(step.reqs, str(error), "media_failed")
+        self._core.end(step.reqs, str(error), "media_failed")
 
     monkeypatch.setattr(Encoding, "failed", failed)
 
@@ -282,7 +285,7 @@ def computes_halves_without_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     def changed(self: Any, *args: Any) -> Any:
         step = part(self, *args)
         if step is not None:
-            step.work.loads = ()
+            step.work.payloads.pop(NAME, None)
         return step
 
     monkeypatch.setattr(BatchBuilder, "part", changed)
@@ -294,7 +297,7 @@ def never_ends_loads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CHANGES: dict[Change, int] = {
-    gives_seats_away: 4,
+    gives_memory_away: 4,
     goes_on_with_the_dead: 6,
     repeats_rows: 192,
     loses_rows_of_halves: 5,

@@ -14,15 +14,15 @@ from tests.house.drawing import ROOT, House, room
 ROOMS = {
     "conformance": 19_720,
     "core.cli": 300,
-    "core.config": 2_200,
-    "core.engine": 2_130,
+    "core.config": 2_210,
+    "core.engine": 2_020,
     "core.interfaces": 6_190,
-    "core.pipeline": 9_820,
+    "core.pipeline": 9_500,
     "core.registry": 910,
-    "core.server": 2_020,
+    "core.server": 1_710,
     "plugins": 50_170,
-    "toolkit": 15_100,
-    "tools": 12_240,
+    "toolkit": 15_850,
+    "tools": 12_250,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
@@ -33,7 +33,7 @@ HEART_LINES = 3_480
 FEATURES: Mapping[str, tuple[str, int]] = {
     "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 673),
     "grammar": (r"grammars?|matchers?", 656),
-    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 8),
+    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 5),
     "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 19),
     # Two capabilities of caches by their names (4), keys and origins that answers and figures have (5), a list of other
     # servers' flags (3), what `config check` does not look at, and a name of torch's.

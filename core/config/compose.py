@@ -33,7 +33,7 @@ from pegboard.core.config.resolve import Resolution, resolve
 from pegboard.core.config.section import UseSection
 from pegboard.core.config.sections import EngineConfig
 from pegboard.core.config.shape import SWITCHES, Shape, switches_of
-from pegboard.core.config.sources import Layer, from_mapping, read_environment, read_overrides, read_preset
+from pegboard.core.config.sources import Layer, from_mapping, is_preset, read_environment, read_overrides, read_preset
 from pegboard.core.config.suggest import unread_variables
 from pegboard.core.interfaces.contract import Cardinality
 from pegboard.core.interfaces.errors import ConfigError, PluginError, Problem
@@ -89,6 +89,22 @@ class ResolvedConfig:
     def provides(self, record: ProviderRecord) -> frozenset[str]:
         """Return the capabilities that a provider has with its options."""
         return _provides(self.values, record, self.shape)
+
+    @property
+    def said(self) -> frozenset[str]:
+        """The paths of the keys that the operator has set."""
+        return frozenset(path for path, origin in self.origins.items() if not is_preset(origin))
+
+    def requiring(self, contract: str, of: str, capability: str) -> tuple[list[str], list[str]]:
+        """Return which providers of a contract require a capability of another's: the names of those that may be
+        chosen, and of all that are installed.
+        """
+
+        def names(records: Iterable[ProviderRecord]) -> list[str]:
+            needs = {one: {(need.contract, need.capability) for need in one.provider.requires} for one in records}
+            return [one.name for one, needed in needs.items() if (of, capability) in needed]
+
+        return names(self.candidates[contract]), names(self.registry.providers(contract))
 
     def _with_sections(self, options: Options, plugin: Plugin) -> Options:
         """Return the options, with the sections to which the plugin adds fields."""

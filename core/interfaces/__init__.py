@@ -61,11 +61,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.frontend import FrontendStage as FrontendStage
     from pegboard.core.interfaces.frontend import Price as Price
     from pegboard.core.interfaces.frontend import PromptExpander as PromptExpander
-    from pegboard.core.interfaces.grammar import CompiledGrammar as CompiledGrammar
-    from pegboard.core.interfaces.grammar import Grammar as Grammar
-    from pegboard.core.interfaces.grammar import GrammarBackend as GrammarBackend
-    from pegboard.core.interfaces.grammar import GrammarContext as GrammarContext
-    from pegboard.core.interfaces.grammar import GrammarMatcher as GrammarMatcher
     from pegboard.core.interfaces.hooks import POINTS as POINTS
     from pegboard.core.interfaces.hooks import HookSpecs as HookSpecs
     from pegboard.core.interfaces.hooks import Point as Point
@@ -119,6 +114,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.sampler import NO_TOKEN as NO_TOKEN
     from pegboard.core.interfaces.sampler import Sampler as Sampler
     from pegboard.core.interfaces.sampler import SamplerContext as SamplerContext
+    from pegboard.core.interfaces.sampling import Grammar as Grammar
     from pegboard.core.interfaces.sampling import LogprobRequest as LogprobRequest
     from pegboard.core.interfaces.sampling import SamplingBatch as SamplingBatch
     from pegboard.core.interfaces.sampling import SamplingParams as SamplingParams

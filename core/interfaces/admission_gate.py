@@ -1,6 +1,6 @@
 """Contract: holding a request back until something is ready, and keeping a finished one until something is done.
 
-What is slow and belongs to single requests (a grammar to compile, KV to fetch or receive, weights to load, an
+What is slow and belongs to single requests (a schema to compile, KV to fetch or receive, weights to load, an
 earlier turn of the same session) is a gate. The scheduler has one waiting queue, and a request enters it once every
 gate is open.
 """

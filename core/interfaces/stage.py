@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
     from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch, ScheduleBatch
+    from pegboard.core.interfaces.choosing import NamedProvider
     from pegboard.core.interfaces.contract import Contract, Ctx, T
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput, LogprobOutput
     from pegboard.core.interfaces.kv_pool import KVPool
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.sampling import SamplingParams
     from pegboard.core.interfaces.status import FinishReason
     from pegboard.core.interfaces.step import AnySource, CoreServices
+    from pegboard.core.interfaces.tokenizer import Tokenizer
 
 
 R = TypeVar("R")
@@ -180,11 +183,13 @@ class StageContext:
     the model lacks a capability, such as "model family 'llama'"; None: all have it. `end` finishes a request for a
     reason, from within `arrived`, `commit` or `closed`; none of its KV is shared. Tokens of a prompt are computed in
     chunks of `chunk_size`; None: at once. `scratch` is a directory that this process shares with that of the API.
+    `choices` are what was chosen so far, by contract.
     """
 
     config: Any
     spec: ModelSpec
     model: ModelContext
+    tokenizer: Tokenizer
     runner: frozenset[str]
     provider: Callable[[Contract[T, Ctx], Ctx], T]
     find: Callable[[Contract[T, Ctx], Ctx], T | None]
@@ -194,6 +199,7 @@ class StageContext:
     runner_name: str
     chunk_size: int | None
     scratch: Path
+    choices: Mapping[str, Sequence[NamedProvider]] = field(default_factory=dict)
 
     @property
     def directory(self) -> Path:
@@ -223,10 +229,17 @@ class Stage:
 
     def sources(self, core: CoreServices) -> Iterable[AnySource]:
         """Once, when the scheduler is built: bring sources of steps, which plan, settle and repair steps of their own.
-        Each says in which turn, and whether before or after the core's own, it is asked. What a source raises ends the
-        engine.
+        Each says in which turn, and whether before or after the core's own, it is asked. A source that raises is not
+        asked any more, and the requests that the stage takes part in end with status 500; what it raises about a batch
+        ends the engine.
         """
         return ()
+
+    def gate(self, ctx: AdmissionGateContext) -> AdmissionGate | None:
+        """Once, when the scheduler is built: bring a gate under the stage's name. Stages' gates come before those of
+        the config, in the order of the stages: what one refuses need not pass the others.
+        """
+        return None
 
     # ---- a request -------------------------------------------------------------------------------------------------
 

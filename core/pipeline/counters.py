@@ -33,9 +33,7 @@ class Counters:
     """Of the cached ones, those that were loaded, by where they came from; these two are told by any engine."""
     generated_tokens: int = 0
     forced_tokens: int = 0
-    """Of the generated ones, those that grammars left no choice about and the model was not asked for."""
-    grammar_waits: int = 0
-    """Times that a request sat out steps, because its grammar takes long to follow."""
+    """Of the generated ones, those that constraints left no choice about and the model was not asked for."""
     verify_steps: int = 0
     """Steps in which some request had drafts."""
     drafted_tokens: int = 0

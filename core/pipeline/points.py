@@ -15,15 +15,14 @@ import msgspec
 import numpy as np
 
 from pegboard.core.interfaces.batch import BatchExtras
-from pegboard.core.interfaces.errors import InvalidRequest, PluginError
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.req import SINGLE, WHOLE_PREFIX
 from pegboard.core.interfaces.stage import Stage, Wait
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.interfaces.step import StepSource
 from pegboard.core.pipeline.culprits import Culprits
+from pegboard.core.pipeline.reports import Reports
 from pegboard.core.pipeline.running import CONSTRAINED, FIRST_STAGE, HISTORY, SHIFTED, SPECIAL
 from pegboard.toolkit.system.blame import in_words
-from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.stage import Column, CompiledStops, Ending
-    from pegboard.core.interfaces.step import AnySource, CoreServices
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.step import Step
 
@@ -58,7 +56,7 @@ class Points:
         self.culprits = culprits or Culprits()
         self.end: Callable[[Req, FinishReason], None] = _nobody_ends
         self.columns: tuple[tuple[Stage, Column], ...] = tuple((one, col) for one in stages for col in one.columns)
-        self._bringing = self._at("sources")
+        self.bringing = self._at("sources")
         self._arriving = self._at("arrive")
         self._reusing = self._at("reusable")
         self._finishing = self._at("finishers")
@@ -75,11 +73,13 @@ class Points:
         self._closing = self._at("closed")
         self._sending = self._at("send")
         self._adopting = self._at("adopt")
-        self._telling = self._at("figures")
-        self._logging = self._at("log_totals")
-        self._auditing = self._at("idle_error")
+        self.reports = Reports(stages, self._log)
         self._looking = _flags(self._finishing) | _flags(self._stopping) | _flags(self._sending)
         self._unsent: list[tuple[Req, FinishReason]] = []
+        self.alive: Mapping[str, Req] = {}
+        """All requests, once there is a scheduler."""
+        self.broken: dict[int, FinishReason] = {}
+        """Why stages, by their flags, serve no request any more."""
 
     def _at(self, point: str) -> tuple[Stage, ...]:
         """Return the stages that take part at a point."""
@@ -90,23 +90,13 @@ class Points:
         """What requests may ask of an engine with these stages."""
         return tuple(offer for stage in self.stages for offer in stage.offers)
 
-    def connect(self, end: Callable[[Req, FinishReason], None], memory: MemoryManager) -> None:
-        """Take what ends requests, and listen where their memory is taken."""
-        self.end = end
+    def connect(
+        self, end: Callable[[Req, FinishReason], None], memory: MemoryManager, alive: Mapping[str, Req]
+    ) -> None:
+        """Take what ends requests, and all that are alive; listen where their memory is taken."""
+        self.end, self.alive = end, alive
         if self._unplacing or self._reusing:
             memory.unplaced = self.unplaced
-
-    def sources(self, core: CoreServices) -> list[AnySource]:
-        """Return the sources of steps that stages bring. Raises PluginError for what is none."""
-        found: list[AnySource] = []
-        for stage in self._bringing:
-            brought: Iterable[object] = stage.sources(core)
-            for source in brought:
-                if not isinstance(source, StepSource):
-                    who = self.culprits.known(stage) or f"the stage {stage.name!r}"
-                    raise PluginError(f"{who}: sources() brings {source!r}, which is not a StepSource")
-                found.append(source)
-        return found
 
     # ---- a request -------------------------------------------------------------------------------------------------
 
@@ -118,6 +108,8 @@ class Points:
             for stage in self._arriving:
                 interest = stage.arrive(req, message)
                 if interest is not None:
+                    if (broken := self.broken.get(stage.flag)) is not None:
+                        raise InvalidRequest(broken.message, code=broken.code, status=broken.status)
                     req.flags |= stage.flag | HISTORY * interest.history | SINGLE * interest.single
                     req.flags |= (CONSTRAINED | SPECIAL | HISTORY) * interest.constrained
             if req.positions is not None:
@@ -328,36 +320,6 @@ class Points:
                 except Exception as error:
                     self._unsent.append((req, self.failure(stage, "adopt", error)))
 
-    # ---- what is told ----------------------------------------------------------------------------------------------
-
-    def info(self) -> dict[str, Mapping[str, object]]:
-        """Return what stages tell of themselves when the engine is built, by their names."""
-        return {stage.name: dict(stage.info()) for stage in self._at("info")}
-
-    def figures(self) -> dict[str, float]:
-        """Return totals and states of stages; nothing of one that raises."""
-        found: dict[str, float] = {}
-        for stage in self._telling:
-            try:
-                found.update(stage.figures())
-            except Exception as error:
-                self._log(stage, "figures", error)
-        return found
-
-    def log_totals(self) -> dict[str, tuple[str, int]]:
-        """Return what stages add to the log line of a prefill."""
-        found: dict[str, tuple[str, int]] = {}
-        for stage in self._logging:
-            try:
-                found.update(stage.log_totals())
-            except Exception as error:
-                self._log(stage, "log_totals", error)
-        return found
-
-    def idle_error(self) -> str | None:
-        """Return what is wrong with some stage's books, or None."""
-        return next((error for stage in self._auditing if (error := stage.idle_error()) is not None), None)
-
     # ---- what raises -----------------------------------------------------------------------------------------------
 
     def failure(self, stage: Stage, point: str, error: Exception) -> FinishReason:
@@ -365,14 +327,6 @@ class Points:
         culprit = self.culprits.of(error) or self.culprits.known(stage)
         self._log(stage, point, error)
         text = f"the stage {stage.name!r} failed: {in_words(error)}" if culprit is None else culprit.tell(error)
-        return FinishReason(FinishType.ABORT, message=text, status=500, code="plugin_failed")
-
-    def unconstrained(self, req: Req, error: Exception) -> FinishReason:
-        """Return what a request ends with whose constraint raised."""
-        culprit = self.culprits.of(error)
-        self.culprits.count(culprit)
-        logger.error("the constraint of %s raised", quoted(req.name), exc_info=error)
-        text = f"its constraint failed: {in_words(error)}" if culprit is None else culprit.tell(error)
         return FinishReason(FinishType.ABORT, message=text, status=500, code="plugin_failed")
 
     def _log(self, stage: Stage, point: str, error: Exception) -> None:

@@ -12,16 +12,16 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 19_720,
+    "conformance": 19_330,
     "core.cli": 300,
-    "core.config": 2_210,
-    "core.engine": 2_020,
-    "core.interfaces": 6_190,
-    "core.pipeline": 9_500,
+    "core.config": 2_190,
+    "core.engine": 1_980,
+    "core.interfaces": 6_080,
+    "core.pipeline": 8_070,
     "core.registry": 910,
     "core.server": 1_710,
-    "plugins": 50_170,
-    "toolkit": 15_850,
+    "plugins": 52_830,
+    "toolkit": 15_820,
     "tools": 12_250,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
@@ -31,15 +31,15 @@ HEART_LINES = 3_480
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {
-    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 673),
-    "grammar": (r"grammars?|matchers?", 656),
-    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 5),
+    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 661),
+    "grammar": (r"grammars?|matchers?", 39),
+    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1),
     "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 19),
     # Two capabilities of caches by their names (4), keys and origins that answers and figures have (5), a list of other
     # servers' flags (3), what `config check` does not look at, and a name of torch's.
     "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 9),
     "split prefill": (r"split_prefill\w*", 6),
-    "hand-over of KV": (r"seats?|seated|kv_transfers?", 30),
+    "hand-over of KV": (r"seats?|seated|kv_transfers?", 1),
     "adapters": (r"loras?", 0),
 }
 """Whole words (also within identifiers) that name a feature, and how many of them core/ may have."""

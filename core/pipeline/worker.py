@@ -13,11 +13,11 @@ import torch
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.pipeline.computed import Computed
-from pegboard.core.pipeline.device import OnHost
 from pegboard.core.pipeline.device_batch import DeviceBatches
 from pegboard.core.pipeline.executor import Done
 from pegboard.core.pipeline.sampled import check_ids, check_tokens
 from pegboard.core.pipeline.speculation.judging import with_logprobs_of
+from pegboard.toolkit.device_queue import OnHost
 from pegboard.toolkit.speculation import tree
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.model_runner import ModelRunner
     from pegboard.core.interfaces.speculator import Accepted, DraftTrees
-    from pegboard.core.pipeline.device import DeviceQueue, Fetched
     from pegboard.core.pipeline.device_batch import Sent
     from pegboard.core.pipeline.guards import GuardedHooks
-    from pegboard.core.pipeline.req_to_token import ReqToTokenPool
     from pegboard.core.pipeline.speculation.device import DeviceDrafts
     from pegboard.core.pipeline.speculation.judging import Judge
+    from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
+    from pegboard.toolkit.device_queue import DeviceQueue, Fetched
 
 logger = logging.getLogger(__name__)
 

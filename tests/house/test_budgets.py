@@ -15,13 +15,13 @@ ROOMS = {
     "conformance": 19_330,
     "core.cli": 300,
     "core.config": 2_190,
-    "core.engine": 2_100,
+    "core.engine": 1_980,
     "core.interfaces": 6_080,
-    "core.pipeline": 8_390,
+    "core.pipeline": 8_070,
     "core.registry": 910,
-    "core.server": 2_020,
+    "core.server": 1_710,
     "plugins": 52_830,
-    "toolkit": 15_070,
+    "toolkit": 15_820,
     "tools": 12_250,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -34,7 +34,6 @@ from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.core.pipeline.memory import RUN, MemoryManager
 from pegboard.core.pipeline.points import Points, encoded
-from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.shared import CommonPrefix
@@ -51,6 +50,7 @@ from pegboard.plugins.row_outputs.messages import NAME, Asked
 from pegboard.plugins.row_outputs.stage import RowOutputs
 from pegboard.plugins.stop_expressions.stage import NAME as EXPRESSIONS
 from pegboard.plugins.stop_expressions.stage import StopExpressions
+from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.speculation import tree
 
 VOCAB = 251

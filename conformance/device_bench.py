@@ -19,8 +19,9 @@ from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.options import Options
-from pegboard.core.interfaces.speculator import DeviceSpeculator, DraftBatch, DraftTrees, Stands
-from pegboard.toolkit.speculation import tree
+from pegboard.core.interfaces.speculator import DeviceSpeculator, DraftBatch, Stands
+from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.toolkit.sampling import tree
 
 PADDING = 0
 """The slot that is written where nothing is to be kept."""
@@ -198,7 +199,7 @@ class Bench:
         for _ in range(2):
             parents.append(len(tokens) - 1)
             tokens.append((tokens[-1] + 7) % VOCAB)
-        drafts = DraftTrees(np.array([len(tokens)]), np.array(tokens, np.int64), np.array(parents, np.int64))
+        drafts = TokenTrees(np.array([len(tokens)]), np.array(tokens, np.int64), np.array(parents, np.int64))
         before, packed = part.request.text[:start], drafts.tokens
         paths = [np.concatenate([before, packed[tree.path(drafts, node)]]) for node in range(len(tokens))]
         taps = np.concatenate([self.model.taps(one, self.speculator.taps, len(one) - 1) for one in paths])
@@ -279,7 +280,7 @@ class Bench:
     # ---- drafts ---------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def draft(self, requests: Sequence[Request], most: Sequence[int]) -> DraftTrees:
+    def draft(self, requests: Sequence[Request], most: Sequence[int]) -> TokenTrees:
         """Ask for trees behind the tokens that come after those computed."""
         reserve = self.speculator.reserve
         for request in requests:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from pegboard.conformance.device_bench import Bench, Part, Request
 from pegboard.conformance.draft_checks import VOCAB, check_trees
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator
-from pegboard.toolkit.speculation import tree
+from pegboard.core.interfaces.speculator import DraftRow, Speculator
+from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.toolkit.sampling import tree
 
 
 class DeviceRig(Speculator[Any]):
@@ -29,7 +30,7 @@ class DeviceRig(Speculator[Any]):
     def concerns(self, params: SamplingParams) -> bool:
         return self.made.concerns(params)
 
-    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+    def propose(self, rows: Sequence[DraftRow]) -> TokenTrees:
         found = [tree.chains([(int(row.tokens[-1]), ())]) for row in rows]
         # One token alone is a prompt that is not computed, and nothing is drafted for it yet.
         asked = [place for place, row in enumerate(rows) if len(row.tokens) > 1]

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.conformance.steps import StepCounter
-from pegboard.core.interfaces.speculator import DraftRow, DraftTrees
-from pegboard.toolkit.speculation import tree
+from pegboard.core.interfaces.speculator import DraftRow
+from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.toolkit.sampling import tree
 
 Int64s = NDArray[np.int64]
 
@@ -23,21 +24,21 @@ PlainTree = tuple[list[int], list[int]]
 """A tree's tokens and parents."""
 
 
-def check(trees: DraftTrees, rows: Sequence[DraftRow]) -> None:
+def check(trees: TokenTrees, rows: Sequence[DraftRow]) -> None:
     """Fail where the trees of these rows are ill-formed."""
     __tracebackhide__ = True
     check_trees(trees, [int(row.tokens[-1]) for row in rows], [row.most for row in rows])
 
 
-def check_trees(trees: DraftTrees, newest: Sequence[int], most: Sequence[int]) -> None:
+def check_trees(trees: TokenTrees, newest: Sequence[int], most: Sequence[int]) -> None:
     """Fail where the trees of requests with these `newest` tokens, and `most` nodes each, are ill-formed."""
     __tracebackhide__ = True
-    assert isinstance(trees, DraftTrees), f"the answer must be DraftTrees, found {type(trees).__name__}"
+    assert isinstance(trees, TokenTrees), f"the answer must be TokenTrees, found {type(trees).__name__}"
     fault = tree.fault(trees, np.array(newest, np.int64), np.array(most, np.int64), VOCAB)
     assert fault is None, f"the trees are ill-formed: {fault}"
 
 
-def plain(trees: DraftTrees) -> list[PlainTree]:
+def plain(trees: TokenTrees) -> list[PlainTree]:
     """Return each tree by itself."""
     parts = [tree.take_part(trees, np.array([place])) for place in range(len(trees))]
     return [(part.tokens.tolist(), part.parents.tolist()) for part in parts]

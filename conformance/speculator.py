@@ -18,7 +18,7 @@ from pegboard.conformance.speculator_rig import Life, step
 from pegboard.conformance.suite import ConformanceWarning
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.speculator import Speculator
-from pegboard.toolkit.speculation import tree
+from pegboard.toolkit.sampling import tree
 
 __all__ = ["Life", "SpeculatorContract", "step"]
 

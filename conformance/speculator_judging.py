@@ -16,8 +16,9 @@ from pegboard.conformance.sampler import CASES, DRAWS, P_VALUE, Row, chi_square,
 from pegboard.conformance.suite import ContractSuite, capability, lacks
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.interfaces.speculator import Accepted, DraftTrees, Speculator
-from pegboard.toolkit.speculation import tree
+from pegboard.core.interfaces.speculator import Speculator
+from pegboard.core.interfaces.trees import Accepted, TokenTrees
+from pegboard.toolkit.sampling import tree
 
 WORDS = 23
 """Tokens of the model whose drafts are judged: few, so that random drafts stand at times."""
@@ -32,7 +33,7 @@ PARAMS: tuple[Row, ...] = ({"temperature": 0.0}, *CASES.values(), {"temperature"
 class Trial:
     """A request at its verification: its tree, logits float32 [nodes, WORDS], parameters, and its row."""
 
-    trees: DraftTrees
+    trees: TokenTrees
     logits: torch.Tensor
     params: Row
     row: int
@@ -59,7 +60,7 @@ def trials(seed: int, count: int, branches: bool, params: Sequence[Row] = PARAMS
             if (parent, token) not in zip(parents, tokens, strict=True):
                 parents.append(parent)
                 tokens.append(token)
-        trees = DraftTrees(np.array([size]), np.array(tokens), np.array(parents))
+        trees = TokenTrees(np.array([size]), np.array(tokens), np.array(parents))
         masked = torch.from_numpy(np.where(hidden, -np.inf, logits).astype(np.float32))
         own = {**params[index % len(params)], "seed": int(rng.integers(2**40)), "step": int(rng.integers(50))}
         found.append(Trial(trees, masked, own, index + 1))
@@ -75,7 +76,7 @@ class JudgingTests(ContractSuite):
     def accept(
         self,
         speculator: Speculator[Any],
-        trees: DraftTrees,
+        trees: TokenTrees,
         logits: torch.Tensor,
         sampling: SamplingBatch,
         rows: NDArray[np.int64],

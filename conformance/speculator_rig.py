@@ -13,8 +13,9 @@ import pytest
 from pegboard.conformance.draft_checks import MOST, VOCAB, Int64s, check
 from pegboard.conformance.speculator_device import DeviceTests
 from pegboard.core.interfaces.layers import ModelSpec
-from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator, SpeculatorContext
-from pegboard.toolkit.speculation import tree
+from pegboard.core.interfaces.speculator import DraftRow, Speculator, SpeculatorContext
+from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.toolkit.sampling import tree
 
 
 class Life:
@@ -50,7 +51,7 @@ def step(
     lives: Sequence[Life],
     mosts: Sequence[int],
     around: Callable[[str], AbstractContextManager[object]] = _plainly,
-) -> DraftTrees:
+) -> TokenTrees:
     """Take one step with all of `lives`, as the pipeline does: propose, verify, go on, learn. Return the trees.
 
     Each call of the speculator is made within `around(its name)`.

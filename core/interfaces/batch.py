@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.prefix_cache import PageLoad
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
-    from pegboard.core.interfaces.speculator import DraftTrees
+    from pegboard.core.interfaces.trees import TokenTrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ScheduleBatch:
     committed_at: float = 0.0
     tokens: NDArray[np.int64] | None = None
     intervals: NDArray[np.float64] | None = None
-    trees: DraftTrees | None = None
+    trees: TokenTrees | None = None
     gained: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
@@ -288,7 +288,7 @@ class ModelWorkerBatch:
     table: TableChanges | None = None
     part: SplitPart | None = None
     overlay: tuple[OverlayPart, ...] = ()
-    trees: DraftTrees | None = None
+    trees: TokenTrees | None = None
     tail_lens: NDArray[np.int64] | None = None
     tail_bits: NDArray[np.int64] | None = None
     observed: Observed | None = None

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.forward import LogprobOutput
-    from pegboard.core.interfaces.speculator import Accepted
+    from pegboard.core.interfaces.trees import Accepted
 
 
 @dataclass(slots=True)

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.model_family import ModelContext
     from pegboard.core.interfaces.model_runner import ModelEnds
     from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
-
-MAX_NODES = 64
-"""Most nodes of a draft tree: the bits of an int64 say which of them a node follows."""
+    from pegboard.core.interfaces.trees import Accepted, TokenTrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,37 +54,6 @@ class DraftRow:
     namespace: str
     most: int
     memo: dict[object, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class DraftTrees:
-    """Drafts of several requests, packed: `counts` int64 [requests] says how many nodes each has, `tokens` and
-    `parents` are int64 [nodes].
-
-    A tree's first node is its root, the request's newest token. `parents` are indices within the own tree, -1 for the
-    root; a parent comes before its children, and siblings have distinct tokens. A tree without branches is a chain, in
-    which each node follows the one before. A count of 1 is a request without drafts.
-    """
-
-    counts: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    parents: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return int(self.counts.shape[0])
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """What stands of a verified batch, packed request after request: `counts` int64 [requests] tokens that each has
-    gained, 1 at least; `nodes` int64 [gained] the packed nodes whose logits gave them; `tokens` int64 [gained].
-
-    The nodes of a request are a path from its root. Each token but the last is that of the next node on it.
-    """
-
-    counts: NDArray[np.int64]
-    nodes: NDArray[np.int64]
-    tokens: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +128,7 @@ class Speculator(abc.ABC, Generic[OptionsT]):
         return True
 
     @abc.abstractmethod
-    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+    def propose(self, rows: Sequence[DraftRow]) -> TokenTrees:
         """Return a tree for each of `rows`, whose root is the row's newest token; chains alone without the capability
         `branches`. A tree depends on what the request, and those before it, have said, not on the other rows; the same
         rows get the same trees when they are asked for again.
@@ -174,7 +141,7 @@ class Speculator(abc.ABC, Generic[OptionsT]):
         return
 
     def accept(
-        self, trees: DraftTrees, logits: torch.Tensor, sampling: SamplingBatch, rows: NDArray[np.int64]
+        self, trees: TokenTrees, logits: torch.Tensor, sampling: SamplingBatch, rows: NDArray[np.int64]
     ) -> Accepted:
         """Decide which drafts stand, in place of the walk over what the sampler draws at each node. Raises Unsupported
         without the capability `judges`.
@@ -224,7 +191,7 @@ class DeviceSpeculator(Speculator[OptionsT]):
     lookback: int = 0
     """1: behind a cached prefix it needs the states of the prefix's last token; 0: it does not."""
 
-    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+    def propose(self, rows: Sequence[DraftRow]) -> TokenTrees:
         """Not asked: `draft` is."""
         raise NotImplementedError("this speculator drafts on the device")
 
@@ -247,7 +214,7 @@ class DeviceSpeculator(Speculator[OptionsT]):
         """
 
     @abc.abstractmethod
-    def draft(self, batch: DraftBatch) -> DraftTrees:
+    def draft(self, batch: DraftBatch) -> TokenTrees:
         """Return a tree for each request of `batch`, as `propose` does; of one node where nothing is known of a
         request.
         """

@@ -17,7 +17,7 @@ from pegboard.core.pipeline.executor import Done
 from pegboard.core.pipeline.sampled import check_ids, check_tokens
 from pegboard.core.pipeline.speculation.judging import with_logprobs_of
 from pegboard.core.pipeline.tiers.loading import WatchedAttention, loading_for
-from pegboard.toolkit.speculation import tree
+from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.model_runner import ModelRunner
-    from pegboard.core.interfaces.speculator import Accepted, DraftTrees
     from pegboard.core.interfaces.stage import DevicePart
+    from pegboard.core.interfaces.trees import Accepted, TokenTrees
     from pegboard.core.pipeline.device import DeviceQueue, Fetched
     from pegboard.core.pipeline.device_batch import Sent
     from pegboard.core.pipeline.guards import GuardedHooks
@@ -191,7 +191,7 @@ class Worker:
         return self._bring(output, work, batch)
 
     @torch.inference_mode()
-    def draft(self, work: DraftWork) -> Done[DraftTrees]:
+    def draft(self, work: DraftWork) -> Done[TokenTrees]:
         """Draft on the device, with no batch under way. Raises what the speculator raises."""
         if self.drafts is None:
             raise RuntimeError("this worker has no speculator")
@@ -222,7 +222,7 @@ class Worker:
         return kept
 
     def _verified(
-        self, work: ModelWorkerBatch, trees: DraftTrees, batch: ForwardBatch, output: ForwardOutput
+        self, work: ModelWorkerBatch, trees: TokenTrees, batch: ForwardBatch, output: ForwardOutput
     ) -> PendingResult:
         """Find out which drafts stand, and move their KV to where it belongs. Raises BadTokens."""
         by = self._by(output)
@@ -246,7 +246,7 @@ class Worker:
         return self._bring(output, work, batch, accepted)
 
     def _accept(
-        self, work: ModelWorkerBatch, trees: DraftTrees, drawn: NDArray[np.int64], output: ForwardOutput
+        self, work: ModelWorkerBatch, trees: TokenTrees, drawn: NDArray[np.int64], output: ForwardOutput
     ) -> Accepted:
         """Return what stands: where the tokens `drawn` lead, or what the speculator decides, if it does."""
         logits, sampling = output.logits, self.batches.sampling  # this batch's

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pegboard.core.interfaces.attention import AttentionBackend
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
 from pegboard.core.interfaces.kv_pool import KVPool
-from pegboard.toolkit.speculation.tree import places, starts
+from pegboard.toolkit.sampling.tree import places, starts
 
 Int64s = NDArray[np.int64]
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.layers import ModelSpec
-from pegboard.core.interfaces.speculator import MAX_NODES, DraftRow, DraftTrees, Speculator, SpeculatorContext
-from pegboard.toolkit.speculation import tree
+from pegboard.core.interfaces.speculator import DraftRow, Speculator, SpeculatorContext
+from pegboard.core.interfaces.trees import MAX_NODES, TokenTrees
+from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,12 +40,12 @@ class RatedSpeculator(Speculator):
         super().__init__(None, SpeculatorContext(ModelSpec("lab", vocab_size, 0, 0, (), ()), len(rates) + 1))
         self.max_nodes = len(rates) + 1
 
-    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+    def propose(self, rows: Sequence[DraftRow]) -> TokenTrees:
         return tree.chains((int(row.tokens[-1]), [DRAFTED] * (min(row.most, self.max_nodes) - 1)) for row in rows)
 
 
 def accept(
-    trees: DraftTrees, tokens: NDArray[np.int64], rates: Sequence[float], random: np.random.Generator
+    trees: TokenTrees, tokens: NDArray[np.int64], rates: Sequence[float], random: np.random.Generator
 ) -> NDArray[np.int64]:
     """Return what is drawn at each node, int64 [nodes], from the `tokens` that are drawn where drafts are wrong."""
     depths = tree.depths(trees)

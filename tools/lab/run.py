@@ -19,7 +19,7 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.executor import Done
 from pegboard.core.pipeline.stages import StepHooks
 from pegboard.toolkit.cache.radix_tree import RadixTree
-from pegboard.toolkit.speculation.tree import walk
+from pegboard.toolkit.sampling.tree import walk
 from pegboard.tools.lab.assemble import EOS, assemble, chunk_of
 from pegboard.tools.lab.clock import VirtualClock
 from pegboard.tools.lab.drafts import RatedSpeculator, accept

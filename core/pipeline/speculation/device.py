@@ -10,7 +10,7 @@ import numpy as np
 
 from pegboard.core.interfaces.forward import Taps
 from pegboard.core.interfaces.speculator import DraftBatch, Stands
-from pegboard.toolkit.speculation import tree
+from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import DraftWork, ModelWorkerBatch
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.kv_pool import KVPool
-    from pegboard.core.interfaces.speculator import Accepted, DeviceSpeculator, DraftTrees
+    from pegboard.core.interfaces.speculator import DeviceSpeculator
+    from pegboard.core.interfaces.trees import Accepted, TokenTrees
 
 ToDevice = Callable[["NDArray[Any]"], "torch.Tensor"]
 """Brings an array to the device."""
@@ -70,7 +71,7 @@ class DeviceDrafts:
         else:
             self._in_a_row = 0
 
-    def draft(self, work: DraftWork, row_table: torch.Tensor, kv_pool: KVPool) -> DraftTrees:
+    def draft(self, work: DraftWork, row_table: torch.Tensor, kv_pool: KVPool) -> TokenTrees:
         """Ask for drafts. Raises what the speculator raises."""
         batch = DraftBatch(work.rows, work.seq_lens, work.newest, work.most, row_table, kv_pool)
         return self._speculator.draft(batch)

@@ -15,14 +15,15 @@ import numpy as np
 
 from pegboard.core.interfaces.batch import DraftWork
 from pegboard.core.interfaces.req import ReqSlot
-from pegboard.core.interfaces.speculator import DraftRow, DraftTrees
+from pegboard.core.interfaces.speculator import DraftRow
+from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.pipeline.grammar.drafts import DraftWalk, NodeMasks
 from pegboard.core.pipeline.grammar.state import let_through, state_of
 from pegboard.core.pipeline.running import SINGLE
 from pegboard.core.pipeline.speculation.device import MAX_FAILURES, worth_telling
 from pegboard.core.pipeline.speculation.drafts import Drafts
 from pegboard.core.pipeline.speculation.worth import Acceptance, StepTimes, Worth
-from pegboard.toolkit.speculation import tree
+from pegboard.toolkit.sampling import tree
 from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class Drafter:
         if drafts is not None and gained is not None:
             self._tell(step, drafts.trees, gained)
 
-    def _tell(self, step: Step, trees: DraftTrees, gained: NDArray[np.int64]) -> None:
+    def _tell(self, step: Step, trees: TokenTrees, gained: NDArray[np.int64]) -> None:
         told = [index for index in np.flatnonzero(trees.counts > 1).tolist() if gained[index]]
         for index in told:
             if (acceptance := _DRAFTED.of(step.sampled[index]).acceptance) is not None:
@@ -243,7 +244,7 @@ class Drafter:
 
     # ---- asking ---------------------------------------------------------------------------------------------------
 
-    def _ask(self, running: RunningBatch, places: NDArray[np.int64], most: NDArray[np.int64]) -> DraftTrees:
+    def _ask(self, running: RunningBatch, places: NDArray[np.int64], most: NDArray[np.int64]) -> TokenTrees:
         """Ask for drafts of the requests at `places`, `most` nodes each. Raises what the speculator raises."""
         if self._device is None:
             asked = zip(places.tolist(), most.tolist(), strict=True)
@@ -252,14 +253,14 @@ class Drafter:
         work = DraftWork(rows, seq_lens, newest, most, self._memory.rows.take_changes())
         try:
             found = self._device.executor.ask(SPECULATION, work)
-            assert isinstance(found, DraftTrees)
+            assert isinstance(found, TokenTrees)
             return found
         except Exception:
             # The step runs all the same, and may have pages whose places the worker has not got.
             self._memory.rows.send_again(work.table)
             raise
 
-    def _propose(self, running: RunningBatch, places: NDArray[np.int64], most: NDArray[np.int64]) -> DraftTrees | None:
+    def _propose(self, running: RunningBatch, places: NDArray[np.int64], most: NDArray[np.int64]) -> TokenTrees | None:
         """Ask the speculator. Return None where it fails, takes too long, or answers with what are no trees."""
         since, computing = time.perf_counter(), time.thread_time()
         try:
@@ -306,7 +307,7 @@ class Drafter:
 
     # ---- what of it can be verified -------------------------------------------------------------------------------
 
-    def _follow_grammars(self, reqs: Sequence[Req], trees: DraftTrees) -> tuple[list[NodeMasks | None], DraftTrees]:
+    def _follow_grammars(self, reqs: Sequence[Req], trees: TokenTrees) -> tuple[list[NodeMasks | None], TokenTrees]:
         """Cut the drafts that grammars forbid, and find out what they allow after the others."""
         masks: list[NodeMasks | None] = [None] * len(reqs)
         if self._grammars is None or all(state_of(req) is None for req in reqs):
@@ -333,8 +334,8 @@ class Drafter:
         return masks, tree.cut(trees, keep)
 
     def _find_room(
-        self, running: RunningBatch, places: NDArray[np.int64], trees: DraftTrees, masks: list[NodeMasks | None]
-    ) -> tuple[DraftTrees, list[NodeMasks | None]]:
+        self, running: RunningBatch, places: NDArray[np.int64], trees: TokenTrees, masks: list[NodeMasks | None]
+    ) -> tuple[TokenTrees, list[NodeMasks | None]]:
         """Get slots for the drafts, from memory that no request needs; cut those that get none."""
         counts = trees.counts
         before = running.seq_lens[places] - 1
@@ -355,7 +356,7 @@ def _row(req: Req, most: int) -> DraftRow:
     return DraftRow(req.tokens.view(), req.input_len, req.namespace, most, _DRAFTED.of(req).memo)
 
 
-def _among_all(trees: DraftTrees, asked: NDArray[np.int64], roots: Sequence[int]) -> DraftTrees:
+def _among_all(trees: TokenTrees, asked: NDArray[np.int64], roots: Sequence[int]) -> TokenTrees:
     """Return the trees of all requests, of which those `asked` have `trees`, and the others none."""
     if asked.shape[0] == len(roots):
         return trees

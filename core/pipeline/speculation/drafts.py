@@ -10,14 +10,14 @@ import numpy as np
 
 from pegboard.core.interfaces.batch import SamplingInfo, TokenMask
 from pegboard.core.pipeline.grammar.state import state_of
-from pegboard.toolkit.speculation import tree
+from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.batch import ModelWorkerBatch
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.speculator import DraftTrees
+    from pegboard.core.interfaces.trees import TokenTrees
     from pegboard.core.pipeline.grammar.drafts import NodeMasks
 
 
@@ -27,7 +27,7 @@ class Drafts:
     no grammar, or no drafts.
     """
 
-    trees: DraftTrees
+    trees: TokenTrees
     masks: tuple[NodeMasks | None, ...]
 
     def behind(self, roots: Sequence[int]) -> Drafts:

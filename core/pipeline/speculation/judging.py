@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pegboard.core.interfaces.speculator import Accepted
+from pegboard.core.interfaces.trees import Accepted
 from pegboard.core.pipeline.speculation.device import MAX_FAILURES, worth_telling
-from pegboard.toolkit.speculation import tree
+from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.sampling import SamplingBatch
-    from pegboard.core.interfaces.speculator import DraftTrees, Speculator
+    from pegboard.core.interfaces.speculator import Speculator
+    from pegboard.core.interfaces.trees import TokenTrees
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class Judge:
 
     def accept(
         self,
-        trees: DraftTrees,
+        trees: TokenTrees,
         drawn: NDArray[np.int64],
         logits: torch.Tensor,
         sampling: SamplingBatch,
@@ -76,7 +77,7 @@ class Judge:
             logger.error(text, self.name, MAX_FAILURES)
 
 
-def _fault(trees: DraftTrees, found: Accepted, logits: torch.Tensor) -> str | None:
+def _fault(trees: TokenTrees, found: Accepted, logits: torch.Tensor) -> str | None:
     """Return what is wrong with an answer."""
     wrong = tree.accepted_fault(trees, found, logits.shape[1])
     if wrong is not None:

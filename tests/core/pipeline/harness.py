@@ -27,10 +27,11 @@ from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
-from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator, SpeculatorContext
+from pegboard.core.interfaces.speculator import DraftRow, Speculator, SpeculatorContext
 from pegboard.core.interfaces.stage import Stage
 from pegboard.core.interfaces.status import FinishReason
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
+from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
@@ -53,7 +54,7 @@ from pegboard.plugins.row_outputs.messages import NAME, Asked
 from pegboard.plugins.row_outputs.stage import RowOutputs
 from pegboard.plugins.stop_expressions.stage import NAME as EXPRESSIONS
 from pegboard.plugins.stop_expressions.stage import StopExpressions
-from pegboard.toolkit.speculation import tree
+from pegboard.toolkit.sampling import tree
 
 VOCAB = 251
 CONFIG = SimpleNamespace(model=SimpleNamespace(hidden_states=True))
@@ -98,13 +99,13 @@ class Seer(Speculator):
         self.rate, self.shape, self.max_nodes = rate, shape, nodes
         self.learnt: list[tuple[int, int]] = []
 
-    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+    def propose(self, rows: Sequence[DraftRow]) -> TokenTrees:
         return tree.join(self.tree_of(row) for row in rows)
 
     def learn(self, rows: Sequence[DraftRow], offered: NDArray[np.int64], gained: NDArray[np.int64]) -> None:
         self.learnt += zip(offered.tolist(), gained.tolist(), strict=True)
 
-    def tree_of(self, row: DraftRow) -> DraftTrees:
+    def tree_of(self, row: DraftRow) -> TokenTrees:
         rng = random.Random(f"{row.tokens.shape[0]} {row.tokens[-1]} {row.tokens[0]}")
         parents, tokens, contexts = [-1], [int(row.tokens[-1])], [row.tokens]
         for _ in range(rng.randrange(row.most)):
@@ -116,7 +117,7 @@ class Seer(Speculator):
             parents.append(parent)
             tokens.append(token)
             contexts.append(np.append(contexts[parent], token))
-        return DraftTrees(np.array([len(tokens)], np.int64), np.array(tokens, np.int64), np.array(parents, np.int64))
+        return TokenTrees(np.array([len(tokens)], np.int64), np.array(tokens, np.int64), np.array(parents, np.int64))
 
 
 class FakeModel:
@@ -185,7 +186,7 @@ class FakeModel:
         self.last[work.sampled_rows] = sampled_tokens
         return BatchResult(sampled_tokens)
 
-    def verify(self, work: ModelWorkerBatch, trees: DraftTrees) -> BatchResult:
+    def verify(self, work: ModelWorkerBatch, trees: TokenTrees) -> BatchResult:
         """Draw a token at each node from the slots of what comes before it, and keep what was drawn; see Worker."""
         assert work.sample_rows is not None
         assert work.sampling is not None
@@ -217,7 +218,7 @@ class FakeModel:
     def encode(self, work: EncodeWork) -> Done[float]:
         raise AssertionError("a model without media was told to encode some")
 
-    def draft(self, work: DraftWork) -> DraftTrees:
+    def draft(self, work: DraftWork) -> TokenTrees:
         raise AssertionError("a model without a draft was asked for drafts")
 
     def contents(self, work: ModelWorkerBatch, input_ids: NDArray[np.int64]) -> NDArray[np.int64]:

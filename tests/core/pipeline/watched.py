@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from pegboard.core.interfaces.batch import DraftWork, ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
-from pegboard.core.interfaces.speculator import Accepted, DraftRow, DraftTrees
-from pegboard.toolkit.speculation import tree
+from pegboard.core.interfaces.speculator import DraftRow
+from pegboard.core.interfaces.trees import Accepted, TokenTrees
+from pegboard.toolkit.sampling import tree
 from tests.core.pipeline.harness import FakeModel, Seer
 
 RESERVE = 9
@@ -38,7 +39,7 @@ class WatchedModel(FakeModel):
         super().__init__(*args)
         self.entries = np.full(len(self.slots), NOTHING, np.int64)
         self.kept: dict[int, tuple[int, int]] = {}
-        self.tree: Callable[[DraftRow], DraftTrees] = Seer(0.5).tree_of
+        self.tree: Callable[[DraftRow], TokenTrees] = Seer(0.5).tree_of
         self.drafted = self.looked_back = 0
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
@@ -85,7 +86,7 @@ class WatchedModel(FakeModel):
             if work.observed.slots[index] > end:
                 self.entries[self.table[row, end]] = NOTHING
 
-    def draft(self, work: DraftWork) -> DraftTrees:
+    def draft(self, work: DraftWork) -> TokenTrees:
         """Write into all reserved slots, and draft."""
         if work.table is not None:
             self.table.reshape(-1)[work.table.places] = work.table.slots

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pegboard.core.interfaces.batch import DraftWork
-from pegboard.core.interfaces.speculator import DraftTrees
+from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.pipeline.speculation.device import MAX_FAILURES
 from tests.core.pipeline.harness import IGNORE, Harness, Seer, oracle, prompts
 from tests.core.pipeline.watched import RESERVE, WatchedModel
@@ -78,7 +78,7 @@ def test_short_memory_gives_no_drafts() -> None:
 class Fails(WatchedModel):
     """Drafts are not to be had."""
 
-    def draft(self, work: DraftWork) -> DraftTrees:
+    def draft(self, work: DraftWork) -> TokenTrees:
         super().draft(work)
         raise RuntimeError("out of luck")
 
@@ -97,7 +97,7 @@ def test_failures_end_drafts() -> None:
 def test_wrong_trees_are_not_used() -> None:
     """A tree that begins with another token."""
     harness, model = watched()
-    model.tree = lambda row: DraftTrees(np.array([2]), np.array([row.tokens[-1] ^ 1, 3]), np.array([-1, 0]))
+    model.tree = lambda row: TokenTrees(np.array([2]), np.array([row.tokens[-1] ^ 1, 3]), np.array([-1, 0]))
     answered(harness, count=3)
     assert harness.scheduler.counters.drafted_tokens == 0
 
@@ -105,7 +105,7 @@ def test_wrong_trees_are_not_used() -> None:
 class Failing(WatchedModel):
     """Has no memory for the changes of the table, now and then: a call fails before they are taken."""
 
-    def draft(self, work: DraftWork) -> DraftTrees:
+    def draft(self, work: DraftWork) -> TokenTrees:
         self.calls = getattr(self, "calls", 0) + 1
         if self.calls in (2, 3):
             raise RuntimeError("no memory")

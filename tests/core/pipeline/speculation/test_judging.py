@@ -14,14 +14,14 @@ from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingBatch, SamplingParams
-from pegboard.core.interfaces.speculator import Accepted, DraftTrees
+from pegboard.core.interfaces.trees import Accepted, TokenTrees
 from pegboard.core.pipeline.device import HostQueue
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.running import NUMBERS
 from pegboard.core.pipeline.speculation.device import MAX_FAILURES
 from pegboard.core.pipeline.speculation.judging import Judge
 from pegboard.core.pipeline.worker import Worker
-from pegboard.toolkit.speculation import tree
+from pegboard.toolkit.sampling import tree
 from tests.core.pipeline.harness import Harness, Seer
 
 VOCAB, FORBIDDEN = 20, 19
@@ -30,7 +30,7 @@ LOGITS = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(3)).i
 )
 """The model: what follows each token."""
 
-TREES = DraftTrees(np.array([1, 4, 2]), np.array([4, 5, 6, 7, 8, 9, 10]), np.array([-1, -1, 0, 0, 2, -1, 0]))
+TREES = TokenTrees(np.array([1, 4, 2]), np.array([4, 5, 6, 7, 8, 9, 10]), np.array([-1, -1, 0, 0, 2, -1, 0]))
 """The second request's root has two children, and its second child has one; the third request has a chain."""
 
 DRAWN = np.array([11, 6, 12, 8, 13, 14, 15])

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from pegboard.conformance.covering import covering
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.speculator import DraftRow, DraftTrees
-from pegboard.toolkit.speculation import tree
+from pegboard.core.interfaces.speculator import DraftRow
+from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.toolkit.sampling import tree
 from pegboard_drills.grammars import ScriptedGrammar, ScriptedMatcher
 from tests.core.pipeline.grammar.test_state import harness as grammar_harness
 from tests.core.pipeline.harness import EOS, Harness, Seer, next_token, oracle, prompts
@@ -296,7 +297,7 @@ def bound_later(prompt: Sequence[int], n: int) -> list[int]:
 
 
 class KnowsWhatIsBound(Seer):
-    def tree_of(self, row: DraftRow) -> DraftTrees:
+    def tree_of(self, row: DraftRow) -> TokenTrees:
         known, done = row.tokens.tolist(), row.tokens.shape[0] - row.input_len
         return tree.chains([(known[-1], bound_later(known[: row.input_len], 20)[done : done + row.most - 1])])
 

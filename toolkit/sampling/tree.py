@@ -1,4 +1,4 @@
-"""Draft trees in numpy. Trees of several requests are packed one after the other, see DraftTrees."""
+"""Draft trees in numpy. Trees of several requests are packed one after the other, see TokenTrees."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pegboard.core.interfaces.speculator import MAX_NODES, Accepted, DraftTrees
+from pegboard.core.interfaces.trees import MAX_NODES, Accepted, TokenTrees
 
 Int64s = NDArray[np.int64]
 
 
-def chains(drafts: Iterable[tuple[int, Sequence[int] | Int64s]]) -> DraftTrees:
+def chains(drafts: Iterable[tuple[int, Sequence[int] | Int64s]]) -> TokenTrees:
     """Return a chain for each (newest token, drafted tokens)."""
     counts: list[int] = []
     tokens: list[int] = []
@@ -22,14 +22,14 @@ def chains(drafts: Iterable[tuple[int, Sequence[int] | Int64s]]) -> DraftTrees:
         tokens.append(root)
         tokens.extend(drafted)
         parents.extend(range(-1, len(drafted)))
-    return DraftTrees(np.array(counts, np.int64), np.array(tokens, np.int64), np.array(parents, np.int64))
+    return TokenTrees(np.array(counts, np.int64), np.array(tokens, np.int64), np.array(parents, np.int64))
 
 
-def join(trees: Iterable[DraftTrees]) -> DraftTrees:
+def join(trees: Iterable[TokenTrees]) -> TokenTrees:
     """Return the trees of all of them, in order."""
     found = list(trees)
     none = np.empty(0, np.int64)
-    return DraftTrees(
+    return TokenTrees(
         np.concatenate([none, *(one.counts for one in found)]),
         np.concatenate([none, *(one.tokens for one in found)]),
         np.concatenate([none, *(one.parents for one in found)]),
@@ -47,7 +47,7 @@ def places(counts: Int64s) -> Int64s:
     return np.arange(total) - np.repeat(starts(counts), counts)
 
 
-def depths(trees: DraftTrees) -> Int64s:
+def depths(trees: TokenTrees) -> Int64s:
     """Return int64 [nodes]: how many tokens precede each node in its tree; 0 for a root."""
     found = np.zeros(trees.tokens.shape[0], np.int64)
     if is_chain(trees):
@@ -59,12 +59,12 @@ def depths(trees: DraftTrees) -> Int64s:
     return found
 
 
-def is_chain(trees: DraftTrees) -> bool:
+def is_chain(trees: TokenTrees) -> bool:
     """Return whether no tree has a branch: each node follows the one before it."""
     return bool((trees.parents == places(trees.counts) - 1).all())
 
 
-def tail_bits(trees: DraftTrees) -> Int64s:
+def tail_bits(trees: TokenTrees) -> Int64s:
     """Return int64 [nodes]: bit i of a node is set where node i of its tree is an ancestor of it, or itself."""
     found = (np.uint64(1) << places(trees.counts).astype(np.uint64)).tolist()
     above = (np.repeat(starts(trees.counts), trees.counts) + trees.parents).tolist()
@@ -74,7 +74,7 @@ def tail_bits(trees: DraftTrees) -> Int64s:
     return np.array(found, np.uint64).view(np.int64)
 
 
-def path(trees: DraftTrees, node: int) -> list[int]:
+def path(trees: TokenTrees, node: int) -> list[int]:
     """Return the packed nodes from the root of a packed node's tree down to it."""
     start = int(starts(trees.counts)[np.searchsorted(np.cumsum(trees.counts), node, "right")])
     found = [node]
@@ -83,7 +83,7 @@ def path(trees: DraftTrees, node: int) -> list[int]:
     return found[::-1]
 
 
-def walk(trees: DraftTrees, drawn: Int64s) -> Accepted:
+def walk(trees: TokenTrees, drawn: Int64s) -> Accepted:
     """Go down each tree as long as the token drawn at a node, `drawn` int64 [nodes], is that of one of its children."""
     counts: list[int] = []
     nodes: list[int] = []
@@ -103,7 +103,7 @@ def walk(trees: DraftTrees, drawn: Int64s) -> Accepted:
     return Accepted(np.array(counts, np.int64), taken, drawn[taken])
 
 
-def cut(trees: DraftTrees, keep: NDArray[np.bool_]) -> DraftTrees:
+def cut(trees: TokenTrees, keep: NDArray[np.bool_]) -> TokenTrees:
     """Leave out the nodes whose entry of `keep` bool [nodes] is False, and all below them. Roots must be kept."""
     stays = keep.copy()
     above = np.repeat(starts(trees.counts), trees.counts) + trees.parents
@@ -115,25 +115,25 @@ def cut(trees: DraftTrees, keep: NDArray[np.bool_]) -> DraftTrees:
     counts = np.bincount(owner[stays], minlength=len(trees)).astype(np.int64)
     new = np.cumsum(stays) - 1  # packed place of each node that stays
     moved = np.where(trees.parents >= 0, new[above] - starts(counts)[owner], -1)
-    return DraftTrees(counts, trees.tokens[stays], moved[stays])
+    return TokenTrees(counts, trees.tokens[stays], moved[stays])
 
 
-def first_nodes(trees: DraftTrees, counts: Int64s) -> DraftTrees:
+def first_nodes(trees: TokenTrees, counts: Int64s) -> TokenTrees:
     """Return the first `counts` int64 [requests] nodes of each tree, which are trees: parents come first."""
     if (counts >= trees.counts).all():
         return trees
     keep = places(trees.counts) < np.repeat(counts, trees.counts)
-    return DraftTrees(np.minimum(counts, trees.counts), trees.tokens[keep], trees.parents[keep])
+    return TokenTrees(np.minimum(counts, trees.counts), trees.tokens[keep], trees.parents[keep])
 
 
-def take_part(trees: DraftTrees, requests: Int64s) -> DraftTrees:
+def take_part(trees: TokenTrees, requests: Int64s) -> TokenTrees:
     """Return the trees of some requests alone, by their indices."""
     counts = trees.counts[requests]
     nodes = np.repeat(starts(trees.counts)[requests], counts) + places(counts)
-    return DraftTrees(counts, trees.tokens[nodes], trees.parents[nodes])
+    return TokenTrees(counts, trees.tokens[nodes], trees.parents[nodes])
 
 
-def fault(trees: DraftTrees, roots: Int64s, most: Int64s, vocab_size: int) -> str | None:
+def fault(trees: TokenTrees, roots: Int64s, most: Int64s, vocab_size: int) -> str | None:
     """Return what is wrong with the trees of rows with these newest tokens `roots` and bounds `most` int64 [rows]; None
     where they are well formed.
     """
@@ -173,7 +173,7 @@ def _fault(tokens: list[int], parents: list[int], root: int) -> str | None:
     return None
 
 
-def accepted_fault(trees: DraftTrees, accepted: Accepted, vocab_size: int) -> str | None:
+def accepted_fault(trees: TokenTrees, accepted: Accepted, vocab_size: int) -> str | None:
     """Return what is wrong with what is said to stand of trees; None where it is well formed, see Accepted."""
     if not _are_int64s(accepted.counts, accepted.nodes, accepted.tokens):
         return "counts, nodes and tokens are not int64 arrays of one dimension"

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pegboard.conformance.properties import properties
-from pegboard.core.interfaces.speculator import DraftTrees
-from pegboard.toolkit.speculation import tree
+from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.toolkit.sampling import tree
 
 VOCAB = 4
 """So few that drawn tokens often meet drafts."""
 
 
-def one_tree(random: np.random.Generator, most: int, vocab: int = VOCAB) -> DraftTrees:
+def one_tree(random: np.random.Generator, most: int, vocab: int = VOCAB) -> TokenTrees:
     """Return a tree of any shape with at most `most` nodes; siblings are distinct."""
     parents, tokens = [-1], [int(random.integers(vocab))]
     for _ in range(int(random.integers(most))):
@@ -25,17 +25,17 @@ def one_tree(random: np.random.Generator, most: int, vocab: int = VOCAB) -> Draf
         if (parent, token) not in zip(parents[1:], tokens[1:], strict=True):
             parents.append(parent)
             tokens.append(token)
-    return DraftTrees(np.array([len(parents)], np.int64), np.array(tokens, np.int64), np.array(parents, np.int64))
+    return TokenTrees(np.array([len(parents)], np.int64), np.array(tokens, np.int64), np.array(parents, np.int64))
 
 
 @st.composite
-def forests(draw: st.DrawFn) -> DraftTrees:
+def forests(draw: st.DrawFn) -> TokenTrees:
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     most = draw(st.sampled_from([1, 3, 12, 64]))
     return tree.join(one_tree(random, most) for _ in range(draw(st.integers(0, 4))))
 
 
-def ancestors(trees: DraftTrees) -> list[set[int]]:
+def ancestors(trees: TokenTrees) -> list[set[int]]:
     """Return for each packed node those on its way down from the root, by their index in the own tree."""
     found: list[set[int]] = []
     start = 0
@@ -49,7 +49,7 @@ def ancestors(trees: DraftTrees) -> list[set[int]]:
 
 @properties(150)
 @given(forests(), st.integers(0, 2**32))
-def test_trees_are_walked_by_what_was_drawn(trees: DraftTrees, seed: int) -> None:
+def test_trees_are_walked_by_what_was_drawn(trees: TokenTrees, seed: int) -> None:
     drawn = np.random.default_rng(seed).integers(VOCAB, size=trees.tokens.shape)
     accepted = tree.walk(trees, drawn)
     start, taken = 0, 0
@@ -74,7 +74,7 @@ def test_trees_are_walked_by_what_was_drawn(trees: DraftTrees, seed: int) -> Non
 
 @properties(100)
 @given(forests())
-def test_depths_and_bits_say_who_comes_before(trees: DraftTrees) -> None:
+def test_depths_and_bits_say_who_comes_before(trees: TokenTrees) -> None:
     before = ancestors(trees)
     assert tree.depths(trees).tolist() == [len(one) - 1 for one in before]
     bits = tree.tail_bits(trees).view(np.uint64).tolist()
@@ -84,7 +84,7 @@ def test_depths_and_bits_say_who_comes_before(trees: DraftTrees) -> None:
 
 @properties(100)
 @given(forests(), st.integers(0, 2**32))
-def test_a_node_that_is_cut_takes_all_below_it_with_it(trees: DraftTrees, seed: int) -> None:
+def test_a_node_that_is_cut_takes_all_below_it_with_it(trees: TokenTrees, seed: int) -> None:
     keep = np.random.default_rng(seed).random(trees.tokens.shape) < 0.7
     keep[trees.parents < 0] = True
     firsts = np.repeat(tree.starts(trees.counts), trees.counts)
@@ -100,7 +100,7 @@ def test_a_node_that_is_cut_takes_all_below_it_with_it(trees: DraftTrees, seed: 
 
 @properties(60)
 @given(forests(), st.data())
-def test_parts_of_joined_trees(trees: DraftTrees, data: st.DataObject) -> None:
+def test_parts_of_joined_trees(trees: TokenTrees, data: st.DataObject) -> None:
     which = np.array(
         data.draw(st.lists(st.integers(0, max(0, len(trees) - 1)), max_size=4 * bool(len(trees)))), np.int64
     )
@@ -119,7 +119,7 @@ def test_chains_are_packed() -> None:
     assert len(tree.chains([])) == 0
 
 
-GOOD = DraftTrees(*(np.array(one, np.int64) for one in ([4, 1], [1, 2, 3, 3, 0], [-1, 0, 0, 1, -1])))
+GOOD = TokenTrees(*(np.array(one, np.int64) for one in ([4, 1], [1, 2, 3, 3, 0], [-1, 0, 0, 1, -1])))
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.options import Options
 from pegboard.core.interfaces.plugin import Plugin, Provider
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.interfaces.speculator import DraftRow, Speculator, SpeculatorContext
 from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.registry.registry import Registry
+from pegboard.plugins.speculation.api import DraftRow, Speculator, SpeculatorContext
 from pegboard.toolkit.sampling.tree import join
 
 MODEL = "demo:smollm2-135m-instruct"

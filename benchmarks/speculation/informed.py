@@ -11,10 +11,10 @@ import torch
 
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.plugin import Provider
-from pegboard.core.interfaces.speculator import DraftBatch, SpeculatorContext, Stands
 from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.plugins.spec_eagle.options import EagleOptions
 from pegboard.plugins.spec_eagle.speculator import EagleSpeculator
+from pegboard.plugins.speculation.api import DraftBatch, SpeculatorContext, Stands
 from pegboard.toolkit.sampling.tree import chains
 
 

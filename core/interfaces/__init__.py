@@ -160,9 +160,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.sampling import SamplingRow as SamplingRow
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy as SchedulePolicy
     from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext as SchedulePolicyContext
-    from pegboard.core.interfaces.speculator import DraftRow as DraftRow
-    from pegboard.core.interfaces.speculator import Speculator as Speculator
-    from pegboard.core.interfaces.speculator import SpeculatorContext as SpeculatorContext
     from pegboard.core.interfaces.stage import Column as Column
     from pegboard.core.interfaces.stage import DevicePart as DevicePart
     from pegboard.core.interfaces.stage import DeviceServices as DeviceServices

@@ -168,8 +168,7 @@ class ReqOutput:
     """What has been generated and what of it was already sent. Of the `cached_tokens` the host had `cached_host`, and a
     storage `cached_storage`.
 
-    `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one. `drafted`
-    counts tokens that were proposed for it and verified, `accepted` those of its output that were among them.
+    `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one.
     """
 
     sent_len: int = 0
@@ -178,8 +177,6 @@ class ReqOutput:
     cached_host: int = 0
     cached_storage: int = 0
     num_retractions: int = 0
-    drafted: int = 0
-    accepted: int = 0
 
 
 @dataclass(slots=True)

@@ -55,7 +55,7 @@ class Memory:
         entries = self.row_table[:, 1:]
         slots = entries[tensor(np.repeat(rows, counts)), tensor(at)].long()
         batch = ForwardBatch(
-            forward_mode=ForwardMode.DRAFT_EXTEND,
+            forward_mode=ForwardMode.EXTEND,
             batch_size=len(rows),
             input_ids=input_ids,
             positions=tensor(at),

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.interfaces.speculator import DeviceSpeculator, DraftBatch, SpeculatorContext, Stands
 from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.plugins.spec_eagle.config import read_draft
 from pegboard.plugins.spec_eagle.entries import Due, Int64s, Memory, on
 from pegboard.plugins.spec_eagle.growth import Growth
 from pegboard.plugins.spec_eagle.options import EagleOptions
+from pegboard.plugins.speculation.api import DeviceSpeculator, DraftBatch, SpeculatorContext, Stands
 from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pegboard.core.interfaces.speculator import DraftRow, Speculator, SpeculatorContext
 from pegboard.core.interfaces.trees import Accepted, TokenTrees
 from pegboard.plugins.spec_ngram.index import GramHash, NgramIndex
 from pegboard.plugins.spec_ngram.options import NgramOptions
 from pegboard.plugins.spec_ngram.shared import SharedTexts
+from pegboard.plugins.speculation.api import DraftRow, Speculator, SpeculatorContext
 from pegboard.toolkit.sampling.tree import chains
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pegboard.core.interfaces.speculator import DraftRow, Speculator
 from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.plugins.speculation.api import DraftRow, Speculator
 from pegboard.toolkit.sampling.tree import chains
 
 

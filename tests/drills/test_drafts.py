@@ -9,11 +9,11 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from pegboard.conformance.speculator import SpeculatorContract
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.interfaces.speculator import DraftRow, SpeculatorContext
 from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.plugins.speculation.api import DraftRow, SpeculatorContext
+from pegboard.plugins.speculation.suite import SpeculatorContract
 from pegboard.toolkit.sampling import tree
 from pegboard_drills.drafts import DrillSpeculator
 from pegboard_drills.lies import LIES

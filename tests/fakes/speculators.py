@@ -9,8 +9,8 @@ import torch
 
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.speculator import DeviceSpeculator, DraftBatch, SpeculatorContext, Stands
 from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.plugins.speculation.api import DeviceSpeculator, DraftBatch, SpeculatorContext, Stands
 from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:

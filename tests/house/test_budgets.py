@@ -20,9 +20,9 @@ ROOMS = {
     "core.pipeline": 14_710,
     "core.registry": 1_020,
     "core.server": 3_180,
-    "plugins": 38_760,
+    "plugins": 40_100,
     "toolkit": 13_570,
-    "tools": 11_340,
+    "tools": 11_360,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.conformance.speculator import SpeculatorContract
-from pegboard.core.interfaces.speculator import DeviceSpeculator
 from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.plugins.spec_ngram.speculator import NgramSpeculator
+from pegboard.plugins.speculation.api import DeviceSpeculator
+from pegboard.plugins.speculation.suite import SpeculatorContract
 from pegboard.toolkit.sampling import tree
 from tests.fakes.speculators import BranchingSumSpeculator, SumSpeculator
 

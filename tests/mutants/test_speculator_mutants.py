@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.conformance.speculator import SpeculatorContract
 from pegboard.conformance.suite import ConformanceWarning
 from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.plugins.spec_ngram.speculator import NgramSpeculator
+from pegboard.plugins.speculation.suite import SpeculatorContract
 from pegboard.toolkit.sampling.tree import chains, join
 
 

@@ -14,6 +14,7 @@ from pegboard.core.pipeline import recovery
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.finish import EndTokens, StopText
 from pegboard.core.pipeline.grammar.follow import GrammarFollower
+from pegboard.core.pipeline.looking_ahead import TokensAhead
 from pegboard.core.pipeline.media.encoder_cache import EncoderCache
 from pegboard.core.pipeline.media.encoding import Encoding
 from pegboard.core.pipeline.memory import MemoryManager
@@ -21,7 +22,6 @@ from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.running import SINGLE
-from pegboard.core.pipeline.speculation.drafter import Drafter
 from pegboard.core.pipeline.stages import Stages
 from pegboard.core.pipeline.text.stop import StopMatcher
 from pegboard.plugins.row_outputs import seeking, stage
@@ -135,15 +135,16 @@ def takes_the_rows_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def drafts_what_has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts for requests that want hidden states, of which a step brings one."""
-    allowed = vars(Drafter)["_allowed"]
+    plan = TokensAhead.plan
 
-    def changed(self: Any, req: Any) -> bool:
-        flags, req.flags = req.flags, req.flags & ~SINGLE
-        found = allowed(self, req)
-        req.flags = flags
+    def changed(self: Any, running: Any) -> Any:
+        flags = running.flags.copy()
+        running.flags[:] &= ~SINGLE
+        found = plan(self, running)
+        running.flags[:] = flags
         return found
 
-    monkeypatch.setattr(Drafter, "_allowed", changed)
+    monkeypatch.setattr(TokensAhead, "plan", changed)
 
 
 def jumps_over_rows(monkeypatch: pytest.MonkeyPatch) -> None:

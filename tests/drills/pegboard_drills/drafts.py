@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.interfaces.speculator import DraftRow, Speculator, SpeculatorContext
 from pegboard.core.interfaces.trees import MAX_NODES, TokenTrees
+from pegboard.plugins.speculation.api import DraftRow, Speculator, SpeculatorContext
 from pegboard_drills.lies import LIES, Tree, pack
 
 if TYPE_CHECKING:

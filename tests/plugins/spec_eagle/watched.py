@@ -16,11 +16,11 @@ from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.plugin import Plugin, Provider
-from pegboard.core.interfaces.speculator import DraftBatch, SpeculatorContext, Stands
 from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.registry.registry import Registry
 from pegboard.plugins.spec_eagle.options import EagleOptions
 from pegboard.plugins.spec_eagle.speculator import EagleSpeculator
+from pegboard.plugins.speculation.api import DraftBatch, SpeculatorContext, Stands
 from pegboard.toolkit.sampling import tree
 from tests.plugins.spec_eagle.heads import Head
 from tests.plugins.spec_eagle.plain import PlainHead

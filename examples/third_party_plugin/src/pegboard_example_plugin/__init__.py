@@ -37,7 +37,7 @@ plugin = Plugin(
             factory="pegboard_example_plugin.no_repeat:NoRepeat",
             config=f"{_OPTIONS}:NoRepeatOptions",
             summary="no sequence of so many tokens comes twice in an output",
-            provides=frozenset({"params", "drafts"}),
+            provides=frozenset({"params", "tokens_ahead"}),
             conformance=f"{_TESTING}:TestNoRepeat",
         ),
         Provider(

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pegboard.conformance.draft_checks import VOCAB, Int64s
 from pegboard.core.interfaces.layers import KVGroupSpec, KVKind, LayerSpec, ModelSpec
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.model_runner import ModelEnds
-from pegboard.core.interfaces.speculator import SpeculatorContext
+from pegboard.plugins.speculation.api import SpeculatorContext
+from pegboard.plugins.speculation.suite.checks import VOCAB, Int64s
 
 HIDDEN, LAYERS = 16, 4
 """Sizes of the suite's model."""

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.conformance.steps import StepCounter
-from pegboard.core.interfaces.speculator import DraftRow
 from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.plugins.speculation.api import DraftRow
 from pegboard.toolkit.sampling import tree
 
 Int64s = NDArray[np.int64]

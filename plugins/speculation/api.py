@@ -1,4 +1,4 @@
-"""Contract: proposing tokens that the model then verifies."""
+"""Contract: proposing tokens that the model then verifies. What plugins with a speculator import of this one."""
 
 from __future__ import annotations
 

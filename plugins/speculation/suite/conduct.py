@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from pegboard.conformance.blocking import no_waiting
-from pegboard.conformance.draft_checks import MOST, VOCAB, PlainTree, plain, step_counter
 from pegboard.conformance.dying import work_and_die
 from pegboard.conformance.footprint import growth, with_class
-from pegboard.conformance.speculator_rig import Life, SpeculatorRig, step
 from pegboard.conformance.steps import TooManySteps
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.plugins.speculation.suite.checks import MOST, VOCAB, PlainTree, plain, step_counter
+from pegboard.plugins.speculation.suite.rig import Life, SpeculatorRig, step
 
 LENGTHS = (256, 2048, 32768)
 """Tokens of texts over which the work of a step must not grow."""

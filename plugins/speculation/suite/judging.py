@@ -11,13 +11,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from pegboard.conformance.device_model import toy_context
 from pegboard.conformance.sampler import CASES, DRAWS, P_VALUE, Row, chi_square, exact_probabilities, make_sampling
 from pegboard.conformance.suite import ContractSuite, capability, lacks
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.interfaces.speculator import Speculator
 from pegboard.core.interfaces.trees import Accepted, TokenTrees
+from pegboard.plugins.speculation.api import Speculator
+from pegboard.plugins.speculation.suite.model import toy_context
 from pegboard.toolkit.sampling import tree
 
 WORDS = 23

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.core.interfaces.batch import DraftWork
 from pegboard.core.interfaces.trees import TokenTrees
-from pegboard.core.pipeline.speculation.device import MAX_FAILURES
+from pegboard.plugins.speculation.messages import MAX_FAILURES, DraftWork
 from tests.core.pipeline.harness import IGNORE, Harness, Seer, oracle, prompts
 from tests.core.pipeline.watched import RESERVE, WatchedModel
 
@@ -87,11 +86,11 @@ def test_failures_end_drafts() -> None:
     """Ten in a row, and it is not asked any more. Answers are as ever."""
     harness = Harness(speculator=Seer(1.0), model=Fails, reserve=RESERVE)
     answered(harness, count=6)
-    drafter = harness.scheduler.stages.drafter
-    assert drafter is not None
+    assert harness.speculation is not None
     assert isinstance(harness.model, Fails)
-    assert not drafter.on
-    assert drafter.failures == MAX_FAILURES <= harness.model.drafted
+    assert not harness.speculation.on
+    failures = harness.scheduler.stages.culprits.counts["speculator", "Seer"]
+    assert failures == MAX_FAILURES <= harness.model.drafted
 
 
 def test_wrong_trees_are_not_used() -> None:
@@ -99,7 +98,7 @@ def test_wrong_trees_are_not_used() -> None:
     harness, model = watched()
     model.tree = lambda row: TokenTrees(np.array([2]), np.array([row.tokens[-1] ^ 1, 3]), np.array([-1, 0]))
     answered(harness, count=3)
-    assert harness.scheduler.counters.drafted_tokens == 0
+    assert harness.drafts.drafted_tokens == 0
 
 
 class Failing(WatchedModel):

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pegboard.conformance.device_model import SPEC, ToyModel
-from pegboard.conformance.draft_checks import VOCAB, Int64s
 from pegboard.conformance.paged import PlainAttention, PlainPool
 from pegboard.conformance.tails import as_int64, tree_bits
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.options import Options
-from pegboard.core.interfaces.speculator import DeviceSpeculator, DraftBatch, Stands
 from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.plugins.speculation.api import DeviceSpeculator, DraftBatch, Stands
+from pegboard.plugins.speculation.suite.checks import VOCAB, Int64s
+from pegboard.plugins.speculation.suite.model import SPEC, ToyModel
 from pegboard.toolkit.sampling import tree
 
 PADDING = 0

@@ -18,11 +18,11 @@ from pegboard.core.interfaces.trees import Accepted, TokenTrees
 from pegboard.core.pipeline.device import HostQueue
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.running import NUMBERS
-from pegboard.core.pipeline.speculation.device import MAX_FAILURES
-from pegboard.core.pipeline.speculation.judging import Judge
 from pegboard.core.pipeline.worker import Worker
+from pegboard.plugins.speculation.messages import MAX_FAILURES, NAME, Pass
+from pegboard.plugins.speculation.part import SpeculationPart
 from pegboard.toolkit.sampling import tree
-from tests.core.pipeline.harness import Harness, Seer
+from tests.core.pipeline.harness import Seer
 
 VOCAB, FORBIDDEN = 20, 19
 LOGITS = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(3)).index_fill_(
@@ -83,11 +83,12 @@ class Rig:
     def __init__(self, says: Callable[[Accepted], object] = lambda good: good) -> None:
         self.runner, self.oracle = ScriptedRunner(), Oracle(says)
         self.moves: list[tuple[list[int], list[int]]] = []
-        self.judge = Judge(self.oracle, "oracle")
+        self.failures: list[object] = []
+        part = SpeculationPart(self.oracle, self.failures.append, name="oracle", judges=True)
         self.rows = ReqToTokenPool(3, 16, 1)
         pool = SimpleNamespace(move=lambda *pair: self.moves.append((pair[0].tolist(), pair[1].tolist())))
         parts: list[Any] = [self.runner, None, pool, self.rows, HostQueue()]
-        self.worker = Worker(*parts, judge=self.judge)
+        self.worker = Worker(*parts, parts=[part])
 
     def verify(self, logprobs: bool = False) -> BatchResult:
         counts = TREES.counts
@@ -97,6 +98,8 @@ class Rig:
         sampling.logprobs = (LogprobRequest(),) * total if logprobs else ()
         work = self._work(ForwardMode.TARGET_VERIFY, TREES.tokens, counts, sampling)
         work.trees, work.sample_rows, work.out_cache_loc = TREES, np.arange(total), np.arange(40, 40 + total)
+        none = np.zeros(3, np.bool_)
+        work.payloads[NAME] = Pass(work.rows, work.prefix_lens, counts, work.sample_rows, TREES, none, counts)
         return self.worker.run(work)
 
     def decode(self) -> list[int]:
@@ -175,7 +178,7 @@ def test_what_is_no_judgement_is_not_used(
     assert plain(result) == WALKED
     assert result.logprobs is not None
     assert result.logprobs.token_logprobs.tolist() == [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0]
-    assert rig.judge.failures == 1
+    assert len(rig.failures) == 1
     (line,) = [record.message for record in caplog.records if "oracle" in record.message]
     assert told in line
     assert rig.decode() == [11, 12, 14]
@@ -185,7 +188,7 @@ def test_one_that_keeps_failing_is_not_asked_any_more(caplog: pytest.LogCaptureF
     rig = Rig(lambda good: 1 / 0)
     for _ in range(MAX_FAILURES + 3):
         assert plain(rig.verify()) == WALKED
-    assert len(rig.oracle.calls) == rig.judge.failures == MAX_FAILURES
+    assert len(rig.oracle.calls) == len(rig.failures) == MAX_FAILURES
     assert rig.runner.asked == [True] * MAX_FAILURES + [False] * 3
     told = [record.message for record in caplog.records if "oracle" in record.message]
     assert len(told) == 2
@@ -207,10 +210,3 @@ def test_answers_may_be_kept_and_changed() -> None:
     for array in (same.counts, same.nodes, same.tokens):
         array[:] = 0
     assert plain(result) == GAINED
-
-
-def test_failures_are_told_with_the_drafters() -> None:
-    judge = Judge(Oracle(lambda good: None))
-    judge.failures = 4
-    harness = Harness(speculator=Seer(1.0), judge=judge)
-    assert harness.scheduler.info()["plugin_failures_by"] == {"speculator": {"Seer": 4}}

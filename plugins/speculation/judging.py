@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from pegboard.core.interfaces.trees import Accepted
-from pegboard.core.pipeline.speculation.device import MAX_FAILURES, worth_telling
+from pegboard.plugins.speculation.messages import MAX_FAILURES, worth_telling
 from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.sampling import SamplingBatch
-    from pegboard.core.interfaces.speculator import Speculator
     from pegboard.core.interfaces.trees import TokenTrees
+    from pegboard.plugins.speculation.api import Speculator
 
 logger = logging.getLogger(__name__)
 
 
 class Judge:
     """Asks a speculator which drafts stand, and checks what it says. If it fails, the step's tokens are those that were
-    drawn. After several failures in a row the speculator goes on drafting, but is not asked any more.
+    drawn. After several failures in a row the speculator goes on drafting, but is not asked any more. `count` counts
+    them.
     """
 
-    def __init__(self, speculator: Speculator, name: str = "") -> None:
+    def __init__(self, speculator: Speculator, count: Callable[[object], None], name: str = "") -> None:
         self.name = name or type(speculator).__name__
-        self.failures = 0
-        """Since the start."""
+        self._count = count
+        self._failures = 0
         self._speculator = speculator
         self._in_a_row = 0
 
@@ -67,9 +67,10 @@ class Judge:
         return Accepted(found.counts.copy(), found.nodes.copy(), tokens)
 
     def _failed(self, what: str) -> None:
-        self.failures += 1
+        self._count(self._speculator)
+        self._failures += 1
         self._in_a_row += 1
-        if self._in_a_row == 1 and worth_telling(self.failures):
+        if self._in_a_row == 1 and worth_telling(self._failures):
             text = "the speculator %r failed (accept): %s; the step's tokens are those that were drawn"
             logger.error(text, self.name, what, exc_info=what == "raised")
         if not self.on:
@@ -84,19 +85,6 @@ def _fault(trees: TokenTrees, found: Accepted, logits: torch.Tensor) -> str | No
         return wrong
     allowed = logits[_index(found.nodes, logits), _index(found.tokens, logits)] > -torch.inf
     return None if bool(allowed.all()) else "a token is gained that the logits rule out"
-
-
-def with_logprobs_of(
-    found: LogprobOutput, accepted: Accepted, drawn: NDArray[np.int64], logits: torch.Tensor
-) -> LogprobOutput:
-    """Return the logprobs of nodes with those of accepted tokens in place of the tokens `drawn` int64 [nodes]."""
-    others = np.flatnonzero(accepted.tokens != drawn[accepted.nodes])
-    if not others.shape[0]:
-        return found
-    nodes, tokens = _index(accepted.nodes[others], logits), _index(accepted.tokens[others], logits)
-    values = found.token_logprobs.clone()
-    values[nodes] = logits[nodes].log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
-    return replace(found, token_logprobs=values)
 
 
 def _index(places: NDArray[np.int64], like: torch.Tensor) -> torch.Tensor:

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from pegboard.conformance.covering import covering
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.speculator import DraftRow
 from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.plugins.speculation.api import DraftRow
 from pegboard.toolkit.sampling import tree
 from pegboard_drills.grammars import ScriptedGrammar, ScriptedMatcher
 from tests.core.pipeline.grammar.test_state import harness as grammar_harness
 from tests.core.pipeline.harness import EOS, Harness, Seer, next_token, oracle, prompts
+from tests.core.pipeline.harness import said as told
 
 ROOMY, TIGHT = 4096, 320
 MATRIX = list(
@@ -59,12 +60,16 @@ def test_same_tokens_whatever_is_drafted(
     counters = harness.scheduler.counters
     assert counters.failed_batches == 0
     assert counters.generated_tokens == sum(len(harness.tokens(rid)) for rid in harness.outputs)
-    assert counters.drafted_tokens >= counters.accepted_tokens
+    drafts = harness.drafts
+    assert drafts.drafted_tokens >= drafts.accepted_tokens
     if rate:
-        assert counters.accepted_tokens > 0
-    assert len(seer.learnt) == counters.drafted_requests
-    assert sum(offered - 1 for offered, _ in seer.learnt) == counters.drafted_tokens
-    assert sum(gained - 1 for _, gained in seer.learnt) == counters.accepted_tokens
+        assert drafts.accepted_tokens > 0
+    assert len(seer.learnt) == drafts.drafted_requests
+    assert sum(offered - 1 for offered, _ in seer.learnt) == drafts.drafted_tokens
+    assert sum(gained - 1 for _, gained in seer.learnt) == drafts.accepted_tokens
+    ends = [told(harness.outputs[f"r{i}"][-1]) for i in range(len(asked))]
+    assert sum(end.drafted for end in ends) == drafts.drafted_tokens
+    assert sum(end.accepted for end in ends) == drafts.accepted_tokens
     if tokens == TIGHT and page_size < 16:
         assert counters.retractions > 0, "the pool was meant to be too small"
 
@@ -77,7 +82,7 @@ def test_right_drafts_save_steps() -> None:
         harness.run()
         last = harness.outputs["r"][-1]
         steps[nodes] = harness.scheduler.counters.decode_steps
-        assert last.completion_tokens - last.accepted_tokens == steps[nodes] + 1
+        assert last.completion_tokens - told(last).accepted == steps[nodes] + 1
     # The seer drafts between none and all that it may: half of them.
     assert 99 / steps[2] > 1.4
     assert 99 / steps[8] > 3
@@ -133,7 +138,7 @@ def test_an_end_within_what_was_accepted(kind: str, shape: str, every: int) -> N
         n = position + 1 if kind == "length" else 40
         plain, drafted = ends_of(sampling, n, None), ends_of(sampling, n, Seer(0.9, shape))
         assert drafted[:2] == plain[:2] == (said, plain[1]), f"position {position}"
-        inside += drafted[2].accepted_tokens
+        inside += told(drafted[2]).accepted
     assert inside > 20
 
 
@@ -203,7 +208,7 @@ def test_a_speculator_that_fails_is_switched_off(what: str, caplog: pytest.LogCa
             return True
 
     if what == "late":
-        monkeypatch.setattr("pegboard.core.pipeline.speculation.drafter.LATE_SECONDS", 0.0)
+        monkeypatch.setattr("pegboard.plugins.speculation.stage.LATE_SECONDS", 0.0)
     bad = Bad(1.0)
     harness = Harness(speculator=bad)
     asked = prompts(12)
@@ -214,7 +219,7 @@ def test_a_speculator_that_fails_is_switched_off(what: str, caplog: pytest.LogCa
         assert harness.tokens(f"r{i}") == oracle(prompt, 60)
     if what in {"raises", "lies", "late"}:
         assert bad.calls == 10 + (what == "late")  # the first time is forgiven
-    assert (harness.scheduler.counters.verify_steps > 0) == (what == "learn")
+    assert (harness.drafts.verify_steps > 0) == (what == "learn")
     assert harness.scheduler.info()["plugin_failures_by"] == {"speculator": {"Bad": 10}}
     told = [record.message for record in caplog.records if "speculator" in record.message]
     assert len(told) == 2
@@ -238,7 +243,7 @@ def test_one_that_fails_now_and_then_goes_on() -> None:
     harness.run()
     for i, prompt in enumerate(asked):
         assert harness.tokens(f"r{i}") == oracle(prompt, 30)
-    assert harness.scheduler.counters.accepted_tokens > 0
+    assert harness.drafts.accepted_tokens > 0
 
 
 def test_a_failed_pass_is_tried_in_parts_with_its_drafts() -> None:
@@ -257,9 +262,8 @@ def test_a_failed_pass_is_tried_in_parts_with_its_drafts() -> None:
     harness.run()
     for i, prompt in enumerate(asked):
         assert harness.tokens(f"r{i}") == oracle(prompt, 30)
-    counters = harness.scheduler.counters
-    assert counters.failed_batches > 3
-    assert counters.accepted_tokens > 0
+    assert harness.scheduler.counters.failed_batches > 3
+    assert harness.drafts.accepted_tokens > 0
 
 
 FREE = 3
@@ -310,4 +314,4 @@ def test_a_grammar_that_binds_behind_the_root(speculator: Seer | None, monkeypat
     harness.submit("a", [3, 1, 4, 1, 5], 10, sampling={"grammar": Grammar("regex", "tokens 1 2")})
     harness.run()
     assert harness.tokens("a") == bound_later([3, 1, 4, 1, 5], 10)
-    assert (harness.scheduler.counters.accepted_tokens > 5) == (speculator is not None)
+    assert speculator is None or harness.drafts.accepted_tokens > 5

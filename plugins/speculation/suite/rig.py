@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.conformance.draft_checks import MOST, VOCAB, Int64s, check
-from pegboard.conformance.speculator_device import DeviceTests
 from pegboard.core.interfaces.layers import ModelSpec
-from pegboard.core.interfaces.speculator import DraftRow, Speculator, SpeculatorContext
 from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.plugins.speculation.api import DraftRow, Speculator, SpeculatorContext
+from pegboard.plugins.speculation.suite.checks import MOST, VOCAB, Int64s, check
+from pegboard.plugins.speculation.suite.device import DeviceTests
 from pegboard.toolkit.sampling import tree
 
 

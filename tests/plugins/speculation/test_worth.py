@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from pegboard.core.pipeline.speculation.worth import MEASURE_AGAIN, PLAIN_STEPS, Acceptance, StepTimes, worthwhile
-from pegboard.core.pipeline.step import Step
+from pegboard.core.interfaces.stage import LaunchedStep, StepResult
+from pegboard.plugins.speculation.messages import NAME
+from pegboard.plugins.speculation.worth import MEASURE_AGAIN, PLAIN_STEPS, Acceptance, StepTimes, worthwhile
 from tests.core.pipeline.harness import Harness, Seer, prompts
 
 
@@ -99,17 +100,17 @@ def test_what_is_known_of_a_similar_size_counts() -> None:
 def test_drafts_that_do_not_pay_stop(node: float, rate: float, drafted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they are too dear, or too seldom right."""
     harness = Harness(speculator=Seer(rate), speculation={"adaptive": True})
-    drafter = harness.scheduler.stages.drafter
-    assert drafter is not None
+    assert harness.speculation is not None
     nodes: list[int] = []
-    learn = drafter.learn
+    commit = harness.speculation.commit
 
-    def timed(step: Step, seconds: float) -> None:
-        count = 0 if step.drafts is None else int(step.drafts.trees.counts.sum()) - 1
+    def timed(step: LaunchedStep, result: StepResult) -> None:
+        count = 0 if step.batch.trees is None else int(step.batch.trees.counts.sum()) - 1
         nodes.append(count)
-        learn(step, 0.01 + node * count)
+        step.notes[NAME] = 0.01 + node * count
+        commit(step, result)
 
-    monkeypatch.setattr(drafter, "learn", timed)
+    monkeypatch.setattr(harness.speculation, "commit", timed)
     harness.submit("r", prompts(1)[0], 600, sampling={"ignore_eos": True})
     harness.run()
     late = nodes[len(nodes) // 2 :]

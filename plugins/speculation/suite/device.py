@@ -9,12 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.conformance.device_bench import Bench, Part, Request
-from pegboard.conformance.device_model import LAYERS, toy_context
-from pegboard.conformance.device_rig import DeviceRig
-from pegboard.conformance.draft_checks import MOST, VOCAB, Int64s, PlainTree, check, check_trees, count_steps, plain
 from pegboard.conformance.suite import ContractSuite, capability, lacks
-from pegboard.core.interfaces.speculator import DeviceSpeculator, DraftRow
+from pegboard.plugins.speculation.api import DeviceSpeculator, DraftRow
+from pegboard.plugins.speculation.suite.bench import Bench, Part, Request
+from pegboard.plugins.speculation.suite.checks import (
+    MOST,
+    VOCAB,
+    Int64s,
+    PlainTree,
+    check,
+    check_trees,
+    count_steps,
+    plain,
+)
+from pegboard.plugins.speculation.suite.device_rig import DeviceRig
+from pegboard.plugins.speculation.suite.model import LAYERS, toy_context
 
 ROWS = 6
 

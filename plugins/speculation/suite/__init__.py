@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegboard.conformance.draft_checks import MOST, VOCAB, check, plain
 from pegboard.conformance.properties import properties
-from pegboard.conformance.speculator_conduct import ConductTests
-from pegboard.conformance.speculator_judging import JudgingTests
-from pegboard.conformance.speculator_rig import Life, step
 from pegboard.conformance.suite import ConformanceWarning
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.interfaces.speculator import Speculator
+from pegboard.plugins.speculation.api import Speculator
+from pegboard.plugins.speculation.suite.checks import MOST, VOCAB, check, plain
+from pegboard.plugins.speculation.suite.conduct import ConductTests
+from pegboard.plugins.speculation.suite.judging import JudgingTests
+from pegboard.plugins.speculation.suite.rig import Life, step
 from pegboard.toolkit.sampling import tree
 
 __all__ = ["Life", "SpeculatorContract", "step"]

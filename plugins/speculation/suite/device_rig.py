@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pegboard.conformance.device_bench import Bench, Part, Request
-from pegboard.conformance.draft_checks import VOCAB, check_trees
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.interfaces.speculator import DraftRow, Speculator
 from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.plugins.speculation.api import DraftRow, Speculator
+from pegboard.plugins.speculation.suite.bench import Bench, Part, Request
+from pegboard.plugins.speculation.suite.checks import VOCAB, check_trees
 from pegboard.toolkit.sampling import tree
 
 

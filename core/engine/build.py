@@ -44,10 +44,8 @@ from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContex
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
-from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.grammar.gate import GrammarGate, make_grammar_gate
 from pegboard.core.pipeline.grammar.state import KINDS
-from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
@@ -111,7 +109,6 @@ class BuiltScheduler:
         """End the helper processes and threads. Nothing may be running any more."""
         stages = self.scheduler.stages
         stages.executor.close()
-        stages.results.grammars.work.close()
         if stages.tiers is not None:
             stages.memory.cache.close()
             stages.tiers.close()
@@ -201,13 +198,10 @@ def _possible(eos_token_ids: frozenset[int], spec: ModelSpec) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Grammars:
-    """The gate of grammars, the kinds that it takes, and whether outputs can go back in them; None and none without a
-    backend.
-    """
+    """The gate of grammars, and the kinds that it takes; None and none without a backend."""
 
     gate: GrammarGate | None = None
     kinds: tuple[str, ...] = ()
-    rolls_back: bool = False
 
 
 def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> BuiltScheduler:
@@ -322,14 +316,8 @@ def _worker(
 
 
 def _results(chosen: Chosen, grammars: _Grammars, parts: StageBuilder) -> ResultStage:
-    grammar = chosen.resolved.engine.grammar
-    limits = WorkLimits(grammar.step_seconds, grammar.work_seconds, grammar.work_seconds_earned)
-    return ResultStage(
-        chosen.tokenizer,
-        chosen.spec.eos_token_ids,
-        GrammarFollower(GrammarWork(limits), grammar.jump_ahead, rolls_back=grammars.rolls_back),
-        parts.points,
-    )
+    begin = None if grammars.gate is None else grammars.gate.grammars.work.begin_step
+    return ResultStage(chosen.tokenizer, chosen.spec.eos_token_ids, begin, parts.points)
 
 
 def _builder(chosen: Chosen, memory: MemoryManager, parts: StageBuilder) -> BatchBuilder:
@@ -371,8 +359,10 @@ def _grammars(chosen: Chosen, gate_ctx: AdmissionGateContext) -> _Grammars:
         return _Grammars()
     backend = choice.build(ctx)
     settings = chosen.resolved.engine.grammar
-    gate = make_grammar_gate(choice.record, backend, choice.options, ctx, settings, gate_ctx)
-    return _Grammars(gate, kinds, "rollback" in choice.provides)
+    gate = make_grammar_gate(
+        choice.record, backend, choice.options, ctx, settings, gate_ctx, rolls_back="rollback" in choice.provides
+    )
+    return _Grammars(gate, kinds)
 
 
 def _scheduler_settings(chosen: Chosen, *, splits: bool) -> SchedulerSection:

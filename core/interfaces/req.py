@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 NO_ROW = -1
 
+SINGLE = 64
+"""In `Req.flags`: each of its tokens is drawn in a row of its own."""
+
 WHOLE_PREFIX = 2**62
 """For `Req.reusable` and `Stage.reusable`: a cached prefix may cover all that it can."""
 
@@ -308,6 +311,11 @@ class Req:
     @property
     def output_ids(self) -> NDArray[np.int64]:
         return self.tokens.view(self.input_len)
+
+    @property
+    def single(self) -> bool:
+        """Whether something is wanted of each output token that only the model can say: none is taken without it."""
+        return self.logprobs is not None or bool(self.flags & SINGLE)
 
     @property
     def finished(self) -> bool:

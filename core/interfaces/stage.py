@@ -54,12 +54,14 @@ class Wait(enum.Enum):
 class Interest:
     """What a stage needs for a request that it takes part in. `history`: the tokens before a step are known when it is
     packed. `single`: each output token is drawn in a row of its own, so the request gets neither tokens ahead nor
-    forced tokens. Without `look` the stage's `send` is asked only when output is sent anyway, and at the end.
+    forced tokens. `constrained`: it has a TokenConstraint before it is admitted. Without `look` the stage's `send` is
+    asked only when output is sent anyway, and at the end.
     """
 
     history: bool = False
     single: bool = False
     look: bool = True
+    constrained: bool = False
 
 
 @dataclass(frozen=True, slots=True)

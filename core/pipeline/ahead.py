@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.batch import SamplingInfo, TokenMask
-from pegboard.core.pipeline.grammar.drafts import NodeMasks
-from pegboard.core.pipeline.grammar.state import state_of
+from pegboard.core.interfaces.constraint import constraint_of
 from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.batch import ModelWorkerBatch
+    from pegboard.core.interfaces.constraint import NodeMasks
     from pegboard.core.interfaces.executor import Executor
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.trees import TokenTrees
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """The trees of some requests. `masks` has for each of them what its grammar allows at each node; None where it has
-    no grammar, or no tokens ahead.
+    """The trees of some requests. `masks` has for each of them what its constraint allows at each node; None where it
+    has no constraint, or no tokens ahead.
     """
 
     trees: TokenTrees
@@ -121,12 +121,12 @@ def _per_node(info: SamplingInfo, ahead: Ahead, reqs: Sequence[Req], depths: NDA
         steps=info.steps[owner] + depths,
         logprobs=tuple(info.logprobs[one] for one in owners) if info.logprobs else (),
         rows=rows,
-        mask=_mask(ahead, reqs),  # a grammar that is free at the root may bind after it
+        mask=_mask(ahead, reqs),  # one that is free at the root may bind after it
     )
 
 
 def _mask(ahead: Ahead, reqs: Sequence[Req]) -> TokenMask | None:
-    """Return what the grammars allow at each node; None where all nodes may have any token."""
+    """Return what the constraints allow at each node; None where all nodes may have any token."""
     places: list[int] = []
     bits: list[NDArray[np.int32]] = []
     for req, masks, start in zip(reqs, ahead.masks, tree.starts(ahead.trees.counts).tolist(), strict=True):
@@ -134,7 +134,7 @@ def _mask(ahead: Ahead, reqs: Sequence[Req]) -> TokenMask | None:
             bound = np.flatnonzero(~masks.free)
             places += (start + bound).tolist()
             bits += list(masks.bits[bound])
-        elif (state := state_of(req)) is not None and not state.free:
+        elif (constraint := constraint_of(req)) is not None and (row := constraint.mask()) is not None:
             places.append(start)
-            bits.append(state.row)
+            bits.append(row)
     return TokenMask(np.array(places, np.int64), np.stack(bits)) if places else None

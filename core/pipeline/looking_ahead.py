@@ -1,4 +1,4 @@
-"""TokensAhead: what stages bring ahead of requests is cut to what memory and grammars allow."""
+"""TokensAhead: what stages bring ahead of requests is cut to what memory and constraints allow."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pegboard.core.interfaces.constraint import constraint_of
+from pegboard.core.interfaces.req import SINGLE
 from pegboard.core.interfaces.trees import MAX_NODES
 from pegboard.core.pipeline.ahead import Ahead, Room
-from pegboard.core.pipeline.grammar.drafts import DraftWalk, NodeMasks
-from pegboard.core.pipeline.grammar.state import let_through, state_of
-from pegboard.core.pipeline.running import ALONE, GRAMMAR, SINGLE
+from pegboard.core.pipeline.running import ALONE, CONSTRAINED
 from pegboard.toolkit.sampling import tree
 from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.constraint import NodeMasks
     from pegboard.core.interfaces.trees import TokenTrees
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.stages import Stages
@@ -33,7 +34,6 @@ class TokensAhead:
         self._points = stages.points
         self._memory = stages.memory
         self._executor = stages.executor
-        self._grammars = stages.results.grammars
         self._vocab_size = stages.builder.vocab_size
         self._seconds = 0.0
 
@@ -62,7 +62,7 @@ class TokensAhead:
         self._seconds += time.perf_counter() - since
         if trees is None:
             return None
-        masks, trees = self._follow_grammars(room, trees)
+        masks, trees = _follow_constraints(room, trees)
         trees, masks = _find_room(room, trees, masks)
         return Ahead(trees, tuple(masks)) if (trees.counts > 1).any() else None
 
@@ -70,42 +70,33 @@ class TokensAhead:
         """Return for each of the requests at `places` how many nodes its tree may have."""
         width = self._memory.rows.width - running.seq_lens[places] + 1
         most = np.minimum(np.minimum(width, running.left[places]), MAX_NODES)
-        without = SINGLE | ALONE | (0 if self._grammars.rolls_back else GRAMMAR)
-        most[running.flags[places] & without != 0] = 1
+        most[running.flags[places] & (SINGLE | ALONE) != 0] = 1
         return most
 
-    def _follow_grammars(self, room: Room, trees: TokenTrees) -> tuple[list[NodeMasks | None], TokenTrees]:
-        """Cut the tokens that grammars forbid, and find out what they allow after the others."""
-        masks: list[NodeMasks | None] = [None] * len(room.reqs)
-        if not room.running.any(GRAMMAR):
-            return masks, trees
-        keep = np.ones(trees.tokens.shape[0], np.bool_)
-        starts = tree.starts(trees.counts)
-        for index, req in enumerate(room.reqs):
-            state, start, count = state_of(req), int(starts[index]), int(trees.counts[index])
-            if state is None or count == 1:
-                continue
-            part = slice(start, start + count)
-            if not self._grammars.work.has_room(req, count):
-                keep[start + 1 : start + count] = False
-                continue
-            jump = self._grammars.jump_ahead if self._grammars.runs_ahead(req) else 0
-            walk = DraftWalk(req, state, (trees.tokens[part].tolist(), trees.parents[part].tolist()), jump)
-            since = self._grammars.work.now()
-            try:
-                walk.run()
-            except BaseException as error:  # a panic in Rust derives from it alone
-                let_through(error)
-                logger.exception(
-                    "the grammar of %s cannot look ahead: it gets no tokens ahead any more", quoted(req.name)
-                )
-                walk.keep[1:] = False
-                req.flags |= ALONE
-                room.running.flags[room.places[index]] |= ALONE
-            self._grammars.work.spent(req, since)
-            keep[part] = walk.keep
-            masks[index] = walk.masks.keep(walk.keep) if walk.keep[1:].any() else None
-        return masks, tree.cut(trees, keep)
+
+def _follow_constraints(room: Room, trees: TokenTrees) -> tuple[list[NodeMasks | None], TokenTrees]:
+    """Cut the tokens that constraints forbid, and find out what they allow after the others."""
+    masks: list[NodeMasks | None] = [None] * len(room.reqs)
+    if not room.running.any(CONSTRAINED):
+        return masks, trees
+    keep = np.ones(trees.tokens.shape[0], np.bool_)
+    starts = tree.starts(trees.counts)
+    for index, req in enumerate(room.reqs):
+        constraint, start, count = constraint_of(req), int(starts[index]), int(trees.counts[index])
+        if constraint is None or count == 1:
+            continue
+        part = slice(start, start + count)
+        keep[start + 1 : start + count] = False
+        try:
+            if constraint.room(count):
+                own = (trees.tokens[part].tolist(), trees.parents[part].tolist())
+                keep[part], kept = constraint.walk(own, req.remaining_tokens)
+                masks[index] = kept if keep[part][1:].any() else None
+        except Exception:
+            logger.exception("the constraint of %s cannot look ahead: it gets no tokens ahead now", quoted(req.name))
+            req.flags |= ALONE
+            room.running.flags[room.places[index]] |= ALONE
+    return masks, tree.cut(trees, keep)
 
 
 def _find_room(

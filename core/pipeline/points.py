@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -13,12 +14,13 @@ import numpy as np
 
 from pegboard.core.interfaces.batch import BatchExtras
 from pegboard.core.interfaces.errors import InvalidRequest, PluginError
-from pegboard.core.interfaces.req import WHOLE_PREFIX
+from pegboard.core.interfaces.req import SINGLE, WHOLE_PREFIX
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.interfaces.step import StepSource
 from pegboard.core.pipeline.plan_points import PlanPoints
-from pegboard.core.pipeline.running import HISTORY, SINGLE, SPECIAL
+from pegboard.core.pipeline.running import CONSTRAINED, HISTORY, SPECIAL
 from pegboard.core.registry.blame import in_words
+from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.culprits import Culprits
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.step import Step
+
+logger = logging.getLogger(__name__)
 
 Features = dict[str, msgspec.Raw]
 Rows = dict[str, list[msgspec.Raw]]
@@ -95,6 +99,7 @@ class Points(PlanPoints):
                 if interest is not None:
                     req.flags |= stage.flag | HISTORY * interest.history | SINGLE * interest.single
                     req.flags |= SPECIAL * bool(interest.look and self._looking & stage.flag)
+                    req.flags |= (CONSTRAINED | SPECIAL | HISTORY) * interest.constrained
             for name in message.features:
                 if not any(stage.name == name for stage in self.stages):
                     raise InvalidRequest(f"this engine has no stage {name!r}", code="unsupported")
@@ -275,6 +280,14 @@ class Points(PlanPoints):
         culprit = self.culprits.of(error) or self.culprits.known(stage)
         self._log(stage, point, error)
         text = f"the stage {stage.name!r} failed: {in_words(error)}" if culprit is None else culprit.tell(error)
+        return FinishReason(FinishType.ABORT, message=text, status=500, code="plugin_failed")
+
+    def unconstrained(self, req: Req, error: Exception) -> FinishReason:
+        """Return what a request ends with whose constraint raised."""
+        culprit = self.culprits.of(error)
+        self.culprits.count(culprit)
+        logger.error("the constraint of %s raised", quoted(req.name), exc_info=error)
+        text = f"its constraint failed: {in_words(error)}" if culprit is None else culprit.tell(error)
         return FinishReason(FinishType.ABORT, message=text, status=500, code="plugin_failed")
 
 

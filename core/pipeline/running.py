@@ -28,12 +28,11 @@ LOGPROBS = 2
 PROCESSED = 4
 """Some logits processor wants it."""
 HISTORY = 8
-"""A logits processor or its grammar reads the tokens that it has generated: known before its next step."""
+"""A logits processor or its constraint reads the tokens that it has generated: known before its next step."""
 STREAM = 16
-GRAMMAR = 32
-"""Its output follows a grammar."""
-SINGLE = 64
-"""Each of its tokens is drawn in a row of its own: it gets neither tokens ahead nor forced tokens."""
+CONSTRAINED = 32
+"""It has a TokenConstraint."""
+# 64 is SINGLE.
 SHIFTED = 128
 """Its prompt has media, and positions are not indices."""
 ALONE = 256
@@ -259,7 +258,7 @@ def flags_of(req: Req, asked: Iterable[Any], alone: Sequence[object] = ()) -> in
     if req.media is not None:
         flags |= SHIFTED
     if params.grammar is not None:
-        flags |= GRAMMAR | SPECIAL | HISTORY
+        flags |= CONSTRAINED | SPECIAL | HISTORY
     for one in asked:
         if one.wants(params):
             flags |= PROCESSED | (HISTORY if one.reads_output else 0)

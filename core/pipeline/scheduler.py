@@ -185,7 +185,7 @@ class Scheduler:
             if gates.seats:
                 self.seats.fill(gates, self.loop.flight)
         if self.planner.parked:
-            requests.ask_matchers()
+            requests.ask_constraints()
         self.loop.turn()
         if requests.late:
             requests.release_late()
@@ -265,7 +265,7 @@ class Scheduler:
             self.stats.log(stages.report, batch)
         if finished:
             self.requests.finished(finished)
-        self.requests.follow_grammars()
+        self.requests.follow_constraints()
 
     def begin_computed(self, req: Req, length: int, token: int) -> None:
         """Let a request run whose KV of the first `length` tokens, in slots of its own, and whose next token are from

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -56,7 +56,7 @@ class _Drafted:
     """
 
     allowed: bool | None = None
-    memo: dict[object, Any] = field(default_factory=dict)
+    memo: dict[object, object] = field(default_factory=dict)
     acceptance: Acceptance | None = None
     verified: tuple[ScheduleBatch, int] | None = None
     drafted: int = 0

@@ -12,15 +12,15 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 22_070,
+    "conformance": 20_480,
     "core.cli": 1_020,
-    "core.config": 2_880,
-    "core.engine": 3_020,
-    "core.interfaces": 6_960,
-    "core.pipeline": 14_710,
+    "core.config": 2_870,
+    "core.engine": 2_920,
+    "core.interfaces": 7_030,
+    "core.pipeline": 14_170,
     "core.registry": 1_020,
     "core.server": 3_180,
-    "plugins": 40_100,
+    "plugins": 41_700,
     "toolkit": 13_570,
     "tools": 11_360,
 }

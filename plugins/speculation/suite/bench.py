@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -367,7 +366,7 @@ def _mode(parts: Sequence[Part], shares: Sequence[_Share]) -> ForwardMode:
     return ForwardMode.MIXED if any(decodes) else ForwardMode.EXTEND
 
 
-def _tensor(array: NDArray[Any]) -> torch.Tensor:
+def _tensor(array: NDArray[np.generic]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 

@@ -50,9 +50,9 @@ class DeviceTests(ContractSuite):
 
     # ---- what the tests share -------------------------------------------------------------------------------------
 
-    def made(self, max_nodes: int = MOST, rows: int = ROWS) -> DeviceSpeculator[Any]:
+    def made(self, max_nodes: int = MOST, rows: int = ROWS) -> DeviceSpeculator:
         """Return a new speculator for the suite's model."""
-        found: DeviceSpeculator[Any] = self.build(toy_context(max_nodes, rows))
+        found: DeviceSpeculator = self.build(toy_context(max_nodes, rows))
         assert isinstance(found, DeviceSpeculator), "it declares `device`, but does not derive from DeviceSpeculator"
         return found
 
@@ -311,7 +311,7 @@ class DeviceTests(ContractSuite):
         for length in (SHORT, LONG):
             rig = DeviceRig(self.bench(length=length + _CALLS, rows=2))
             text = np.random.default_rng(length).integers(0, VOCAB, length + _CALLS)
-            memo: dict[object, Any] = {}
+            memo: dict[object, object] = {}
             found = []
             for known in range(length, length + _CALLS):
                 row = DraftRow(text[:known], length, "", MOST, memo)
@@ -321,7 +321,7 @@ class DeviceTests(ContractSuite):
         assert costs[1] <= 1.2 * costs[0] + 1000, f"{costs} steps of Python at {SHORT} and {LONG} tokens: {_RESCAN}"
 
 
-def _facts(speculator: DeviceSpeculator[Any]) -> tuple[object, ...]:
+def _facts(speculator: DeviceSpeculator) -> tuple[object, ...]:
     made = speculator
     return made.max_nodes, made.layers, made.taps, made.reserve, made.lookback
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from pegboard.plugins.speculation.suite.checks import VOCAB, check_trees
 from pegboard.toolkit.sampling import tree
 
 
-class DeviceRig(Speculator[Any]):
+class DeviceRig(Speculator):
     """Sees to it that a request has a row, that all of its tokens but the newest are computed, and that the speculator
     has seen it. A request that lost its row to another one is computed anew. Media have ids within the vocabulary, as
     they have in the model's input.

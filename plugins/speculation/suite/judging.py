@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -75,7 +75,7 @@ class JudgingTests(ContractSuite):
 
     def accept(
         self,
-        speculator: Speculator[Any],
+        speculator: Speculator,
         trees: TokenTrees,
         logits: torch.Tensor,
         sampling: SamplingBatch,
@@ -84,7 +84,7 @@ class JudgingTests(ContractSuite):
         """Ask which drafts stand. Override this where that needs what `draft` keeps, to bring that about first."""
         return speculator.accept(trees, logits, sampling, rows)
 
-    def judge(self, speculator: Speculator[Any], asked: Sequence[Trial]) -> list[tuple[list[int], list[int]]]:
+    def judge(self, speculator: Speculator, asked: Sequence[Trial]) -> list[tuple[list[int], list[int]]]:
         """Have all these requests judged at once. Return each one's nodes in its own tree, and tokens."""
         trees = tree.join(one.trees for one in asked)
         logits = torch.cat([one.logits for one in asked])
@@ -108,9 +108,9 @@ class JudgingTests(ContractSuite):
             for part, start in zip(parts, starts, strict=True)
         ]
 
-    def judging(self) -> Speculator[Any]:
+    def judging(self) -> Speculator:
         """Return a new speculator for the model of these tests."""
-        made: Speculator[Any] = self.build(toy_context(NODES, 2 * DRAWS, WORDS))
+        made: Speculator = self.build(toy_context(NODES, 2 * DRAWS, WORDS))
         return made
 
     def trials(self, seed: int, count: int, params: Sequence[Row] = PARAMS) -> list[Trial]:

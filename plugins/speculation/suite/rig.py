@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ class Life:
         self.text = np.array(text, np.int64)
         self.length = self.input_len = input_len
         self.namespace = namespace
-        self.memo: dict[object, Any] = {}
+        self.memo: dict[object, object] = {}
 
     @property
     def done(self) -> bool:

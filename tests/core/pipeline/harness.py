@@ -35,8 +35,6 @@ from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
-from pegboard.core.pipeline.grammar.follow import GrammarFollower
-from pegboard.core.pipeline.grammar.work import GrammarWork
 from pegboard.core.pipeline.media.encoding import MEDIA
 from pegboard.core.pipeline.memory import RUN, MemoryManager
 from pegboard.core.pipeline.points import Points, encoded
@@ -273,8 +271,6 @@ class Harness:
         processors: Sequence[Any] = (),
         parts: Mapping[str, Any] = MappingProxyType({}),
         model: type[FakeModel] | None = None,
-        jump_ahead: int = 0,
-        work: GrammarWork | None = None,
         speculator: Speculator | None = None,
         speculation: Mapping[str, Any] = MappingProxyType({"adaptive": False}),
         reserve: int | None = None,
@@ -282,6 +278,7 @@ class Harness:
         joining: Sequence[Stage] = (),
         pooler: Pooler[Any] | None = None,
         split_prefill_layers: int = 0,
+        begin: Callable[[], None] | None = None,
         **scheduler: Any,
     ) -> None:
         registry = Registry.discover(())
@@ -294,7 +291,6 @@ class Harness:
         self.rows = ReqToTokenPool(config.max_running_requests, max_context_len, page_size, mirrored=overlap)
         self.memory = MemoryManager(self.rows, allocator, prefix_cache, run=run)
         self.model = (model or FakeModel)(self.rows, (allocator.num_pages + 1) * page_size)
-        grammars = GrammarFollower(work, jump_ahead, rolls_back=True)
         context = stage_context(config=CONFIG, runner=RUNNER, provider=lambda *_: pooler, end=self._end)
         self.speculation = None if speculator is None else self._speculation(speculator, speculation, reserve)
         drafting = [] if self.speculation is None else [self.speculation]
@@ -322,7 +318,7 @@ class Harness:
                 shared=CommonPrefix(self.rows, page_size),
                 points=points,
             ),
-            ResultStage(tokenizer, {EOS}, grammars, points),
+            ResultStage(tokenizer, {EOS}, begin, points),
             executor,
             hooks=hooks or StepHooks(),
             points=points,

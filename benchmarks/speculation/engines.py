@@ -60,6 +60,7 @@ class WrongSpeculator(Speculator[WrongOptions]):
 PLUGIN = Plugin(
     name="bench_speculation",
     version="0",
+    requires=("speculation",),
     providers=(
         Provider(
             contract="speculator",

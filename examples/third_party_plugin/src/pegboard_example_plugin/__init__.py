@@ -12,6 +12,7 @@ plugin = Plugin(
     name="example",
     version="1.0.0",
     summary="one provider each of eight contracts, to start your own from",
+    requires=("speculation",),
     providers=(
         Provider(
             contract="schedule_policy",

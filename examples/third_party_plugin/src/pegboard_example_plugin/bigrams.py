@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pegboard.core.interfaces import DraftRow, Speculator, SpeculatorContext, TokenTrees
+from pegboard.core.interfaces import TokenTrees
+from pegboard.plugins.speculation.api import DraftRow, Speculator, SpeculatorContext
 from pegboard.toolkit.sampling.tree import chains
 
 from pegboard_example_plugin.options import BigramsOptions

@@ -57,7 +57,8 @@ class DeviceParts:
             accepted = part.accept(work.payloads[name], verified)
             if accepted is None:
                 continue
-            wrong = tree.accepted_fault(verified.trees, accepted, np.iinfo(np.int64).max)
+            most = np.iinfo(np.int64).max if verified.logits is None else verified.logits.shape[1]
+            wrong = tree.accepted_fault(verified.trees, accepted, most)
             if wrong is not None:
                 raise BadAnswer(f"accept(): {wrong}", part)
             if output.logprobs is not None and verified.logits is not None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.constraint import NodeMasks
+    from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.trees import TokenTrees
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.stages import Stages
@@ -70,8 +71,22 @@ class TokensAhead:
         """Return for each of the requests at `places` how many nodes its tree may have."""
         width = self._memory.rows.width - running.seq_lens[places] + 1
         most = np.minimum(np.minimum(width, running.left[places]), MAX_NODES)
-        most[running.flags[places] & (SINGLE | ALONE) != 0] = 1
+        flags = running.flags[places]
+        most[flags & (SINGLE | ALONE) != 0] = 1
+        for index in np.flatnonzero((flags & CONSTRAINED != 0) & (most > 1)).tolist():
+            if not _looks_at(running.reqs[int(places[index])], 2):
+                most[index] = 1
         return most
+
+
+def _looks_at(req: Req, nodes: int) -> bool:
+    """Return whether a request's constraint, if it has one, can look at a tree of so many nodes now."""
+    constraint = constraint_of(req)
+    try:
+        return constraint is None or constraint.room(nodes)
+    except Exception:
+        logger.exception("the constraint of %s does not say whether it can look ahead", quoted(req.name))
+        return False
 
 
 def _follow_constraints(room: Room, trees: TokenTrees) -> tuple[list[NodeMasks | None], TokenTrees]:
@@ -87,11 +102,12 @@ def _follow_constraints(room: Room, trees: TokenTrees) -> tuple[list[NodeMasks |
             continue
         part = slice(start, start + count)
         keep[start + 1 : start + count] = False
+        if not _looks_at(req, count):
+            continue
         try:
-            if constraint.room(count):
-                own = (trees.tokens[part].tolist(), trees.parents[part].tolist())
-                keep[part], kept = constraint.walk(own, req.remaining_tokens)
-                masks[index] = kept if keep[part][1:].any() else None
+            own = (trees.tokens[part].tolist(), trees.parents[part].tolist())
+            keep[part], kept = constraint.walk(own, req.remaining_tokens)
+            masks[index] = kept if keep[part][1:].any() else None
         except Exception:
             logger.exception("the constraint of %s cannot look ahead: it gets no tokens ahead now", quoted(req.name))
             req.flags |= ALONE

@@ -169,7 +169,7 @@ class Speculation(LoggedFigures):
         if step.number > self._packed:
             # Halves of a step that failed tell nothing of how long it takes.
             self._packed = step.number
-            step.notes[NAME] = self._clock()
+            step.notes[NAME] = float(self._clock())
         work = step.work
         if self._device is None and not (self._judges and work.trees is not None):
             return None

@@ -100,7 +100,7 @@ soak: $(STAMP)
 # test here needs the packages of others. Warnings of other versions of libraries are not errors there.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 GPU_TESTS := tests/plugins/attn_triton tests/plugins/attn_flashinfer tests/plugins/sampler_triton tests/plugins/memory_paged \
-  tests/plugins/memory_host tests/toolkit tests/core/pipeline/test_worker.py tests/core/pipeline/test_encode_times.py
+  tests/plugins/memory_host tests/toolkit tests/core/pipeline/test_worker.py tests/core/pipeline/test_encode_times.py tests/e2e/test_gpu_engine.py
 gpu-test:
 	OMP_NUM_THREADS=1 $(GPU_PYTHON) -m pytest -p no:cacheprovider -o filterwarnings=default -m gpu --timeout 900 $(GPU_TESTS) $(PYTEST_ARGS)
 
@@ -153,16 +153,21 @@ bench: $(STAMP)
 
 # For a GPU machine without an index that has torch, transformers, triton, numpy and pytest, on Python 3.12. There:
 #   pip install --no-index --no-deps .whl/*.whl && pip install --no-index --no-deps --no-build-isolation -e .
-GPU_WHEELS := annotated-doc annotated-types anyio backports-zstd fastapi gguf h11 httpcore httptools httpx markdown-it-py mdurl msgspec \
-  opentelemetry-api pluggy psutil pydantic pydantic-core pyzmq rich shellingham sniffio starlette typer typing-extensions \
+GPU_WHEELS := annotated-doc annotated-types anyio backports-zstd fastapi gguf h11 httpcore httptools httpx llguidance markdown-it-py mdurl \
+  msgspec opentelemetry-api pluggy psutil pydantic pydantic-core pyzmq rich shellingham sniffio starlette typer typing-extensions \
   typing-inspection uvicorn uvloop
+# FLASHINFER=0.7.2.post1 adds FlashInfer, without what its attention kernels do not need.
+FLASHINFER_WHEELS = { scratch=$$(mktemp -d) && $(PIP) download --quiet --no-deps --dest $$scratch flashinfer-python==$(FLASHINFER) && \
+  $(PIP) download --quiet --no-deps --dest .whl --only-binary :all: --python-version 3.12 --platform manylinux_2_28_x86_64 apache-tvm-ffi && \
+  $(BIN)/python -m benchmarks.gpu.flashinfer_slim $$scratch/*.whl .whl; status=$$?; rm -rf $$scratch; exit $$status; }
 gpu-wheels: $(STAMP)
 	@rm -rf .whl && mkdir .whl
 	@awk -v names='$(GPU_WHEELS)' 'BEGIN {split(names, list, " "); for (i in list) wanted[list[i]]} \
 	  /^[^ ]/ {split($$0, entry, "=="); on = entry[1] in wanted} on' requirements.lock > .whl/requirements.lock
 	@$(PIP) download --require-hashes -r .whl/requirements.lock --dest .whl --no-deps --only-binary :all: \
-	  --implementation cp --python-version 3.12 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
+	  --implementation cp --python-version 3.12 --platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
 	  --platform manylinux2014_x86_64 --platform manylinux_2_12_x86_64 --platform manylinux2010_x86_64
+	@test -z '$(FLASHINFER)' || $(FLASHINFER_WHEELS)
 	@du -sh .whl
 	@test "$$(du -sm .whl | cut -f1)" -lt 60 || { echo 'over 60 MB together' >&2; exit 1; }
 

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from pegboard.core.interfaces.keys import PrefixKey, PrefixMemo
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.page_mover import Job
 from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.plugins.cache_block.blocks import BlockTable
@@ -37,6 +36,7 @@ from pegboard.plugins.cache_hiradix.cache import HiRadixCache
 from pegboard.plugins.cache_hiradix.options import HiRadixOptions
 from pegboard.plugins.cache_radix.cache import RadixCache
 from pegboard.plugins.cache_radix.options import RadixOptions
+from pegboard.plugins.kv_tiers.api import Job
 from pegboard.plugins.memory_paged.allocators import StackAllocator
 from pegboard.toolkit.cache.pages import slots_of
 
@@ -287,7 +287,7 @@ def measure_tiers(page_size: int) -> None:
         known = old.pop()
         with clock(times):
             found = cache.match(PrefixKey(known))
-        assert (len(found), found.host_len) == (0, LENGTH)
+        assert (len(found), found.promised) == (0, LENGTH)
         slots = bench.slots(LENGTH)
         with clock(loads):
             cache.lock(found.handle)

@@ -32,9 +32,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.disagg_nixl import RawNixl
-from pegboard.core.interfaces.contracts import KV_TRANSFER
-from pegboard.core.interfaces.kv_transfer import KVTransfer, KVTransferContext, Ranges, Region, TransferState
 from pegboard.core.registry.registry import Registry
+from pegboard.plugins.kv_handoff.api.transfer import KVTransfer, KVTransferContext, Ranges, Region, TransferState
 from pegboard.tools.bench.report import machine
 
 REGIONS = 60
@@ -74,7 +73,7 @@ def pool(tokens: int) -> tuple[list[np.ndarray], tuple[Region, ...]]:
 def build(engine: str, regions: tuple[Region, ...]) -> KVTransfer:
     """Return an engine of this name. Raises SystemExit where it does not work here."""
     name = engine.removesuffix(DIRECT)
-    record = Registry.discover().get(KV_TRANSFER.name, name)
+    record = Registry.discover().get("kv_transfer", name)
     if record is None:
         raise SystemExit(f"--engines: there is no kv_transfer {name!r}")
     options = record.options_model()(**({"staging": 0} if engine.endswith(DIRECT) else {}))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pegboard.core.interfaces.kv_transfer import Ranges, Region
+from pegboard.plugins.kv_handoff.api.transfer import Ranges, Region
 
 
 class Place(NamedTuple):

@@ -47,11 +47,11 @@ FORWARD = "forward_cpu_ns"
 # ---- the server's side ----------------------------------------------------------------------------------------------
 
 
-def build(resolved: Any) -> Any:
+def build(resolved: Any, scratch: Path) -> Any:
     """Return the scheduler with its real stages, and a runner that sleeps: for the scheduler process."""
     from pegboard.core.engine.build import build_scheduler
 
-    built = build_scheduler(resolved)
+    built = build_scheduler(resolved, scratch)
     pace(built)
     if profile := os.environ.get(f"{PROFILE}_SCHEDULER"):
         profile_run(profile)

@@ -35,8 +35,9 @@ import numpy as np
 import torch
 
 from pegboard.core.engine.engine import Engine
-from pegboard.core.engine.tiers import Tiers
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.plugins.cache_hiradix.cache import HiRadixCache
+from pegboard.plugins.kv_tiers.build import LocalTiers
 from pegboard.tools.bench.report import machine
 
 MODEL = "demo:smollm2-135m-instruct"
@@ -287,8 +288,10 @@ def beside(size: Size, prompts: Prompts) -> dict[str, list[float]]:
         prompt = prompts.new()
         first_token(made, prompt)
         settle(made)
-        tiers, pool = made.built.scheduler.stages.tiers, made.built.pool
-        assert isinstance(tiers, Tiers)
+        cache, pool = made.built.scheduler.stages.memory.cache, made.built.pool
+        assert isinstance(cache, HiRadixCache)
+        tiers = cache.tiers
+        assert isinstance(tiers, LocalTiers)
         count, pages = size.prompt // 16, pool.num_slots // 16
         # The prompt has the first pages; the last ones are free.
         there, here = torch.arange(1, count + 1), torch.arange(pages - count, pages)

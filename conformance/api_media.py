@@ -13,7 +13,7 @@ from pegboard.conformance.asgi import call
 from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
 from pegboard.conformance.fake_media import fake_processor
 from pegboard.conformance.media_toy import TOKENS
-from pegboard.core.interfaces.client import MediaPrompt
+from pegboard.core.interfaces.client import AnnotatedPrompt
 
 TURN = "\u2063turn\u2063"
 """What the chat template below begins each message with, and no client writes."""
@@ -67,11 +67,11 @@ class MediaTests(ApiSuite):
         return await call(self.make_app(client), "POST", sample.path, body), client
 
     @staticmethod
-    def _check(sample: Sample, prompt: str | list[int] | MediaPrompt) -> None:
-        base = prompt.base if isinstance(prompt, MediaPrompt) else prompt
+    def _check(sample: Sample, prompt: str | list[int] | AnnotatedPrompt) -> None:
+        base = prompt.base if isinstance(prompt, AnnotatedPrompt) else prompt
         if not isinstance(base, str) or TURN not in base:
             return
-        spans = prompt.literals if isinstance(prompt, MediaPrompt) else ()
+        spans = prompt.literals if isinstance(prompt, AnnotatedPrompt) else ()
         kept = {base[start:stop] for start, stop in spans}
         lost = [token for token in TOKENS if token in base and token not in kept]
         assert not lost, (

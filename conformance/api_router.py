@@ -22,7 +22,7 @@ from pegboard.conformance.api_texts import Unreadable, mark, own_script
 from pegboard.conformance.asgi import PATIENCE, Exchange, call, strings
 from pegboard.conformance.fake_client import FAILURE, FakeEngineClient
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.server.http.keys import Keys
+from pegboard.toolkit.http.keys import Keys
 from pegboard.toolkit.http.levels import level_of
 
 ODD = {

@@ -31,8 +31,9 @@ from pegboard.conformance.fakes import session_store
 from pegboard.conformance.suite import ContractSuite
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.server.http.app import build_app
-from pegboard.core.server.http.keys import Keys
+from pegboard.toolkit.http.keys import Keys
 from pegboard.toolkit.http.openapi import example_of
+from pegboard.toolkit.media.service import reader_of
 
 MAX_BODY = 100_000
 
@@ -126,7 +127,7 @@ class ApiSuite(ContractSuite):
 
     def make_app(self, client: FakeEngineClient, max_body_bytes: int = MAX_BODY, keys: Keys | None = None) -> FastAPI:
         """Return the router as the server mounts it."""
-        if self.takes_media and client.media is None:
+        if self.takes_media and reader_of(client) is None:
             client.take_media(fake_processor())
         services = {"session_store": session_store()}
         router: ApiRouter = self.build(ApiContext(client=client, max_body_bytes=max_body_bytes, services=services))

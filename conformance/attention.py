@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pegboard.conformance.attention_eight_bit import AttentionEightBitTests
 from pegboard.conformance.attention_fakes import AttentionRig, Lens, make_layer
-from pegboard.conformance.attention_fixed import AttentionFixedTests
+from pegboard.conformance.attention_fixed_extends import AttentionFixedExtendTests
 from pegboard.conformance.attention_prefix import AttentionPrefixTests
 from pegboard.conformance.attention_suite import DECODES, RAGGED, TOLERANCES
 from pegboard.conformance.attention_trees import AttentionTreeTests
@@ -33,7 +33,7 @@ _SHAPES = covering(
 """dtype, (dimension of q and k, of v), (heads, KV heads), page size."""
 
 
-class AttentionContract(AttentionTreeTests, AttentionFixedTests, AttentionEightBitTests, AttentionPrefixTests):
+class AttentionContract(AttentionTreeTests, AttentionFixedExtendTests, AttentionEightBitTests, AttentionPrefixTests):
     """Against attention written out in float64, over pages in any order.
 
     Every slot that a request does not own holds NaN in all of these tests: page 0, free pages, the rest of the last

@@ -1,4 +1,4 @@
-"""Decode batches that are captured once and replayed, over one pool and row tables that stay where they are."""
+"""Batches that are captured once and replayed, over one pool and row tables that stay where they are."""
 
 from __future__ import annotations
 
@@ -12,24 +12,31 @@ import torch
 from pegboard.conformance.attention_fakes import (
     CPU,
     AttentionRig,
+    Lens,
     QuietPool,
     attention_reference,
     make_sinks,
     scales_of,
 )
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
+from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.layers import LayerSpec
-from pegboard.toolkit.graphs import StaticBatch
+from pegboard.toolkit.graphs import StaticBatch, StaticExtend
 from pegboard.toolkit.model.eight_bit import is_eight_bit
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.graphs import GraphCapture, Replay
 
+Shape = tuple[int, int, int]
+"""Of an extend batch: tokens, and room for requests of several new tokens, and of one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a layer answered, and what is right: both [size, heads, v dim], padding behind the real requests."""
+    """What a layer answered, and what is right: both [size, heads, v dim], padding behind the real requests. Of an
+    extend batch both are [real tokens, heads, v dim].
+    """
 
     layer: LayerSpec
     out: torch.Tensor
@@ -39,16 +46,17 @@ class Answer:
 
 @dataclass(slots=True)
 class _Graph:
-    """One size: its batch, the layers' q, k and v, and the graph with what it fills."""
+    """One size or shape: its batch, the layers' q, k and v, and the graph with what it fills."""
 
-    static: StaticBatch
+    static: StaticBatch | StaticExtend
     inputs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     replay: Replay | None = None
     outs: Sequence[torch.Tensor] = ()
 
 
 class FixedRig:
-    """Captures a decode batch of a size when it is first asked for, and replays it from then on.
+    """Captures a decode batch of a size, or an extend batch of a shape, when it is first asked for, and replays it from
+    then on. `sizes` are requests.
 
     Each step has new requests: new lengths, rows, pages and numbers. All slots but theirs hold NaN, slot 0 included,
     until padding is written there.
@@ -77,7 +85,7 @@ class FixedRig:
         shape = max(sizes) + 3, longest + page_size
         self.tables = [torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(groups)]
         self.sinks = [make_sinks(layer, device) for layer in layers]
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[int | Shape, _Graph] = {}
         self._steps = 0
 
     def context(self, max_batch: int | None = None) -> AttentionContext:
@@ -96,16 +104,7 @@ class FixedRig:
     @torch.inference_mode()
     def step(self, backend: AttentionBackend, capture: GraphCapture, size: int, lens: Sequence[int]) -> list[Answer]:
         """Replay a batch of `size` whose first requests have so many tokens of KV, the new ones included."""
-        self._steps += 1
-        rig = AttentionRig(
-            self.layers,
-            [(length - 1, 1) for length in lens],
-            page_size=self.page_size,
-            dtype=self.dtype,
-            device=self.device,
-            seed=self._steps,
-            kv_dtype=self.kv_dtype,
-        )
+        rig = self._next([(length - 1, 1) for length in lens])
         graph = self._graphs.get(size)
         if graph is None:
             static = StaticBatch(size, self.tables, self.pool, backend)
@@ -114,7 +113,7 @@ class FixedRig:
         batch = graph.static.fill(rig.batch(backend))
         padding = [self._fill(graph, rig, index) for index in range(len(self.layers))]
         self._run(backend, capture, graph)
-        self._check_pool(rig, size)
+        self._check_pool(rig, padded=len(lens) < size)
         answers = []
         for index, layer in enumerate(self.layers):
             q, k, v = padding[index]
@@ -122,6 +121,39 @@ class FixedRig:
             right = torch.cat([rig.expected(index, self.sinks[index]), *[idle] * (size - batch.real_size)])
             answers.append(Answer(layer, graph.outs[index], right, batch.real_size))
         return answers
+
+    @torch.inference_mode()
+    def extend(self, backend: AttentionBackend, capture: GraphCapture, shape: Shape, lens: Lens) -> list[Answer]:
+        """Replay an extend batch of a shape, whose requests have so many tokens of KV, and new ones behind them."""
+        rig = self._next(lens)
+        graph = self._graphs.get(shape)
+        if graph is None:
+            static = StaticExtend(*shape, self.tables, self.pool, backend)
+            graph = self._graphs[shape] = _Graph(static, [self._inputs(layer, shape[0]) for layer in self.layers])
+        self._move_in(rig)
+        graph.static.fill(rig.batch(backend, ForwardMode.EXTEND))
+        for index in range(len(self.layers)):
+            self._fill(graph, rig, index)
+        self._run(backend, capture, graph)
+        tokens = int(rig.new.sum())
+        self._check_pool(rig, padded=tokens < shape[0])
+        return [
+            Answer(layer, graph.outs[index][:tokens], rig.expected(index, self.sinks[index]), tokens)
+            for index, layer in enumerate(self.layers)
+        ]
+
+    def _next(self, lens: Lens) -> AttentionRig:
+        """Return new requests."""
+        self._steps += 1
+        return AttentionRig(
+            self.layers,
+            lens,
+            page_size=self.page_size,
+            dtype=self.dtype,
+            device=self.device,
+            seed=self._steps,
+            kv_dtype=self.kv_dtype,
+        )
 
     def _inputs(self, layer: LayerSpec, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         kinds = (
@@ -155,7 +187,7 @@ class FixedRig:
     def _fill(self, graph: _Graph, rig: AttentionRig, index: int) -> list[torch.Tensor]:
         """Give a layer its q, k and v. Return those of padding, [1, heads, dim] each: one for all of it."""
         random = torch.Generator().manual_seed(1000 + self._steps)
-        real, padding = len(rig.lens), []
+        real, padding = len(rig.q[index]), []
         for static, numbers in zip(graph.inputs[index], (rig.q[index], *rig.new_kv(index)), strict=True):
             static[:real] = numbers
             padding.append(torch.randn(static[:1].shape, generator=random).to(self.dtype).to(self.device))
@@ -177,10 +209,10 @@ class FixedRig:
             graph.replay, graph.outs = capture.capture(forward)
         graph.replay()
 
-    def _check_pool(self, rig: AttentionRig, size: int) -> None:
+    def _check_pool(self, rig: AttentionRig, padded: bool) -> None:
         """Fail where a slot has changed that is not one of the new tokens', or of padding."""
         for layer, before in zip(self.layers, self._before, strict=True):
-            slots = rig.new_slots(layer.kv_group).tolist() + [0] * (len(rig.lens) < size)
+            slots = rig.new_slots(layer.kv_group).tolist() + [0] * padded
             changed = np.zeros(self.pool.num_slots, dtype=bool)
             for old, (mine, _) in zip(before, self._buffers(rig, layer.layer_id), strict=True):
                 now = mine.view(torch.uint8)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.errors import PluginError
-from pegboard.core.registry.lazy import import_name
-from pegboard.core.registry.names import did_you_mean
 from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.system.lazy_names import import_name
+from pegboard.toolkit.text.near_names import did_you_mean
 
 if TYPE_CHECKING:
     from pegboard.core.registry.records import ProviderRecord

@@ -20,7 +20,7 @@ from pegboard.conformance.suite import (
     check_suite,
     subject_of,
 )
-from pegboard.core.registry.names import did_you_mean
+from pegboard.toolkit.text.near_names import did_you_mean
 
 NOT_ASKED = pytest.StashKey[bool]()
 """Set for a test that the provider's record, or this machine, takes out: it is not missed in a verdict."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pegboard.core.cli.output import check_writable, write, write_json, write_table
-from pegboard.core.cli.output import files as named_files
-from pegboard.core.cli.plugins import Json, find_records
+from pegboard.core.cli.config import Json
+from pegboard.toolkit.system.output import check_writable, write, write_json, write_table
+from pegboard.toolkit.system.output import files as named_files
 
 if TYPE_CHECKING:
     from pegboard.core.registry.records import ProviderRecord
@@ -41,7 +41,7 @@ def check(
             report.parent.mkdir(parents=True, exist_ok=True)
         check_writable(report, "--report")
     registry = Registry.discover()
-    records = {record: None for name in names for record in find_records(registry, name)}
+    records = {record: None for name in names for record in registry.named(name)}
     runnable = [record for record in records if record.contract.suite]
     if not runnable:
         raise PluginError(f"no conformance suite yet for {', '.join(one.provider.contract for one in records)}")

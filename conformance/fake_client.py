@@ -15,18 +15,20 @@ import msgspec
 from pegboard.conformance.fake_media import FakeMedia, LaidOut
 from pegboard.conformance.loop_watch import RENDER, TOKENIZE, caller, on_loop
 from pegboard.core.interfaces.client import (
+    AnnotatedPrompt,
     Embedding,
     EmbedRequest,
     EngineClient,
     GenerateRequest,
     Logprob,
-    MediaPrompt,
     ModelInfo,
     OutputChunk,
     OutputStream,
 )
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaProcessor
+from pegboard.plugins.media.api import MediaProcessor
+from pegboard.toolkit.media.inputs import MediaPrompt
+from pegboard.toolkit.media.service import MediaService
 from pegboard.toolkit.text.encoding import check_length
 
 SCRIPT = ("Once upon", " a midnight", " dreary.")
@@ -165,8 +167,12 @@ class FakeEngineClient(EngineClient):
         return self._tokenizer
 
     @property
-    def media(self) -> MediaProcessor | None:
-        return None if self._media is None else self._media.processor
+    def services(self) -> Mapping[str, object]:
+        return {} if self._media is None else {"media": MediaService(self._media.processor, self.media_figures)}
+
+    def media_figures(self) -> Mapping[str, object]:
+        """Figures of preparing media."""
+        return {}
 
     @property
     def ready(self) -> bool:
@@ -190,16 +196,16 @@ class FakeEngineClient(EngineClient):
             raise self.refuse
         return FakeStream(self, request, number, laid_out)
 
-    def _laid_out(self, prompt: str | list[int] | MediaPrompt) -> LaidOut | None:
-        if not isinstance(prompt, MediaPrompt):
+    def _laid_out(self, prompt: str | list[int] | AnnotatedPrompt) -> LaidOut | None:
+        if not isinstance(prompt, AnnotatedPrompt):
             return None
-        if self._media is None:
+        if self._media is None or not isinstance(prompt, MediaPrompt):
             raise InvalidRequest("this model takes no media", param="prompt", code="unsupported")
         self.laid_out.append(self._media.lay_out(prompt))
         return self.laid_out[-1]
 
     async def token_ids(
-        self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True
+        self, prompt: str | list[int] | AnnotatedPrompt, *, add_special_tokens: bool = True
     ) -> Sequence[int]:
         laid_out = self._laid_out(prompt)
         if laid_out is None:
@@ -286,7 +292,7 @@ class FakeStream(OutputStream):
         self._stall_at = client.stall_at
         self._prompt = _ids(request.prompt) if laid_out is None else laid_out.layout.ids.tolist()
         if laid_out is not None:
-            self.media_tokens = laid_out.tokens
+            self.item_tokens = laid_out.tokens
 
     def __aiter__(self) -> AsyncIterator[OutputChunk]:
         return self._chunks()
@@ -347,11 +353,11 @@ class FakeStream(OutputStream):
             self._client.aborted.append(self.rid)
 
 
-def _ids(prompt: str | list[int] | MediaPrompt) -> list[int]:
-    found = prompt.base if isinstance(prompt, MediaPrompt) else prompt
+def _ids(prompt: str | list[int] | AnnotatedPrompt) -> list[int]:
+    found = prompt.base if isinstance(prompt, AnnotatedPrompt) else prompt
     return [ord(char) for char in found] if isinstance(found, str) else found
 
 
-def prompt_text(prompt: str | list[int] | MediaPrompt) -> str:
+def prompt_text(prompt: str | list[int] | AnnotatedPrompt) -> str:
     """Return a prompt as text."""
     return "".join(map(chr, _ids(prompt)))

@@ -13,19 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pegboard.conformance.media_toy import KEY, TOKENS, ToyProcessor
-from pegboard.core.interfaces.client import MediaInput, MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import (
-    MediaContext,
-    MediaItem,
-    MediaKind,
-    MediaLayout,
-    MediaProcessor,
-    MediaShape,
-    MediaSource,
-)
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.pipeline.frontend.media.encoded import copy_states
+from pegboard.plugins.media.api import MediaContext, MediaItem, MediaLayout, MediaProcessor, MediaShape, MediaSource
+from pegboard.plugins.media.frontend.encoded import copy_states
+from pegboard.toolkit.media.inputs import MediaInput, MediaPrompt
 
 FIRST_ID = 0x10F000
 """The id of the first of the toy's tokens, for a tokenizer whose ids are characters; the others follow."""
@@ -47,9 +39,9 @@ class LaidOut:
     layout: MediaLayout
 
     @property
-    def tokens(self) -> dict[MediaKind, int]:
+    def tokens(self) -> dict[str, int]:
         """Tokens of media by kind."""
-        found: Counter[MediaKind] = Counter()
+        found: Counter[str] = Counter()
         for span in self.layout.spans:
             found[self.prompt.media[span.item].kind] += span.count
         return dict(found)

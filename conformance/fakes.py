@@ -16,15 +16,15 @@ from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
-from pegboard.core.registry.lazy import import_name
 from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.system.lazy_names import import_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.keys import PrefixKey
     from pegboard.core.interfaces.prefix_cache import CacheHandle
-    from pegboard.core.registry.lazy import import_name
+    from pegboard.toolkit.system.lazy_names import import_name
 from pegboard.core.registry.records import ProviderRecord
 
 

@@ -22,7 +22,7 @@ class FixedAttention(AttentionBackend):
 
     `prepare` writes which row each token has and how many of its keys it sees into buffers, one pair per fixed size;
     `forward` reads nothing else of a batch's lengths. `fixed` counts the fixed batches with requests that were
-    prepared, by size.
+    prepared, by size, and `extended` those of prefills by their tokens.
     """
 
     PROVIDES = frozenset({"graph", "kv_fp8", "logit_cap", "sinks", "sliding_window"})
@@ -30,7 +30,8 @@ class FixedAttention(AttentionBackend):
     def __init__(self, options: Options, ctx: AttentionContext) -> None:
         super().__init__(options, ctx)
         self.fixed: dict[int, int] = {}
-        self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.extended: dict[int, int] = {}
+        self._buffers: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def prepare(self, batch: ForwardBatch) -> None:
         rows, seen = batch.req_pool_indices, batch.seq_lens
@@ -44,15 +45,17 @@ class FixedAttention(AttentionBackend):
         if not batch.fixed:
             batch.attn_metadata = rows, seen
             return
-        if not torch.equal(seen, torch.from_numpy(batch.seq_lens_cpu)):
+        if not torch.equal(batch.seq_lens, torch.from_numpy(batch.seq_lens_cpu)):
             raise AssertionError("a fixed batch has other lengths on the device than on the host")
-        size = batch.batch_size
-        if size not in self._buffers:
-            self._buffers[size] = torch.zeros_like(rows), torch.ones_like(seen)
-        for kept, new in zip(self._buffers[size], (rows, seen), strict=True):
-            kept.copy_(new)
-        self.fixed[size] = self.fixed.get(size, 0) + (batch.real_size > 0)
-        batch.attn_metadata = self._buffers[size]
+        tokens, size = batch.num_tokens, batch.batch_size
+        if (tokens, size) not in self._buffers:
+            self._buffers[tokens, size] = batch.input_ids.new_empty(tokens), batch.input_ids.new_empty(tokens)
+        # Padding tokens of prefills see a key of row 0, as padding requests of decodes do.
+        for kept, new, padding in zip(self._buffers[tokens, size], (rows, seen), (0, 1), strict=True):
+            kept[: len(new)], kept[len(new) :] = new, padding
+        counts, key = (self.extended, tokens) if batch.forward_mode.is_extend else (self.fixed, size)
+        counts[key] = counts.get(key, 0) + (batch.real_size > 0)
+        batch.attn_metadata = self._buffers[tokens, size]
 
     def forward(
         self,
@@ -86,6 +89,12 @@ class FixedAttention(AttentionBackend):
             scores = torch.cat([scores, column], dim=-1)
         weights = scores.softmax(dim=-1)[..., : slots.shape[1]]
         return torch.einsum("tgrk,tkgd->tgrd", weights, values).flatten(1, 2).to(q.dtype)
+
+
+class FixedExtends(FixedAttention):
+    """The same for prefills."""
+
+    PROVIDES = FixedAttention.PROVIDES | {"graph_extend"}
 
 
 def _read(buffer: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:

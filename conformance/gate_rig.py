@@ -98,22 +98,6 @@ class GateRig(ContractSuite):
     def let_go(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
         """End what `req` is held for. Override this where the clock alone does not bring it about."""
 
-    def seated_request(self, gate: AdmissionGate) -> Req:
-        """Return a new request for which the gate asks for a seat, now or soon (capability `seats`)."""
-        pytest.skip("override seated_request: the suite cannot know what this gate brings KV for")
-
-    def bring(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
-        """Let the KV of a seated request arrive. Override this where the clock alone does not bring it about."""
-
-    def stop_writing(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
-        """Let the writing end to the seat of a request that was cancelled. Override this where the clock alone does not
-        bring it about.
-        """
-
-    def followed_request(self, gate: AdmissionGate) -> Req:
-        """Return a new request that passes when it enters, and that the gate follows (capability `follows`)."""
-        pytest.skip("override followed_request: the suite cannot know what this gate follows")
-
     # What the tests share.
 
     def enter(self, gate: AdmissionGate, req: Req) -> Verdict:
@@ -138,7 +122,7 @@ class GateRig(ContractSuite):
         values: Mapping[str, object] = news
         odd = {rid: verdict for rid, verdict in values.items() if not isinstance(verdict, Verdict)}
         assert not odd, f"poll() answers {odd}, whose values are not Verdicts"
-        return news
+        return {rid: verdict for rid, verdict in news.items() if isinstance(verdict, Verdict)}
 
     def blocked(self, gate: AdmissionGate) -> tuple[Req, Verdict]:
         req = self.blocked_request(gate)
@@ -154,6 +138,7 @@ class GateRig(ContractSuite):
         for turn in range(PATIENCE):
             verdict = last = self.poll(gate, req).get(req.rid, last)
             if verdict is not None and verdict.state is GateState.OPEN:
+                gate.passed(req)
                 return
             assert verdict is None or verdict.state is GateState.BLOCKED, f"the way was clear, yet: {verdict}"
             clock.advance(0.01)

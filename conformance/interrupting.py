@@ -22,7 +22,9 @@ _LOOKS = 3
 """A thread that sleeps in the same place so many times in a row waits for something."""
 
 _LIBRARY = str(Path(os.__file__).parent)
-_OURS = ("pegboard.core.", "pegboard.conformance.storage_rig", __name__)
+_OURS = ("pegboard.core.", __name__)
+_SUITE = ".suite."
+"""Within the name of a module of a plugin's suite."""
 
 
 class _Call:
@@ -117,6 +119,6 @@ def interrupted(call: Callable[[], object], between: Callable[[], object], at: i
 
 def _is_the_authors(frame: FrameType) -> bool:
     name, module = frame.f_code.co_filename, f"{frame.f_globals.get('__name__')}"
-    if name.startswith("<") or module.startswith(_OURS):
+    if name.startswith("<") or module.startswith(_OURS) or _SUITE in module:
         return False
     return not name.startswith(_LIBRARY) or "site-packages" in name

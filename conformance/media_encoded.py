@@ -12,7 +12,7 @@ import pytest
 from pegboard.conformance.media_suite import ProcessorSuite, encode
 from pegboard.conformance.suite import capability, lacks
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaItem, MediaProcessor, MediaShape
+from pegboard.plugins.media.api import MediaItem, MediaProcessor, MediaShape
 
 
 class EncodedTests(ProcessorSuite):

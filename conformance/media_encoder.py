@@ -26,8 +26,9 @@ from pegboard.conformance.properties import properties
 from pegboard.conformance.suite import ContractSuite
 from pegboard.conformance.vl_checkpoints import vl_checkpoint
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.interfaces.media import MediaEncoder, MediaItem, MediaKind, MediaPiece, MediaStates
 from pegboard.core.interfaces.model_family import ModelContext
+from pegboard.plugins.media.api import MediaEncoder, MediaItem, MediaPiece, MediaStates
+from pegboard.toolkit.media.inputs import MediaKind
 
 TOLERANCE = 1e-4
 """Largest difference of two answers that must be equal, over the largest number in them. Sums in another order make

@@ -19,14 +19,8 @@ from pegboard.conformance.media_encoded import EncodedTests
 from pegboard.conformance.media_suite import TEXT, Prompt, encode
 from pegboard.conformance.properties import properties
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import (
-    MediaContext,
-    MediaLayout,
-    MediaLimits,
-    MediaProcessor,
-    MediaSettings,
-    MediaSource,
-)
+from pegboard.plugins.media.api import MediaContext, MediaLayout, MediaLimits, MediaProcessor, MediaSource
+from pegboard.toolkit.media.inputs import MediaSettings
 
 DECODERS = ("torch", "transformers", "PIL", "av", "cv2", "imageio", "decord")
 

@@ -17,18 +17,17 @@ from hypothesis import strategies as st
 
 from pegboard.conformance.suite import ContractSuite
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import (
+from pegboard.plugins.media.api import (
     MediaContext,
     MediaItem,
-    MediaKind,
     MediaLayout,
     MediaLimits,
     MediaProcessor,
-    MediaSettings,
     MediaShape,
     MediaSource,
     MediaSpan,
 )
+from pegboard.toolkit.media.inputs import MediaKind, MediaSettings
 
 TEXT = 10_000_000
 """The prompt's own tokens in this suite are this and more, each once; those of `encode` are negative."""

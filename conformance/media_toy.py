@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import (
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.media.api import (
     Encode,
     MediaContext,
     MediaItem,
-    MediaKind,
     MediaLayout,
     MediaProcessor,
     MediaShape,
     MediaSource,
     MediaSpan,
 )
-from pegboard.core.interfaces.options import NoOptions
+from pegboard.toolkit.media.inputs import MediaKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

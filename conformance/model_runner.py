@@ -17,8 +17,8 @@ import torch
 
 from pegboard.conformance.paged import PagedRun
 from pegboard.conformance.runner_fakes import Rig, ScriptedProcessor, ScriptedSampler
-from pegboard.conformance.runner_graphs import RunnerGraphTests
 from pegboard.conformance.runner_overlay import RunnerOverlayTests
+from pegboard.conformance.runner_prefill_graphs import RunnerPrefillGraphTests
 from pegboard.conformance.runner_suite import best_sampler, reference
 from pegboard.conformance.runner_taps import RunnerTapTests
 from pegboard.conformance.runner_trees import RunnerTreeTests
@@ -28,7 +28,7 @@ from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardO
 from pegboard.core.interfaces.sampling import LogprobRequest
 
 
-class ModelRunnerContract(RunnerGraphTests, RunnerOverlayTests, RunnerTapTests, RunnerTreeTests):
+class ModelRunnerContract(RunnerPrefillGraphTests, RunnerOverlayTests, RunnerTapTests, RunnerTreeTests):
     """What every model runner owes the pipeline. An author names the provider, and sets the other attributes only where
     the runner cannot run the default model.
     """

@@ -27,7 +27,7 @@ from pegboard.conformance.collecting import InMemory
 from pegboard.conformance.outcomes import Outcomes
 from pegboard.conformance.properties import without_shrinking
 from pegboard.conformance.suite import ContractSuite
-from pegboard.core.registry.names import did_you_mean
+from pegboard.toolkit.text.near_names import did_you_mean
 
 # Plugins that watch the whole process: the outer run has its own.
 _QUIET = (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,6 @@ from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixCache, Pre
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.page_mover import PageMover
     from pegboard.core.interfaces.prefix_cache import CacheHandle
 
 Prefix = tuple[str, tuple[int, ...]]
@@ -55,10 +55,10 @@ class Books:
         build: Callable[[PrefixCacheContext], PrefixCache],
         num_pages: int = 64,
         page_size: int = 1,
-        mover: PageMover | None = None,
+        services: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         self.allocator = CountingAllocator(num_pages, page_size)
-        self.cache = build(PrefixCacheContext(self.allocator, page_size, mover, identity=b"books"))
+        self.cache = build(PrefixCacheContext(self.allocator, page_size, services))
         self.page_size = page_size
         self.held: set[int] = set()
         self.known: dict[Prefix, int] = {}

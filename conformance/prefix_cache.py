@@ -13,10 +13,9 @@ from pegboard.conformance.prefix_growth import GrowthTests
 from pegboard.conformance.prefix_keeping import KeepingTests
 from pegboard.conformance.prefix_keys import KeyTests
 from pegboard.conformance.prefix_machine import CacheMachine
-from pegboard.conformance.prefix_prefetch import PrefetchTests
+from pegboard.conformance.prefix_promises import PromiseTests
 from pegboard.conformance.prefix_refusals import RefusalTests
 from pegboard.conformance.prefix_suite import pages
-from pegboard.conformance.prefix_tiers import HostTierTests
 from pegboard.conformance.properties import properties
 from pegboard.conformance.suite import capability, lacks
 from pegboard.core.interfaces.keys import PrefixMemo
@@ -24,7 +23,7 @@ from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContex
 
 
 class PrefixCacheContract(
-    FindingTests, KeyTests, KeepingTests, ExtendingTests, RefusalTests, GrowthTests, HostTierTests, PrefetchTests
+    FindingTests, KeyTests, KeepingTests, ExtendingTests, RefusalTests, GrowthTests, PromiseTests
 ):
     """What is inserted is found, what is locked stays, what goes comes back, and every page has one owner.
 
@@ -40,7 +39,7 @@ class PrefixCacheContract(
         books = self.books(page_size)
         for tokens in ([], [1], run_of(1, 2, page_size=page_size)):
             found = books.match(tokens)
-            assert (len(found), found.host_len) == (0, 0)
+            assert (len(found), found.promised) == (0, 0)
 
     def test_an_empty_match_can_be_locked(self) -> None:
         books = self.books()
@@ -119,6 +118,11 @@ class PrefixCacheContract(
         run_state_machine_as_test(type("Machine", (CacheMachine,), attributes), settings=properties(60, 40))
 
     # What one without `reuse` does.
+
+    @lacks("prefetch")
+    def test_without_prefetch_it_is_refused(self) -> None:
+        cache: PrefixCache = self.build(PrefixCacheContext(CountingAllocator(8), 1))
+        assert not hasattr(cache, "prefetch"), "who finds this method calls it: declare the capability prefetch"
 
     @lacks("reuse")
     @pages

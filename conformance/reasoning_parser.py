@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pegboard.conformance.properties import properties
 from pegboard.conformance.streams import cut, feed, garbled, grows_too_fast, one_by_one
 from pegboard.conformance.suite import ContractSuite
-from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext, ParserStream, Reasoning
+from pegboard.toolkit.parsing.output_parser import OutputParser, OutputParserContext, ParserStream, Reasoning
 
 PROMPT = "user: What does <think> mean?\nassistant:"
 _SOME = st.sampled_from(["Well, 2 + 2", "漢😀 {x}", 'He said "no" \\n', "a < b > c </ think", "one\n\ntwo"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -85,13 +85,19 @@ class Pair:
 class RunnerGraphTests(RunnerSuite):
     """Graphs are those of `TapeCapture`: what is not static is as it was when the graph was recorded."""
 
-    def pair(self, attention: type[FixedAttention] = FixedAttention) -> Pair:
-        """Return the runner with graphs of `SIZES`, started, and the same without."""
+    def pair(self, attention: type[FixedAttention] = FixedAttention, **options: Any) -> Pair:
+        """Return the runner with graphs of `SIZES`, started, and the same without; with `options` on top."""
         network, capture = self.watched(), TapeCapture()
-        graphs, eager = (self._graph_rig(network, attention, one) for one in (capture, None))
+        graphs, eager = (self._graph_rig(network, attention, one, options) for one in (capture, None))
         return Pair(graphs, eager, network, capture)
 
-    def _graph_rig(self, network: WatchedNetwork, attention: type[FixedAttention], capture: TapeCapture | None) -> Rig:
+    def _graph_rig(
+        self,
+        network: WatchedNetwork,
+        attention: type[FixedAttention],
+        capture: TapeCapture | None,
+        options: Mapping[str, Any],
+    ) -> Rig:
         model, size = self.make_model(), self.page_size
         spec, dtype = model.spec, model.model.dtype
         sizes = () if capture is None else SIZES
@@ -105,7 +111,7 @@ class RunnerGraphTests(RunnerSuite):
             capture=capture,
             graph_sizes=sizes,
         )
-        runner = self.build(context)
+        runner = self.build(context, **options)
         runner.start(run.pool, torch.from_numpy(run.table))
         network.tokens.clear()
         return Rig(runner, run)

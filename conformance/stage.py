@@ -20,10 +20,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from pegboard.conformance.stage_rig import Parts, StageRig
 from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch
 from pegboard.core.interfaces.layers import ModelSpec
+from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.stage import Stage, StageContext, Wait
@@ -39,10 +41,16 @@ def stage_context(**more: Any) -> StageContext:
     given = {
         "config": SimpleNamespace(),
         "spec": ModelSpec("suite", 251, 8, 512, (), ()),
-        "directory": Path(),
+        "model": ModelContext(Path(), {}, torch.float32, torch.device("cpu")),
         "runner": frozenset(),
         "provider": _no_provider,
+        "find": lambda contract, ctx: None,
+        "missing": lambda contract: (),
+        "lacking": lambda capability: None,
         "end": _nothing_ends,
+        "runner_name": "",
+        "chunk_size": None,
+        "scratch": Path(),
     }
     return StageContext(**{**given, **more})
 

@@ -12,7 +12,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.output_parser import (
+from pegboard.toolkit.grammars import gbnf
+from pegboard.toolkit.parsing.output_parser import (
     Content,
     OutputEvent,
     ParserStream,
@@ -20,7 +21,6 @@ from pegboard.core.interfaces.output_parser import (
     ToolCallArguments,
     ToolCallStart,
 )
-from pegboard.toolkit.grammars import gbnf
 
 
 @dataclass

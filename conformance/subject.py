@@ -12,7 +12,7 @@ import pytest
 
 from pegboard.core.interfaces.contract import Contract
 from pegboard.core.interfaces.errors import ConfigError, Problem
-from pegboard.core.registry.names import did_you_mean
+from pegboard.toolkit.text.near_names import did_you_mean
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.options import Options

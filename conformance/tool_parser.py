@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from pegboard.conformance.properties import properties
 from pegboard.conformance.streams import cut, feed, garbled, grows_too_fast, one_by_one, sample, told
 from pegboard.conformance.suite import ContractSuite, capability, lacks
-from pegboard.core.interfaces.output_parser import (
+from pegboard.toolkit.chat.call_or import CallOrStream
+from pegboard.toolkit.parsing.output_parser import (
     Content,
     EarlierCall,
     OutputParser,
@@ -26,7 +27,6 @@ from pegboard.core.interfaces.output_parser import (
     ToolCallArguments,
     ToolFunction,
 )
-from pegboard.toolkit.chat.call_or import CallOrStream
 
 Call = tuple[str, dict[str, Any]]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pegboard.conformance.fake_client import FakeEngineClient
+from pegboard.core.interfaces.frontend import Price
 from pegboard.core.interfaces.messages import TokenizedRequest
-from pegboard.core.interfaces.stage import Price
 from pegboard.core.pipeline.frontend.features import Features
 from pegboard.plugins.row_outputs.frontend import RowFrontend
 from pegboard.plugins.stop_expressions.stage import ExpressionFrontend

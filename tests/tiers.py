@@ -152,7 +152,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_(silent_connections|wrong_files)",
         r"test_https_from",
     ),
-    "core/engine/test_dtype.py": (r"test_the_demo_is_no_float32",),
+    "toolkit/model/test_dtypes.py": (r"test_the_demo_is_no_float32",),
     "core/pipeline/grammar/test_pool.py": (
         r"test_(slow_grammars_do_not_hold_up|one_that_gave_way|one_that_is_not_wanted)",
         r"test_(a_matcher_that_hangs|one_that_never_ends)\w*\[(?!1)",
@@ -174,11 +174,11 @@ FULL: dict[str, tuple[str, ...]] = {
         r"\[(top_p|min_p)\]",
         r"test_draw_and_match",
     ),
-    "core/pipeline/test_seats.py": (
-        r"test_broken_seats_are_noticed\[shared_before",
+    "plugins/kv_handoff/test_handoff.py": (
+        r"test_broken_hand_overs_are_noticed\[shared_before",
         r"test_any_traffic\w+\[(?![0-3]\b)",
         r"test_any_traffic\w+\[[0-3]-normal",
-        r"test_broken_seats",
+        r"test_broken_hand_overs",
     ),
     # Each kind of end meets chains or trees here.
     "plugins/speculation/test_verify.py": (
@@ -428,8 +428,8 @@ FULL: dict[str, tuple[str, ...]] = {
     "plugins/stop_expressions/test_regex_matcher.py": (r"test_ends_where_re_says",),
     "plugins/http_guard/test_protocol.py": (r"test_(slow_answers|a_body_that_nobody|the_next_request)",),
     "core/server/test_client_media.py": (r"TestEnds",),
-    "core/server/test_stop_signals.py": (r"test_(a_log_that|a_program_goes|they_are_heard)",),
-    "toolkit/transfer/test_staging_mutants.py": (ALL,),
+    "toolkit/system/test_stop_signals.py": (r"test_(a_log_that|a_program_goes|they_are_heard)",),
+    "plugins/kv_handoff/test_staging_mutants.py": (ALL,),
     "drills/test_gate.py": (r"test_nonsense",),
     "e2e/test_graph_matrix.py": (r"test_few",),
     "e2e/test_server.py": (r"test_(leavers|api_process_stays)",),
@@ -495,7 +495,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_(prompts_with_pictures|the_table_and)",
         r"test_(all_at_once|encoding_is)",
     ),
-    "core/cli/test_new.py": (r"test_every_new_package",),
+    "tools/plugins/test_new.py": (r"test_every_new_package",),
     "core/pipeline/test_device_audit.py": (r"test_one_copy\w+\[normal",),
     "core/pipeline/test_loads.py": (r"test_any_traffic\w+\[(?![0-3]\b)",),
     "core/pipeline/test_memory.py": (r"test_runs_and_short\w+\[(?![01]\b)",),
@@ -572,7 +572,7 @@ SOAK: dict[str, tuple[str, ...]] = {
     "benchmarks/test_multimodal.py": (r"test_all_of_it_runs",),
     "benchmarks/test_speculation.py": (r"test_a_head_is_measured",),
     # The largest; the same suites meet the examples of the docs in make test-full.
-    "core/cli/test_new.py": (
+    "tools/plugins/test_new.py": (
         r"test_a_new_package_conforms\[(sampler|attention|kv_storage|prefix_cache|schedule_policy|logits_p|token_a|kv_pool)",
         r"test_a_new_package_conforms\[(speculator|api|tool|reasoning)",
     ),

@@ -1,4 +1,4 @@
-"""For runners: graphs of decode steps, whose batches have fixed sizes and lie in fixed places."""
+"""For runners: graphs of decode steps and prefills, whose batches have fixed sizes and lie in fixed places."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import torch
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from pegboard.core.interfaces.forward import Attention
     from pegboard.core.interfaces.graphs import GraphCapture, Replay
     from pegboard.core.interfaces.kv_pool import KVPool
@@ -116,6 +118,99 @@ class StaticBatch:
         slots = [group.out_cache_loc for group in batch.kv_groups]
         extras: list[torch.Tensor] = [batch.extras[name] for name in self.batch.extras]
         return [batch.input_ids, batch.positions, batch.req_pool_indices, *slots, batch.seq_lens, *extras]
+
+
+_PREFILL_STEPS = ((16, 32), (32, 128), (64, 512), (128, 1024), (256, 2048))
+"""As `_STEPS`: from 65 tokens on a third of a batch is padding at most, from 193 on a quarter."""
+
+
+def prefill_sizes(most: int = 2048) -> tuple[int, ...]:
+    """Return tokens of extend batches up to `most`, ascending: 16, 32 to 128 by 32, to 512 by 64, to 1024 by 128, to
+    2048 by 256.
+    """
+    sizes = [0]
+    for step, stop in _PREFILL_STEPS:
+        sizes += range((sizes[-1] // step + 1) * step, stop + 1, step)
+    return tuple(size for size in sizes[1:] if size <= most)
+
+
+class StaticExtend:
+    """An extend batch of a fixed number of `tokens` in a fixed place, with room for `prefills` requests of several new
+    tokens and `decodes` of one; see `ForwardBatch.fixed`. Padding is written again each time.
+
+    `row_tables` has the row table of each KV group.
+    """
+
+    def __init__(
+        self,
+        tokens: int,
+        prefills: int,
+        decodes: int,
+        row_tables: Sequence[torch.Tensor],
+        pool: KVPool,
+        attention: Attention,
+    ) -> None:
+        device, size = row_tables[0].device, prefills + decodes + 1
+
+        def zeros(count: int = size) -> torch.Tensor:
+            return torch.zeros(count, dtype=torch.int64, device=device)
+
+        self.prefills, self.decodes = prefills, decodes
+        self._zeros = zeros(max(tokens, size))
+        self.batch = ForwardBatch(
+            forward_mode=ForwardMode.MIXED if decodes else ForwardMode.EXTEND,
+            batch_size=size,
+            input_ids=zeros(tokens),
+            positions=zeros(tokens),
+            req_pool_indices=zeros(),
+            seq_lens=zeros(),
+            seq_lens_cpu=np.zeros(size, np.int64),
+            kv_groups=tuple(KVGroupView(table, zeros(tokens)) for table in row_tables),
+            kv_pool=pool,
+            attn_backend=attention,
+            extend_lens=zeros(),
+            extend_prefix_lens=zeros(),
+            extend_start_loc=zeros(),
+            extend_lens_cpu=np.zeros(size, np.int64),
+            extend_prefix_lens_cpu=np.zeros(size, np.int64),
+            real_size=0,
+            fixed=True,
+            prefills=prefills,
+        )
+
+    def has_room(self, batch: ForwardBatch) -> bool:
+        """Return whether all requests and tokens of an extend batch fit."""
+        assert batch.extend_lens_cpu is not None
+        singles = int((batch.extend_lens_cpu == 1).sum())
+        several = batch.batch_size - singles
+        return batch.num_tokens <= self.batch.num_tokens and singles <= self.decodes and several <= self.prefills
+
+    def fill(self, batch: ForwardBatch) -> ForwardBatch:
+        """Return the fixed batch with the numbers of another extend batch that it has room for."""
+        targets, sources = [], []
+        for static, real in zip(_extend_tensors(self.batch), _extend_tensors(batch), strict=True):
+            count, rest = len(real), len(static) - len(real)
+            targets += [static[:count], static[count:]] if rest else [static]
+            sources += [real, self._zeros[:rest]] if rest else [real]
+        torch._foreach_copy_(targets, sources)
+        fixed, count = self.batch, batch.batch_size
+        for mine, other in zip(_host_lengths(fixed), _host_lengths(batch), strict=True):
+            mine[:count], mine[count:] = other, 0
+        fixed.real_size = count
+        return fixed
+
+
+def _extend_tensors(batch: ForwardBatch) -> list[torch.Tensor]:
+    """Return an extend batch's numbers, by token and by request, on the device."""
+    lengths = batch.extend_lens, batch.extend_prefix_lens, batch.extend_start_loc
+    slots = [group.out_cache_loc for group in batch.kv_groups]
+    by_token = [batch.input_ids, batch.positions, *slots]
+    return [*by_token, batch.req_pool_indices, batch.seq_lens, *(one for one in lengths if one is not None)]
+
+
+def _host_lengths(batch: ForwardBatch) -> list[NDArray[np.int64]]:
+    found = batch.seq_lens_cpu, batch.extend_lens_cpu, batch.extend_prefix_lens_cpu
+    return [one for one in found if one is not None]
 
 
 class CudaCapture:

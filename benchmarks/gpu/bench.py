@@ -41,6 +41,7 @@ from pegboard.plugins.sampler_triton.options import TritonSamplerOptions
 from pegboard.plugins.sampler_triton.sampler import TritonSampler
 from pegboard.toolkit.graphs import capture_of
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
+from pegboard.toolkit.model.dummy import draw_weights
 
 PAGE = 16
 GREEDY = SamplingParams(temperature=0.0)
@@ -192,7 +193,7 @@ class Model:
         self.spec = spec.model_spec(context_length=None, eos_token_ids=frozenset())
         device, layers = bench.device, self.spec.layers
         self.network = DenseNetwork(spec, dtype=bench.dtype, device=device)
-        self._draw_weights()
+        draw_weights(self.network)
         width = -(-(context + 1) // PAGE) * PAGE
         self.rows = ReqToTokenPool(most, width, PAGE, mirrored=True)
         self.rows.host[1:] = PAGE + np.arange(most * width).reshape(most, width)
@@ -222,15 +223,6 @@ class Model:
         self.worker = Worker(self.runner, ctx.attention, self.pool, self.rows, queue)
         self.runner.start(self.pool, self.worker.batches.table)
         self._length = context
-
-    def _draw_weights(self) -> None:
-        """Draw matrices from N(0, 0.02), and leave norms at 1, so that activations are of ordinary size."""
-        with torch.no_grad():
-            for weight in self.network.parameters():
-                if weight.dim() == 1:
-                    weight.fill_(1.0)
-                else:
-                    weight.normal_(0.0, 0.02)
 
     def _draw_kv(self) -> None:
         """Fill the pool with random numbers: a device reads zeros faster."""

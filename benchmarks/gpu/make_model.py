@@ -1,4 +1,6 @@
-"""Make a checkpoint of random weights in a real model's shape: `python -m benchmarks.gpu.make_model SHAPE DIRECTORY`.
+"""Make a checkpoint of random weights in a real model's shape.
+
+    python -m benchmarks.gpu.make_model SHAPE DIRECTORY [--no-weights]
 
 Drawn on the GPU where there is one, written as 16-bit shards by several threads. Weights of norms are 1, so that
 activations stay of ordinary size. The tokenizer is byte-level, with a word of its own for every id beyond the bytes, so
@@ -118,12 +120,14 @@ def draw(shapes: Shapes, device: torch.device) -> dict[str, torch.Tensor]:
     return found
 
 
-def make(shape: str, directory: Path) -> int:
-    """Write a checkpoint and return its bytes."""
+def make(shape: str, directory: Path, *, with_weights: bool = True) -> int:
+    """Write a checkpoint and return its bytes. Without weights it is for `model.load_format: dummy`."""
     config, device = CONFIGS[shape], torch.device("cuda" if torch.cuda.is_available() else "cpu")
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     write_tokenizer(directory, config["vocab_size"])
+    if not with_weights:
+        return 0
     torch.manual_seed(0)
     parts, total = list(shards(config)), 0
     files: dict[str, str] = {}
@@ -148,9 +152,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=CONFIGS)
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--no-weights", action="store_true", help="config and tokenizer only")
     given = parser.parse_args(arguments)
     start = time.perf_counter()
-    total = make(given.shape, given.directory)
+    total = make(given.shape, given.directory, with_weights=not given.no_weights)
     print(f"{given.shape}: {total / 1e9:.2f} GB in {time.perf_counter() - start:.1f} s, {given.directory}")
 
 

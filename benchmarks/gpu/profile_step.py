@@ -17,6 +17,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.bench import Bench, Model
+from benchmarks.gpu.make_model import CONFIGS
 
 SHOWN = 14
 """Kernels that are listed, those that take longest."""
@@ -59,12 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("requests", nargs="*", type=int)
     parser.add_argument("--context", type=int, default=1024, help="tokens of each request")
+    parser.add_argument("--shape", choices=CONFIGS, default="llama-8b")
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args(arguments)
     bench = Bench(given.dry_run)
     counts = given.requests or bench.either([1, 8, 64], [1, 8])
     with torch.inference_mode():
-        model = Model(bench, max(counts), bench.either(given.context, 60))
+        shape = bench.either(CONFIGS[given.shape], {})
+        model = Model(bench, max(counts), bench.either(given.context, 60), config=shape)
         print(f"bandwidth of a copy: {bench.bandwidth() / 1e9:.0f} GB/s", flush=True)
         for count in counts:
             report(bench, model, count, bench.bandwidth())

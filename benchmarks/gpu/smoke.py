@@ -63,6 +63,12 @@ def kinds(graphs: str) -> dict[str, Sections]:
         "graphs": {"runner": layered, "scheduler": {"loop": "normal"}},
         "eager": {"runner": {"use": "layered", "graphs": "off"}, "scheduler": {"loop": "normal"}},
         "overlap": {"runner": layered, "scheduler": {"loop": "overlap"}},
+        "prefills called": {"runner": {**layered, "prefill_graph_sizes": []}},
+        "prefills replayed in chunks of 48": {"runner": layered, "scheduler": {"chunked_prefill_size": 48}},
+        "prefills replayed, mixed": {
+            "runner": layered,
+            "scheduler": {"chunked_prefill_size": 64, "mixed_chunk": True, "loop": "overlap"},
+        },
         "chunks of 48, pages of 16": {"memory": {"page_size": 16}, "scheduler": {"chunked_prefill_size": 48}},
         "mixed": {"scheduler": {"chunked_prefill_size": 64, "mixed_chunk": True}},
         "retracted": {"memory": {"max_total_tokens": 1024}},
@@ -162,8 +168,12 @@ class Smoke:
 
     def _alike(self, path: Path, name: str, sections: Sections, wanted: Tokens) -> str:
         found, figures = answers(path, self.device, GREEDY, sections)
-        if name in ("graphs", "overlap") and self.device != "cpu" and not figures.get("replayed_steps"):
-            return f"no step was replayed: {figures}"
+        replays = name in ("graphs", "overlap") or name.startswith("prefills replayed")
+        if replays and self.device != "cpu":
+            if not figures.get("replayed_steps"):
+                return f"no step was replayed: {figures}"
+            if not figures.get("replayed_prefills") or figures.get("eager_prefills"):
+                return f"not all prefills were replayed: {figures}"
         return same(found, wanted)
 
     def _drawn(self, path: Path, name: str) -> str:

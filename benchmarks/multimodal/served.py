@@ -68,8 +68,11 @@ plugin = Plugin(name="bench_loop_watch", version="0", hooks=(f"{HERE}:LoopWatch"
 class StepLog:
     """Notes how long each step took, and how many tokens it brought. For the normal loop, step by step."""
 
-    def __init__(self, counters: Counters, write: Callable[[str], object]) -> None:
+    def __init__(
+        self, counters: Counters, figures: Callable[[], Mapping[str, float]], write: Callable[[str], object]
+    ) -> None:
         self._counters = counters
+        self._figures = figures
         self._write = write
         self._before = self._now()
 
@@ -83,19 +86,19 @@ class StepLog:
             self._write(f"{time.perf_counter()} {kind} {encoding if encodes else computing} {tokens:.0f}\n")
 
     def _now(self) -> tuple[float, ...]:
-        found = self._counters
+        found, told = self._counters, self._figures()
         computing = found.schedule_time + found.forward_time + found.results_time
-        steps = found.encode_steps, found.prefill_steps, found.decode_steps
-        return *steps, found.generated_tokens, found.encode_time, computing
+        steps = told["encode_steps"], found.prefill_steps, found.decode_steps
+        return *steps, found.generated_tokens, told["encode_time"], computing
 
 
-def build(resolved: ResolvedConfig) -> BuiltScheduler:
+def build(resolved: ResolvedConfig, scratch: Path) -> BuiltScheduler:
     """Return a scheduler that writes down its steps: for the scheduler process."""
     from pegboard.core.engine.build import build_scheduler
 
-    built = build_scheduler(resolved)
+    built = build_scheduler(resolved, scratch)
     out = Path(os.environ[STEPS]).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115 - until the process ends
-    built.scheduler.set_on_step(StepLog(built.scheduler.counters, out.write))
+    built.scheduler.set_on_step(StepLog(built.scheduler.counters, built.scheduler.stages.points.figures, out.write))
     return built
 
 

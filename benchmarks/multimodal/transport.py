@@ -20,8 +20,8 @@ import torch
 import zmq
 
 from benchmarks.multimodal.models import seeing_model
-from pegboard.core.interfaces.media import MediaItem, MediaPiece
-from pegboard.core.pipeline.media.states import read_piece
+from pegboard.plugins.media.api import MediaItem, MediaPiece
+from pegboard.plugins.media.states import read_piece
 from pegboard.plugins.mm_qwen_vl.patches import grid_of, patches_of
 from pegboard.plugins.mm_qwen_vl.pixel_spec import HALF, PixelSpec
 from pegboard.plugins.mm_qwen_vl.vision_spec import VisionSpec

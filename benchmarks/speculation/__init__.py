@@ -1,5 +1,5 @@
 """What speculative decoding brings, and what it costs."""
 
-from pegboard.core.engine.threads import yield_when_waiting
+from pegboard.toolkit.system.threads import yield_when_waiting
 
 yield_when_waiting()  # before any module of the benchmark imports torch, as a server does

@@ -1,1 +1,1 @@
-"""The command line: `serve`, `config` and `plugins`. Further commands come from entry points."""
+"""The command line: `serve`. All other commands come from entry points, ours too."""

@@ -23,7 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as build
 
 from pegboard.core.interfaces.errors import PluginError
-from pegboard.core.registry.blame import describe
+from pegboard.toolkit.system.blame import describe
 
 COMMAND_GROUP = "pegboard.commands"
 _BUILTIN = "pegboard"

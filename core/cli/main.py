@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 
 from pegboard.core import __version__
-from pegboard.core.cli import config, plugins
 from pegboard.core.cli.commands import OpenGroup
 from pegboard.core.cli.config import ApiKey, Files, Host, Overrides, Port, ServedName, composed
-from pegboard.core.cli.output import write
 from pegboard.core.interfaces.errors import ConfigError, PegboardError
+from pegboard.toolkit.system.output import write
 
 app = typer.Typer(
     name="pegboard",
@@ -70,9 +69,6 @@ def serve(
 
     start(resolved)
 
-
-app.add_typer(config.app, name="config")
-app.add_typer(plugins.app, name="plugins")
 
 if __name__ == "__main__":
     main()

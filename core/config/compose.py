@@ -28,7 +28,6 @@ from pegboard.core.config.body_fields import declaring, shared_fields
 from pegboard.core.config.merge import Merged, default_layers, value_at
 from pegboard.core.config.option_models import engine_model, tolerant, with_options
 from pegboard.core.config.problems import problems_of
-from pegboard.core.config.redact import is_secret
 from pegboard.core.config.requires import part_params, solve
 from pegboard.core.config.resolve import Resolution, resolve
 from pegboard.core.config.section import UseSection
@@ -40,10 +39,11 @@ from pegboard.core.interfaces.contract import Cardinality
 from pegboard.core.interfaces.errors import ConfigError, PluginError, Problem
 from pegboard.core.interfaces.options import NoOptions, Options, SectionFields
 from pegboard.core.interfaces.plugin import Plugin
-from pegboard.core.registry.blame import place_of
 from pegboard.core.registry.lock import PluginLock
 from pegboard.core.registry.records import MissingExtra, ProviderRecord
 from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.system.blame import place_of
+from pegboard.toolkit.system.redact import is_secret
 
 logger = logging.getLogger(__name__)
 

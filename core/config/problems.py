@@ -8,16 +8,16 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from pegboard.core.config.merge import Merged
-from pegboard.core.config.redact import HIDDEN, is_secret
 from pegboard.core.config.shape import SWITCHES, Shape, use_path
 from pegboard.core.config.suggest import known_key
 from pegboard.core.interfaces.contract import Contract
 from pegboard.core.interfaces.errors import PegboardError, Problem
 from pegboard.core.interfaces.plugin import Plugin
-from pegboard.core.registry.lazy import import_name
-from pegboard.core.registry.names import or_hint
 from pegboard.core.registry.records import ProviderRecord
 from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.system.lazy_names import import_name
+from pegboard.toolkit.system.redact import HIDDEN, is_secret
+from pegboard.toolkit.text.near_names import or_hint
 
 _SHOWN = 80
 

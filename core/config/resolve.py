@@ -11,9 +11,9 @@ from pegboard.core.config.shape import use_path
 from pegboard.core.config.sources import is_preset
 from pegboard.core.interfaces.contract import Cardinality, Contract
 from pegboard.core.interfaces.errors import Problem
-from pegboard.core.registry.names import did_you_mean
 from pegboard.core.registry.records import ProviderRecord
 from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.text.near_names import did_you_mean
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SAMPLING_DEFAULTS, SamplingParams
-from pegboard.core.registry.names import or_hint
+from pegboard.toolkit.text.near_names import or_hint
 
 
 def _checked(value: object) -> object:

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, Strict, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from pegboard.core.config.media_section import MediaSection
 from pegboard.core.config.sampling_section import SamplingDefaults
 from pegboard.core.config.section import AUTO, Section, UseSection
-from pegboard.core.interfaces.options import NameList, PositiveInt
+from pegboard.core.interfaces.options import Key, NameList, PositiveInt
 from pegboard.core.pipeline.settings import SchedulerSettings
 
-MAX_KEY_LENGTH = 512
-Key = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_KEY_LENGTH, pattern=r"^[!-~]+$")]
-"""What a header can carry. A number in a file is refused: YAML would have changed it (007 is 7)."""
 ONE_OR_SEVERAL = BeforeValidator(lambda value: [value] if isinstance(value, str | int | float) else value)
 KeyList = Annotated[tuple[Key, ...], ONE_OR_SEVERAL]
 
@@ -135,14 +131,6 @@ class ServerSection(Section):
         return self
 
 
-class HostSection(UseSection):
-    """KV memory on the host, below the device's; there only where the prefix cache has tiers."""
-
-    max_total_tokens: PositiveInt | None = None
-    """Tokens that it holds; unset: twice what the device's pool holds, but at most a quarter of the memory that is
-    available then."""
-
-
 class MemorySection(Section):
     """KV memory."""
 
@@ -165,13 +153,6 @@ class MemorySection(Section):
     """The buffers in which keys and values live."""
     allocator: UseSection = UseSection()
     """Allocator of the pool's free pages."""
-    host: HostSection = HostSection()
-    """KV memory on the host, for a prefix cache with tiers."""
-    storage: tuple[UseSection, ...] = ()
-    """Where KV is kept beyond memory, nearest first, for a prefix cache with tiers: names, or `{use: name, option:
-    value}`."""
-    storage_block: PositiveInt = 64
-    """Tokens that are kept together in storages; a multiple of the page size."""
 
 
 class SchedulerSection(SchedulerSettings, Section):
@@ -251,8 +232,6 @@ class EngineConfig(Section):
     """The attention backend."""
     memory: MemorySection = MemorySection()
     """KV memory."""
-    kv_transfer: UseSection = UseSection()
-    """What reads KV out of other servers' memory, for gates that bring it from there."""
     prefix_cache: UseSection = UseSection()
     """What is remembered of finished requests' prompts and outputs."""
     scheduler: SchedulerSection = SchedulerSection()
@@ -268,14 +247,6 @@ class EngineConfig(Section):
     says; `none`: the defaults of the APIs; or values such as `{temperature: 0.6, top_k: 20}`, laid over the model's."""
     grammar: GrammarSection = GrammarSection()
     """Constrained decoding: outputs that follow a grammar."""
-    pooler: UseSection = UseSection()
-    """What makes one vector of a prompt's hidden states, for embeddings."""
-    reasoning_parser: UseSection = UseSection()
-    """What tells a model's thinking from its answer; `auto` goes by the chat template."""
-    tool_parser: UseSection = UseSection()
-    """What finds tool calls in a model's answers; `auto` goes by the chat template."""
-    media: MediaSection = MediaSection()
-    """Pictures and video in prompts, for models that take them."""
     apis: tuple[UseSection, ...] = ()
     """HTTP APIs to offer: names, or `{use: name, option: value}`."""
     server: ServerSection = ServerSection()

@@ -182,26 +182,3 @@ def _objection(answer: object) -> str | None:
     if answer is None or isinstance(answer, str):
         return answer
     raise TypeError(f"it answered {answer!r}, and not None or the reason why not")
-
-
-def select(
-    contract: Contract[T, Ctx], candidates: Sequence[ProviderRecord], context: Ctx
-) -> tuple[type[T] | None, Mapping[str, str]]:
-    """Return the class of the first candidate without an objection to `context`, and the objections of those before it.
-
-    For callers without a config, such as the conformance kit; an engine uses `Selection`.
-    """
-    objections: dict[str, str] = {}
-    for record in candidates:
-        try:
-            cls: type[T] = record.load()
-            options = record.options_model()()
-        except MissingExtra as error:
-            objections[record.name] = str(error)
-            continue
-        with record.told("supports"):
-            objection = _objection(cls.supports(options, context))
-        if objection is None:
-            return cls, objections
-        objections[record.name] = objection
-    return None, objections

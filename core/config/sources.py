@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
 import yaml
 
-from pegboard.core.config.redact import is_secret
-from pegboard.core.config.scalars import Loader, WrittenFloat, written_int
 from pegboard.core.interfaces.errors import ConfigError, Problem
-from pegboard.core.registry.names import did_you_mean
+from pegboard.toolkit.system.redact import is_secret
+from pegboard.toolkit.text.near_names import did_you_mean
+from pegboard.toolkit.text.plain_trees import TOO_DEEP, check_keys, plain_section, read_json, read_toml, read_yaml
+from pegboard.toolkit.text.yaml_scalars import Loader
 
 ENV_PREFIX = "PEGBOARD__"
 DEFAULT_PRESET = "default"
@@ -48,7 +47,7 @@ def read_preset(name: str) -> Layer:
         hint = did_you_mean(name, preset_names())
         parts = (f"there is no preset {name!r};", hint, f"known: {', '.join(preset_names())}")
         raise ConfigError(Problem("preset", " ".join(part for part in parts if part)))
-    data, _ = _read_yaml(preset_text(name), f"preset {name}")
+    data, _ = read_yaml(preset_text(name), f"preset {name}")
     return Layer("default" if name == DEFAULT_PRESET else f"preset {name}", data)
 
 
@@ -62,7 +61,6 @@ def preset_text(name: str) -> str:
 
 
 _MOST_PARENTS = 100
-_TOO_DEEP = "is nested too deeply, or holds itself (a YAML alias inside of its own anchor)"
 
 
 def read_file(path: str | Path) -> Layer:
@@ -70,7 +68,7 @@ def read_file(path: str | Path) -> Layer:
     read.
     """
     path = Path(path)
-    readers = {".yaml": _read_yaml, ".yml": _read_yaml, ".toml": _read_toml, ".json": _read_json}
+    readers = {".yaml": read_yaml, ".yml": read_yaml, ".toml": read_toml, ".json": read_json}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(Problem(str(path), f"a config file ends in {', '.join(readers)}"))
@@ -85,7 +83,7 @@ def read_file(path: str | Path) -> Layer:
     try:
         data, origins = reader(text, str(path))
     except RecursionError:
-        raise ConfigError(Problem(str(path), _TOO_DEEP)) from None
+        raise ConfigError(Problem(str(path), TOO_DEEP)) from None
     return Layer(str(path), data, origins)
 
 
@@ -117,9 +115,9 @@ def from_mapping(data: Mapping[str, object], name: str) -> Layer:
     JSON.
     """
     try:
-        return Layer(name, _plain_section(data))
+        return Layer(name, plain_section(data))
     except RecursionError:
-        raise ConfigError(Problem(name, _TOO_DEEP)) from None
+        raise ConfigError(Problem(name, TOO_DEEP)) from None
 
 
 def _from_pairs(name: str, pairs: Iterable[tuple[str, str, str]]) -> Layer:
@@ -148,130 +146,11 @@ def _scalar(text: str, path: str, origin: str) -> object:
             return text.strip() or None
         if value is None and text.strip().lower() not in {"null", "~"}:
             return text.strip()
-        _check_keys(value, path)
+        check_keys(value, path)
         return value
     except yaml.YAMLError:
         return text
     except RecursionError:
-        raise ConfigError(Problem(path, _TOO_DEEP, origin)) from None
+        raise ConfigError(Problem(path, TOO_DEEP, origin)) from None
     except ValueError as error:
         raise ConfigError(Problem(path, str(error), origin)) from None
-
-
-def _read_yaml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
-    loader = None
-    try:
-        loader = Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return {}, {}
-        origins: dict[str, str] = {}
-        _walk_yaml(node, "", name, origins, set())
-        data = loader.construct_document(node)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-        raise ConfigError(Problem(place, f"not valid YAML: {error.problem or error.context}")) from error
-    except yaml.reader.ReaderError as error:
-        before = text[: error.position]
-        place = f"{name}:{before.count(chr(10)) + 1}:{error.position - before.rfind(chr(10))}"
-        wrong = f"not valid YAML: the character U+{ord(text[error.position]):04X} cannot stand in a file; is it UTF-8?"
-        raise ConfigError(Problem(place, wrong)) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(Problem(name, f"not valid YAML: {error}")) from error
-    finally:
-        if loader is not None:
-            loader.dispose()
-    return _top(data, name), origins
-
-
-def _walk_yaml(node: yaml.Node, path: str, name: str, origins: dict[str, str], seen: set[int]) -> None:
-    """Note the line of every key; refuse a key that stands twice, which YAML readers let pass."""
-    if id(node) in seen:
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            origins[f"{path}[{index}]"] = f"{name}:{item.start_mark.line + 1}"
-            _walk_yaml(item, f"{path}[{index}]", name, origins, seen)
-    if not isinstance(node, yaml.MappingNode):
-        return
-    keys: set[str] = set()
-    for key, value in node.value:
-        text = str(key.value)
-        if text in keys and text != "<<":
-            raise yaml.MarkedYAMLError(problem=f"the key {text!r} stands here twice", problem_mark=key.start_mark)
-        keys.add(text)
-        child = f"{path}.{text}" if path else text
-        origins[child] = f"{name}:{key.start_mark.line + 1}"
-        _walk_yaml(value, child, name, origins, seen)
-
-
-def _read_toml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
-    try:
-        return _top(tomllib.loads(text, parse_float=WrittenFloat), name), {}
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(Problem(name, f"not valid TOML: {error}")) from error
-
-
-def _read_json(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        out = dict(pairs)
-        if len(out) < len(pairs):
-            names = [key for key, _ in pairs]
-            twice = next(key for key in names if names.count(key) > 1)
-            raise ConfigError(Problem(name, f"not valid: the key {twice!r} stands twice in one object"))
-        return out
-
-    try:
-        return _top(
-            json.loads(text, object_pairs_hook=unique, parse_float=WrittenFloat, parse_int=written_int), name
-        ), {}
-    except json.JSONDecodeError as error:
-        raise ConfigError(Problem(f"{name}:{error.lineno}:{error.colno}", f"not valid JSON: {error.msg}")) from error
-    except ValueError as error:
-        # Numbers with thousands of digits.
-        raise ConfigError(Problem(name, f"not valid JSON: {error}")) from error
-
-
-def _top(data: object, name: str) -> dict[str, object]:
-    if not isinstance(data, dict):
-        raise ConfigError(Problem(name, f"must hold keys and values, not a {_kind(data)}"))
-    try:
-        _check_keys(data, "")
-    except ValueError as error:
-        raise ConfigError(Problem(name, str(error))) from None
-    return _plain_section(data)
-
-
-def _check_keys(value: object, path: str) -> None:
-    """Raise ValueError naming a key that is not a string, where there is one."""
-    if isinstance(value, Mapping):
-        for key, child in value.items():
-            if not isinstance(key, str):
-                raise ValueError(f"{path or 'top level'}: the key {_key(key)} is not a string; put it in quotes")
-            _check_keys(child, f"{path}.{key}" if path else key)
-    elif isinstance(value, list):
-        for index, child in enumerate(value):
-            _check_keys(child, f"{path}[{index}]")
-
-
-def _key(key: Hashable) -> str:
-    return f"{key!r} ({_kind(key)})"
-
-
-def _kind(value: object) -> str:
-    kind = next((one for one in (bool, int, float) if isinstance(value, one)), type(value))
-    return kind.__name__
-
-
-def _plain_section(section: Mapping[str, object]) -> dict[str, object]:
-    return {str(key): _plain(child) for key, child in section.items()}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return _plain_section(value)
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(child) for child in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
 
-from pegboard.core.config.other_servers import ANSWERS, plain_name
+import yaml
+
 from pegboard.core.config.shape import CORE, Shape, sections_of
 from pegboard.core.config.sources import ENV_PREFIX
-from pegboard.core.registry.names import did_you_mean, nearest
+from pegboard.toolkit.text.near_names import did_you_mean, nearest
 
 _CLOSE = 0.75
 """Likeness from which a key of another section may be meant: short names are alike by chance."""
@@ -15,13 +19,44 @@ _MOST = 3
 """Sections that have a key of one name; more of them say nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What another server's name is here: the dotted path `key`, "" where there is none; `note` says how it differs, or
+    what to do instead.
+    """
+
+    key: str = ""
+    note: str = ""
+
+    def told(self, use: str) -> str:
+        """Return it, after what says how `key` is used: ``use --set memory.gpu_share=... (of what is left)``."""
+        return self.note if not self.key else f"{use} ({self.note})" if self.note else use
+
+
+@functools.cache
+def other_servers() -> Mapping[str, Answer]:
+    """Return the answers to flags and keys of vLLM and SGLang, by their names in small letters with underscores."""
+    text = (resources.files("pegboard.core.config") / "other_servers.yaml").read_text("utf-8")
+    found = {}
+    for names, said in yaml.safe_load(text).items():
+        missing = said.pop("missing", "")
+        answer = Answer(note=f"not supported yet: {missing} (docs/limits.md)") if missing else Answer(**said)
+        found.update(dict.fromkeys(names.split(), answer))
+    return found
+
+
+def _plain(name: str) -> str:
+    """Return a flag or key as the table has it: ``--Max-Model-Len`` as ``max_model_len``."""
+    return name.strip().lstrip("-").replace("-", "_").lower()
+
+
 def known_key(key: str, value: object, siblings: Sequence[str], shape: Shape = CORE) -> str:
     """Return what to write instead of an unknown `key` of a config, "" where nothing is close. `siblings` are the keys
     of its section.
     """
-    name = plain_name(key)
-    if name in ANSWERS and name not in siblings:
-        return ANSWERS[name].in_config()
+    name = _plain(key)
+    if (answer := other_servers().get(name)) and name not in siblings:
+        return answer.told(f"use {answer.key}")
     if name in siblings:
         return f"did you mean {name!r}?"
     if found := _named(name, shape, section=isinstance(value, Mapping)):
@@ -35,9 +70,9 @@ def known_option(flag: str, shape: Shape = CORE, *, close: bool = True) -> str:
     """Return what to write instead of an unknown `flag` of a command that takes a config; "" where there is nothing.
     Without `close` similar names do not count.
     """
-    name = plain_name(flag)
-    if name in ANSWERS:
-        return ANSWERS[name].as_option()
+    name = _plain(flag)
+    if answer := other_servers().get(name):
+        return answer.told(f"use --set {answer.key}=...")
     found = _named(name, shape, section=False) or (_like(name, shape) if close else [])
     return " or ".join(f"use --set {path}=..." for path in found)
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pegboard.core.interfaces.client import MediaPrompt
+from pegboard.core.interfaces.client import AnnotatedPrompt
 from pegboard.core.interfaces.conversion import listed, token_ids
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 
-Prompt = str | list[int] | MediaPrompt
+Prompt = str | list[int] | AnnotatedPrompt
 OneSampling = SamplingParams | Mapping[str, object] | None
 Sampling = OneSampling | Sequence[OneSampling]
 
 
 def prompts_of(asked: object) -> tuple[list[Prompt], bool]:
-    """Return prompts, and whether it is a single one: a text, token ids, or one with media.
+    """Return prompts, and whether it is a single one: a text, token ids, or one with items.
 
     Token ids may be a list, a tuple, or a row of numpy or torch; several prompts are a list of these, or an array with
     a row each. Raises InvalidRequest, naming the place, for anything else.
     """
-    if isinstance(asked, str | MediaPrompt):
+    if isinstance(asked, str | AnnotatedPrompt):
         return [asked], True
     rows = listed(asked)
     if isinstance(rows, Mapping) or not hasattr(rows, "__iter__"):
@@ -28,13 +28,13 @@ def prompts_of(asked: object) -> tuple[list[Prompt], bool]:
             f"a prompt is a text, a list of token ids, or a MediaPrompt, not {type(asked).__name__}", param="prompt"
         )
     rows = list(rows)
-    if rows and not isinstance(rows[0], str | MediaPrompt | list | tuple) and not hasattr(rows[0], "__len__"):
+    if rows and not isinstance(rows[0], str | AnnotatedPrompt | list | tuple) and not hasattr(rows[0], "__len__"):
         return [token_ids("prompt", rows)], True
     return [_prompt(f"prompt[{place}]", one) for place, one in enumerate(rows)], False
 
 
 def _prompt(name: str, asked: object) -> Prompt:
-    return asked if isinstance(asked, str | MediaPrompt) else token_ids(name, asked)
+    return asked if isinstance(asked, str | AnnotatedPrompt) else token_ids(name, asked)
 
 
 def one_prompt(asked: object) -> Prompt:
@@ -46,11 +46,11 @@ def one_prompt(asked: object) -> Prompt:
 
 
 def plain_prompts(asked: object) -> list[str | list[int]]:
-    """Return prompts without media, a single one as a list of one. Raises InvalidRequest for media."""
+    """Return prompts without items, a single one as a list of one. Raises InvalidRequest for items."""
     found: list[str | list[int]] = []
     for prompt in prompts_of(asked)[0]:
-        if isinstance(prompt, MediaPrompt):
-            raise InvalidRequest("there are no embeddings of pictures and videos", param="prompt", code="unsupported")
+        if isinstance(prompt, AnnotatedPrompt):
+            raise prompt.refusal(embedding=True)
         found.append(prompt)
     return found
 

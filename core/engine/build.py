@@ -12,15 +12,12 @@ import torch
 
 from pegboard.core.engine.choose import choose_providers, load_model
 from pegboard.core.engine.device import device_of, executor_of, loop_of, stage_parts
-from pegboard.core.engine.dtype import resolve_dtype
 from pegboard.core.engine.gates import build_gates
-from pegboard.core.engine.media import MediaParts, media_parts
 from pegboard.core.engine.model_info import model_info
+from pegboard.core.engine.services import memory_services
 from pegboard.core.engine.sizing import chunk_size, make_rows
 from pegboard.core.engine.source import prepare_model
 from pegboard.core.engine.stages import StageBuilder
-from pegboard.core.engine.tiers import Tiers, build_tiers, watches
-from pegboard.core.engine.transfer import TransferBuilder
 from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.client import ModelInfo
@@ -56,6 +53,7 @@ from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.pipeline.step_log import StepReport
 from pegboard.core.pipeline.unsampled import Unsampled
 from pegboard.core.pipeline.worker import Worker
+from pegboard.toolkit.model.dtypes import resolve_dtype
 from pegboard.toolkit.model.model_config import read_model_config
 
 if TYPE_CHECKING:
@@ -86,21 +84,19 @@ class BuiltScheduler:
     pool: KVPool
     view: SchedulerView
     grammar_gate: GrammarGate | None = None
-    media: MediaParts | None = None
-    transfer: TransferBuilder | None = None
 
     def prepare_memory(self, seconds: float) -> None:
-        """Provide for the memory of KV, on the device and then on the host, for about `seconds` at most: before the
-        first request, or not at all.
+        """Provide for the memory of KV, on the device and then beyond, for about `seconds` at most: before the first
+        request, or not at all.
         """
         if seconds <= 0:
             return
         started = time.monotonic()
         with torch.inference_mode():
             ready, wanted = self.pool.prepare(seconds), self.pool.num_slots
-            if (tiers := self.scheduler.stages.tiers) is not None:
-                on_host, of_host = tiers.prepare(max(0.0, seconds - (time.monotonic() - started)))
-                ready, wanted = ready + on_host, wanted + of_host
+            left = max(0.0, seconds - (time.monotonic() - started))
+            beyond, of_beyond = self.scheduler.stages.memory.cache.prepare(left)
+            ready, wanted = ready + beyond, wanted + of_beyond
         took = time.monotonic() - started
         if took > 0.5 or ready < wanted:
             logger.info("memory for %d of %d tokens of KV is prepared, in %.1f s", ready, wanted, took)
@@ -109,17 +105,14 @@ class BuiltScheduler:
         """End the helper processes and threads. Nothing may be running any more."""
         stages = self.scheduler.stages
         stages.executor.close()
-        if stages.tiers is not None:
-            stages.memory.cache.close()
-            stages.tiers.close()
+        stages.memory.cache.close()
         if stages.gates is not None:
             stages.gates.close()
-        if self.transfer is not None:
-            self.transfer.close()
 
 
-def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
-    """Prepare the model, choose providers, load weights, size memory, join the stages.
+def build_scheduler(resolved: ResolvedConfig, scratch: Path) -> BuiltScheduler:
+    """Prepare the model, choose providers, load weights, size memory, join the stages. `scratch` is a directory that
+    this process shares with that of the API.
 
     Raises ConfigError, PluginError, ModelError or OutOfMemory with a message for the operator.
     """
@@ -128,7 +121,7 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
     hooks = Hooks.load(resolved.registry, resolved.plugin_options)
     started = time.monotonic()
     chosen, family = choose(resolved, hooks)
-    parts = StageBuilder(chosen, hooks)
+    parts = StageBuilder(chosen, hooks, scratch)
     with torch.inference_mode():
         loaded = load_model(chosen, family, parts.parts)
     built = _join(chosen, loaded, hooks, parts)
@@ -206,19 +199,20 @@ class _Grammars:
 
 def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> BuiltScheduler:
     """Build the stages around a loaded runner, and the scheduler of them."""
-    config, spec = chosen.resolved.engine, chosen.spec
+    config = chosen.resolved.engine
     settings = _scheduler_settings(chosen, splits=any(stage.splits for stage in parts.points.stages))
-    allocator, cache, tiers = _cache(chosen, loaded)
+    allocator, cache = _cache(chosen, loaded, hooks)
+    parts.check_loader(cache)
     rows = make_rows(config, chosen.model.device, loaded.memory.max_context_len)
     memory = MemoryManager(rows, allocator, cache)
     memory.cache_name = chosen.culprits.name(cache)
     report = StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens)
-    gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, rows=parts.points.first_rows)
+    named = {stage.name: stage for stage in parts.points.stages}
+    gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, stages=named)
     grammars = _grammars(chosen, gate_ctx)
-    gates, transfer = build_gates(chosen, loaded, grammars.gate, gate_ctx)
+    gates = build_gates(chosen, loaded, grammars.gate, gate_ctx)
     chunk = chunk_size(config, chosen.model.device)
-    media = None if loaded.encoder is None else media_parts(loaded.encoder, config, spec, chunk)
-    worker = _worker(chosen, loaded, rows, hooks, parts, media, tiers)
+    worker = _worker(chosen, loaded, rows, hooks, parts)
     executor = executor_of(settings.loop, worker, stage_parts(chosen, worker, loaded.memory.pool), chosen.model.device)
     results = _results(chosen, grammars, parts)
     stages = Stages(
@@ -229,16 +223,14 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
         executor,
         gates=gates,
         points=parts.points,
-        media=None if media is None else media.stage,
         report=report,
         culprits=chosen.culprits,
         hooks=_step_hooks(hooks),
-        tiers=tiers,
         runner_figures=loaded.runner.figures,
         unsampled=Unsampled(chosen.processors, chosen.culprits, executor),
     )
     scheduler = Scheduler(settings, stages, _limits(chosen, loaded, chunk))
-    return _built(chosen, loaded, hooks, scheduler, worker, grammars, media, transfer)
+    return _built(chosen, loaded, hooks, scheduler, worker, grammars)
 
 
 def _limits(chosen: Chosen, loaded: Loaded, chunk: int | None) -> Limits:
@@ -253,12 +245,10 @@ def _built(
     scheduler: Scheduler,
     worker: Worker,
     grammars: _Grammars,
-    media: MediaParts | None,
-    transfer: TransferBuilder | None,
 ) -> BuiltScheduler:
     return BuiltScheduler(
         scheduler=scheduler,
-        info=model_info(chosen, scheduler, grammars.kinds, 0 if media is None else media.width),
+        info=model_info(chosen, scheduler, grammars.kinds),
         directory=chosen.model.directory,
         tokenizer=chosen.tokenizer,
         hooks=hooks,
@@ -267,8 +257,6 @@ def _built(
         pool=loaded.memory.pool,
         view=SchedulerView(scheduler, hooks),
         grammar_gate=grammars.gate,
-        media=media,
-        transfer=transfer,
     )
 
 
@@ -278,15 +266,13 @@ def _made(chosen: Chosen, contract: Contract[T, Ctx], ctx: Ctx) -> T:
     return chosen.culprits.know(choice.record, choice.build(ctx))
 
 
-def _cache(chosen: Chosen, loaded: Loaded) -> tuple[TokenAllocator, PrefixCache, Tiers | None]:
+def _cache(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> tuple[TokenAllocator, PrefixCache]:
     page_size = chosen.resolved.engine.memory.page_size
     allocator_ctx = TokenAllocatorContext(loaded.memory.num_pages, page_size)
     allocator = chosen.selection.choose(TOKEN_ALLOCATOR, allocator_ctx).build(allocator_ctx)
     ctx = PrefixCacheContext(allocator, page_size)
-    tiers = build_tiers(chosen, loaded, chosen.selection.choose(PREFIX_CACHE, ctx))
-    if tiers is not None:
-        ctx = replace(ctx, mover=tiers.mover, identity=tiers.identity)
-    return allocator, _made(chosen, PREFIX_CACHE, ctx), tiers
+    services = memory_services(chosen, loaded, hooks, chosen.selection.choose(PREFIX_CACHE, ctx))
+    return allocator, _made(chosen, PREFIX_CACHE, replace(ctx, services=services))
 
 
 def _worker(
@@ -295,8 +281,6 @@ def _worker(
     rows: ReqToTokenPool,
     hooks: Hooks,
     parts: StageBuilder,
-    media: MediaParts | None,
-    tiers: Tiers | None,
 ) -> Worker:
     worker = Worker(
         loaded.runner,
@@ -307,9 +291,6 @@ def _worker(
         before=GuardedHooks("before_forward", hooks.freeze("before_forward")),
         after=GuardedHooks("after_forward", hooks.freeze("after_forward")),
         parts=parts.parts,
-        media=None if media is None else media.encoded,
-        loads=None if tiers is None else tiers.loads,
-        watches=watches(chosen),
     )
     loaded.runner.start(loaded.memory.pool, worker.batches.table)
     return worker

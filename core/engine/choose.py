@@ -9,12 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pegboard.core.engine.dtype import kv_dtype_name, resolve_kv_dtype
-from pegboard.core.engine.media import check_overlay, choose_media
 from pegboard.core.engine.memory_profiler import CudaMeter, MemoryProfiler, room_for_kv
-from pegboard.core.engine.model_probe import PoolProbe
 from pegboard.core.engine.reserving import Providers, further_layers
-from pegboard.core.engine.sampling_defaults import sampling_defaults
 from pegboard.core.engine.sizing import KVMemory, chunk_size, pool_context, size_memory
 from pegboard.core.interfaces.ahead import LoadedModel, ReserveContext
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
@@ -25,17 +21,18 @@ from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.pipeline.culprits import Culprits
 from pegboard.core.pipeline.device import DeviceQueue, HostQueue, queue_of
 from pegboard.toolkit.graphs import capture_of
+from pegboard.toolkit.model.dtypes import kv_dtype_name, resolve_kv_dtype
 from pegboard.toolkit.model.eight_bit import is_eight_bit
+from pegboard.toolkit.model.pool_probe import PoolProbe
+from pegboard.toolkit.model.sampling_defaults import sampling_defaults
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.config.sections import EngineConfig
     from pegboard.core.config.select import Choice, Selection
-    from pegboard.core.engine.media import ChosenMedia
     from pegboard.core.interfaces.graphs import GraphCapture
     from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
     from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
-    from pegboard.core.interfaces.media import MediaEncoder
     from pegboard.core.interfaces.model_family import ModelContext, ModelFamily, Network
     from pegboard.core.interfaces.stage import DevicePart
     from pegboard.core.interfaces.tokenizer import Tokenizer
@@ -66,7 +63,6 @@ class Chosen:
     kv_dtype: torch.dtype
     providers: Providers
     further: tuple[LayerSpec, ...] = ()
-    media: ChosenMedia | None = None
     culprits: Culprits = field(default_factory=Culprits)
     queue: DeviceQueue = field(default_factory=HostQueue)
     capture: GraphCapture | None = None
@@ -92,14 +88,13 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A runner with its weights, the memory that was left for KV, what KV depends on beside the model (`numerics`, of
-    the runner and of device parts), and what encodes the model's media, if it takes any.
+    """A runner with its weights, the memory that was left for KV, and what KV depends on beside the model (`numerics`,
+    of the runner and of device parts).
     """
 
     runner: ModelRunner
     memory: KVMemory
     numerics: tuple[str, str]
-    encoder: MediaEncoder | None = None
 
 
 def choose_providers(
@@ -134,12 +129,10 @@ def choose_providers(
         graph_sizes=attention_ctx.graph_sizes,
     )  # fmt: skip
     runner = selection.choose(RUNNER, about)
-    media = choose_media(resolved, selection, model)
-    check_overlay(media, selection)
     pool = selection.choose(KV_POOL, pool_context(1, config.memory.page_size, model, spec, further, kv_dtype))
     return Chosen(
         resolved, selection, model, spec, tokenizer, made_attention, made_processors, made_sampler, asked, runner, pool,
-        kv_dtype, providers, further, media, culprits, queue, capture,
+        kv_dtype, providers, further, culprits, queue, capture,
         sampling_defaults(config.sampling_defaults, model.directory),
     )  # fmt: skip
 
@@ -198,19 +191,20 @@ def _needs(ctx: AttentionContext) -> dict[str, str]:
 
 
 def load_model(chosen: Chosen, family: ModelFamily, parts: Sequence[DevicePart] = ()) -> Loaded:
-    """Read the weights, those of device parts, too, try the network out, and give KV what memory is left. Raises
-    ModelError and OutOfMemory.
+    """Read the weights, those of `parts` first, try the network out, and give KV what memory is left. Raises ModelError
+    and OutOfMemory.
     """
     know, runner = chosen.culprits.know, chosen.runner
-    encoder = _load_encoder(chosen)
+    for part in parts:
+        part.load()
     if "own_weights" in runner.provides:
         made = know(runner.record, runner.build(chosen.runner_context(None)))
-        return Loaded(made, *_attached(chosen, family, made, parts), encoder)
+        return Loaded(made, *_attached(chosen, family, made, parts))
     (family_choice,) = chosen.selection.choices["model_family"]
     network = know(family_choice.record, family.load())
     family.probe(network, _probe(chosen, network))
     made = know(runner.record, runner.build(chosen.runner_context(network)))
-    return Loaded(made, *_attached(chosen, family, made, parts), encoder)
+    return Loaded(made, *_attached(chosen, family, made, parts))
 
 
 def _attached(
@@ -220,7 +214,8 @@ def _attached(
     model = LoadedModel(runner.ends, chosen.attention, chosen.model.device, chosen.queue.bring)
     for part in parts:
         part.attach(model)
-    return _sized(chosen, family, runner), (runner.numerics(), "".join(part.numerics() for part in parts))
+    memory = _sized(chosen, family, runner, sum(part.reserved for part in parts))
+    return memory, (runner.numerics(), "".join(part.numerics() for part in parts))
 
 
 def _probe(chosen: Chosen, network: Network) -> PoolProbe:
@@ -236,18 +231,8 @@ def _probe(chosen: Chosen, network: Network) -> PoolProbe:
     return PoolProbe(network, chosen.spec, attention, small_pool, page_size, chosen.model.device)
 
 
-def _load_encoder(chosen: Chosen) -> MediaEncoder | None:
-    if chosen.media is None:
-        return None
-    choice = chosen.media.encoder
-    encoder = chosen.culprits.know(choice.record, choice.build(chosen.model))
-    encoder.load()
-    return encoder
-
-
-def _sized(chosen: Chosen, family: ModelFamily, runner: ModelRunner) -> KVMemory:
+def _sized(chosen: Chosen, family: ModelFamily, runner: ModelRunner, reserved: int) -> KVMemory:
     config, further = chosen.resolved.engine, chosen.further
-    reserved = 0 if chosen.media is None else config.media.cache_bytes
     memory = size_memory(
         chosen.pool, config, chosen.model, chosen.spec, reserved, further, chosen.kv_dtype, _by_trial(chosen, runner)
     )
@@ -272,9 +257,13 @@ def _by_trial(chosen: Chosen, runner: ModelRunner) -> int | None:
         )
 
     chunk, running = chunk_size(config, model.device), config.scheduler.max_running_requests
-    graphs = len(chosen.attention.ctx.graph_sizes)
+    tokens = runner.prefill_graph_sizes()
+    graphs = len(chosen.attention.ctx.graph_sizes) + 2 * len(tokens)  # of each prefill with and without decodes
+    largest = max(tokens, default=0)
     about = (config.memory.page_size, running, chunk, chosen.spec.max_context_len)
-    room = room_for_kv(CudaMeter(model.device), lambda: MemoryProfiler(runner, scratch, chosen.queue, *about), graphs)
+    room = room_for_kv(
+        CudaMeter(model.device), lambda: MemoryProfiler(runner, scratch, chosen.queue, *about), graphs, largest
+    )
     torch.cuda.empty_cache()  # the pool takes segments of its own, not blocks that the profiler's steps left
     return room
 

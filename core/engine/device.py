@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.executor import Pending
 from pegboard.core.interfaces.stage import DevicePart, DeviceServices
 from pegboard.core.pipeline.executor import Done, LocalExecutor
-from pegboard.core.pipeline.media.encoding import MEDIA
 from pegboard.core.pipeline.unsampled import BLAME, Blame
 
 if TYPE_CHECKING:
@@ -59,11 +59,10 @@ def stage_parts(chosen: Chosen, worker: Worker, pool: KVPool) -> dict[str, RunSt
     services = DeviceServices(pool, worker.batches.table)
     parts: dict[str, RunStage] = {part.name: partial(_run, part, services) for part in working}
     parts[BLAME] = Blame(chosen.processors, chosen.spec.vocab_size).run
-    if worker.media is not None:
-        parts[MEDIA] = worker.media.encode
     return parts
 
 
 @torch.inference_mode()
-def _run(part: DevicePart, services: DeviceServices, payload: object) -> Done[object]:
-    return Done(part.run(payload, services))
+def _run(part: DevicePart, services: DeviceServices, payload: object) -> Pending[object]:
+    found = part.run(payload, services)
+    return found if isinstance(found, Pending) else Done(found)

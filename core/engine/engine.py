@@ -20,16 +20,14 @@ from pegboard.core.engine.asking import (
     prompts_of,
     spread,
 )
-from pegboard.core.engine.media_frontend import build_media
 from pegboard.core.engine.source import PreparedModel
-from pegboard.core.engine.stages import frontend_features
-from pegboard.core.engine.threads import yield_when_waiting
+from pegboard.core.engine.stages import frontend_context, frontend_features
 from pegboard.core.interfaces.client import (
+    AnnotatedPrompt,
     Embedding,
     EmbedRequest,
     GenerateRequest,
     Logprob,
-    MediaPrompt,
     ModelInfo,
     OutputChunk,
     failure,
@@ -44,16 +42,15 @@ from pegboard.core.interfaces.messages import (
     TokenOutput,
 )
 from pegboard.core.pipeline.frontend.intake import Intake
-from pegboard.core.pipeline.frontend.media.store import new_directory
 from pegboard.core.pipeline.frontend.outputs import OutputState, finish_embedding
 from pegboard.core.pipeline.frontend.prompts import Packed, Prompts
-from pegboard.core.registry.blame import in_words
+from pegboard.toolkit.system.blame import in_words
+from pegboard.toolkit.system.scratch import new_directory
+from pegboard.toolkit.system.threads import yield_when_waiting
 
 if TYPE_CHECKING:
     from pegboard.core.engine.build import BuiltScheduler
-    from pegboard.core.interfaces.media import MediaProcessor
     from pegboard.core.interfaces.tokenizer import Tokenizer
-    from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
     from pegboard.core.pipeline.scheduler import Scheduler
 
 RESTING_SECONDS = 0.002
@@ -86,7 +83,7 @@ class GenerateOutput:
         self.prompt_tokens, self.cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
         self.num_retractions = chunk.num_retractions
         self.drafted_tokens, self.accepted_tokens = chunk.drafted_tokens, chunk.accepted_tokens
-        self.cached_host, self.cached_storage = chunk.cached_host, chunk.cached_storage
+        self.cached_host, self.cached_storage = (chunk.cached_from.get(name, 0) for name in ("host", "storage"))
         if chunk.logprobs is not None:
             self.logprobs = (self.logprobs or []) + chunk.logprobs
         if chunk.input_logprobs is not None:
@@ -119,13 +116,15 @@ class Engine:
         resolved.warn()
         # It offers no API, and plugins that act for one need not.
         self.resolved = replace(resolved, engine=resolved.engine.model_copy(update={"apis": ()}))
-        self._built: BuiltScheduler | None = build_scheduler(self.resolved)
-        self._features = frontend_features(self._built.hooks)
+        scratch = new_directory()
+        self._built: BuiltScheduler | None = build_scheduler(self.resolved, scratch)
+        prepared = PreparedModel(self._built.directory, self._built.tokenizer)
+        about = frontend_context(self.resolved, Selection(self.resolved), prepared, scratch)
+        self._features = frontend_features(self._built.hooks, about)
         self._intake = Intake(self.info, self.tokenizer, self._features)
-        self._media = self._media_of(self._built)
-        self._prompts = Prompts(self._intake, self.tokenizer, self._media)
-        self._files: dict[str, Packed] = {}
-        """Media of requests under way, whose files they need."""
+        self._prompts = Prompts(self._intake, self.tokenizer, self._features.expanders(self.info))
+        self._held: dict[str, Packed] = {}
+        """Prompts of requests under way, with what these need until they end."""
         self._mail: dict[str, list[TokenOutput]] = {}
         """Per request under way, what the scheduler said and its reader has not taken yet."""
         self._ended: set[str] = set()
@@ -135,17 +134,6 @@ class Engine:
         self._polled: dict[str, OutputState] = {}
         """Of these `poll` is the reader."""
         self._built.hooks.call.engine_started(info=self.info, engine=self._built.view)
-
-    def _media_of(self, built: BuiltScheduler) -> MediaFrontend | None:
-        """Return what prepares media; None for a model that takes none."""
-        if built.media is None:
-            return None
-        directory = new_directory()
-        built.media.read_from(directory)
-        prepared = PreparedModel(built.directory, built.tokenizer)
-        config, selection = self.resolved.engine.media, Selection(self.resolved)
-        media = build_media(config, selection, prepared, directory, self.info.max_piece_tokens)
-        return None if media is None else media.with_features(self.info.features, self.info.media_width)
 
     @classmethod
     def from_config(cls, data: Mapping[str, Any], *files: str, overrides: Sequence[str] = ()) -> Engine:
@@ -175,13 +163,13 @@ class Engine:
         return self.built.tokenizer
 
     @property
-    def media(self) -> MediaProcessor | None:
-        """What knows the model's media; None for a model that takes none."""
-        return None if self._media is None else self._media.processor
+    def services(self) -> Mapping[str, object]:
+        """What stages offer, by their names; see `EngineClient.services`."""
+        return self._features.services(self.info)
 
     @overload
     def generate(
-        self, prompts: str | list[int] | MediaPrompt, sampling: OneSampling = None, **options: Any
+        self, prompts: str | list[int] | AnnotatedPrompt, sampling: OneSampling = None, **options: Any
     ) -> GenerateOutput: ...
 
     @overload
@@ -192,7 +180,7 @@ class Engine:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling: Sampling = None, **options: Any
     ) -> GenerateOutput | list[GenerateOutput]:
-        """Return answers to all prompts (texts, lists of token ids, or either with media), batched together; one answer
+        """Return answers to all prompts (texts, lists of token ids, or either with items), batched together; one answer
         for a single prompt. Token ids may be rows of numpy or torch.
 
         `sampling` holds for all, or is a list with one entry per prompt: SamplingParams, exactly as they are, or
@@ -300,8 +288,7 @@ class Engine:
     def close(self) -> None:
         """Give back the model's memory. May be called twice."""
         if self._built is not None:
-            if self._media is not None:
-                self._media.close()
+            self._features.close()
             self._built.hooks.call.shutdown()
             self._built.close()
             self._built = None
@@ -318,9 +305,9 @@ class Engine:
             prepared = [prompt.complete(one) for prompt, one in zip(packed, prepared, strict=True)]
             self._send(prepared)
             for one, prompt in zip(prepared, packed, strict=True):
-                if prompt.files:
+                if prompt.held:
                     prompt.keep()
-                    self._files[one.rid] = prompt
+                    self._held[one.rid] = prompt
         return prepared
 
     def _send(self, prepared: list[TokenizedRequest]) -> list[TokenizedRequest]:
@@ -372,20 +359,20 @@ class Engine:
         running = [rid for rid in rids if rid not in self._ended]
         self._ended.difference_update(rids)
         if self._stopped is not None:
-            self._drop_files(rids)
+            self._drop_held(rids)
         if self._built is None or self._stopped is not None:
             return
         with self._watched() as scheduler:
             scheduler.receive([AbortRequest(rid=rid) for rid in running])
-        self._drop_files(rids)
+        self._drop_held(rids)
         if not self._mail:
             # Nothing is left to run; the scheduler only says its last words.
             self._step()
 
-    def _drop_files(self, rids: Sequence[str]) -> None:
-        """Let go of the media of requests that the scheduler does not run any more."""
+    def _drop_held(self, rids: Sequence[str]) -> None:
+        """Let go of what requests needed that the scheduler does not run any more."""
         for rid in rids:
-            if (prompt := self._files.pop(rid, None)) is not None:
+            if (prompt := self._held.pop(rid, None)) is not None:
                 prompt.drop()
 
 

@@ -1,4 +1,4 @@
-"""Gates: the admission gates of an engine, and what those among them work with that bring KV."""
+"""Gates: the admission gates of an engine, and the KV pool as those see it that bring KV."""
 
 from __future__ import annotations
 
@@ -6,37 +6,32 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pegboard.core.engine.kv_identity import described_kv, kept_as, kv_identity
-from pegboard.core.engine.transfer import TransferBuilder, regions_of
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, KVAccess
 from pegboard.core.interfaces.contracts import ADMISSION_GATE
 from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.pipeline.gates import GateKeeper
+from pegboard.toolkit.cache.kv_identity import described_kv, kept_as, kv_identity
 
 if TYPE_CHECKING:
     from pegboard.core.engine.choose import Chosen, Loaded
     from pegboard.core.pipeline.grammar.gate import GrammarGate
 
-MOVING = frozenset({"seats", "follows"})
-"""Capabilities of gates that work with the KV pool."""
+BRINGS_KV = "brings_kv"
 
 
 def build_gates(
     chosen: Chosen, loaded: Loaded, grammar: GrammarGate | None, ctx: AdmissionGateContext
-) -> tuple[GateKeeper | None, TransferBuilder | None]:
-    """Return the gates in their order, and what builds the engine that some of them read KV with. The gate of grammars
-    comes first: what it refuses need not pass the others.
+) -> GateKeeper | None:
+    """Return the gates in their order. The gate of grammars comes first: what it refuses need not pass the others.
 
     Raises ConfigError where a gate that brings KV is not the last, or is beside a speculator that could not know it.
     """
     gates: list[tuple[str, AdmissionGate]] = [] if grammar is None else [("grammar", grammar)]
-    transfer = None
-    if any(MOVING & record.provider.provides for record in chosen.resolved.candidates[ADMISSION_GATE.name]):
-        transfer = TransferBuilder(chosen, loaded.memory.pool)
-        ctx = replace(ctx, kv=kv_access(chosen, loaded, transfer))
+    if any(BRINGS_KV in record.provider.provides for record in chosen.resolved.candidates[ADMISSION_GATE.name]):
+        ctx = replace(ctx, kv=kv_access(chosen, loaded))
     choices = chosen.selection.choose_all(ADMISSION_GATE, ctx)
     for place, one in enumerate(choices, start=1):
-        if "seats" not in one.provides:
+        if BRINGS_KV not in one.provides:
             continue
         if place < len(choices):
             others = ", ".join(other.name for other in choices[place:])
@@ -45,19 +40,17 @@ def build_gates(
             text = f"{one.name!r} brings KV without what the speculator keeps of it; set speculation.use to none"
             raise ConfigError(Problem("gates", text))
     gates += [(one.name, one.build(ctx)) for one in choices]
-    provides = {one.name: one.provides for one in choices}
-    return (GateKeeper(gates, time.monotonic, provides) if gates else None), transfer
+    return GateKeeper(gates, time.monotonic) if gates else None
 
 
-def kv_access(chosen: Chosen, loaded: Loaded, transfer: TransferBuilder) -> KVAccess:
+def kv_access(chosen: Chosen, loaded: Loaded) -> KVAccess:
     """Return the KV pool as gates see it."""
     layers = chosen.spec.layers + chosen.further
     numerics = loaded.numerics
     kept = kept_as(loaded.memory.pool, chosen.model)
     return KVAccess(
         page_size=chosen.resolved.engine.memory.page_size,
-        regions=regions_of(loaded.memory.pool),
+        pool=loaded.memory.pool,
         identity=kv_identity(chosen.model, layers, numerics=numerics, kept=kept),
         described=described_kv(chosen.model, layers, numerics=numerics, kept=kept),
-        transfer=transfer,
     )

@@ -79,32 +79,35 @@ class CudaMeter:
 
 @dataclass(frozen=True, slots=True)
 class PeakMemory:
-    """Bytes that steps take beside weights and KV: at most in any step (`step`), and in the largest decode (`decode`),
-    which is what captured graphs share.
+    """Bytes that steps take beside weights and KV: at most in any step (`step`), in the largest decode (`decode`) and
+    in the largest prefill that will be a graph (`prefill`). Graphs share the last two: those of decodes come first.
     """
 
     step: int
     decode: int
     graphs: int = 0
     """Graphs that will be captured."""
+    prefill: int = 0
 
 
 def pool_bytes(free: int, total: int, needs: PeakMemory) -> int:
     """Return what is left for KV, at least 0: of `free` bytes without a pool, on a device of `total`."""
-    graphs = needs.decode + needs.graphs * PER_GRAPH if needs.graphs else 0
+    graphs = needs.decode + needs.prefill + needs.graphs * PER_GRAPH if needs.graphs else 0
     return max(0, free - needs.step - graphs - int(MARGIN * total))
 
 
 def measure(
-    meter: MemoryMeter, prefills: Callable[[], None], decode: Callable[[], None], graphs: int = 0
+    meter: MemoryMeter, prefills: Callable[[], None], *others: Callable[[], None], graphs: int = 0
 ) -> PeakMemory:
-    """Run the largest prefills and the largest decode, and return what they need."""
-    meter.watch()
-    decode()
-    in_decode = meter.peak()
-    meter.watch()
-    prefills()
-    return PeakMemory(max(in_decode, meter.peak()), in_decode, graphs)
+    """Run the largest prefills and the `others`, which are the largest decode and, where there is one, the largest
+    prefill that will be a graph; return what they need.
+    """
+    peaks = []
+    for run in (prefills, *others):
+        meter.watch()
+        run()
+        peaks.append(meter.peak())
+    return PeakMemory(max(peaks), peaks[1], graphs, *peaks[2:])
 
 
 class LargestSteps(Protocol):
@@ -114,13 +117,18 @@ class LargestSteps(Protocol):
 
     def decode(self) -> None: ...
 
+    def prefill(self, tokens: int) -> None: ...
 
-def room_for_kv(meter: MemoryMeter, make: Callable[[], LargestSteps], graphs: int = 0) -> int:
-    """Return the bytes that the largest steps leave for KV. Raises OutOfMemory where they do not fit at all."""
+
+def room_for_kv(meter: MemoryMeter, make: Callable[[], LargestSteps], graphs: int = 0, tokens: int = 0) -> int:
+    """Return the bytes that the largest steps leave for KV. Of the `graphs` the largest prefill has so many `tokens`, 0
+    if none is a prefill. Raises OutOfMemory where the steps do not fit at all.
+    """
     free, total = meter.free(), meter.total()
     try:
         profiler = make()
-        needs = measure(meter, profiler.prefills, profiler.decode, graphs)
+        further = [lambda: profiler.prefill(tokens)] if tokens else []
+        needs = measure(meter, profiler.prefills, profiler.decode, *further, graphs=graphs)
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
             f"the largest steps do not fit into the {free / 2**30:.1f} GiB that the weights leave free; lower "
@@ -176,6 +184,11 @@ class MemoryProfiler:
         self._run(lengths)
         for length in SHORT:
             self._run(np.array([1, min(length, self._width)])[-self._running :])
+
+    def prefill(self, tokens: int) -> None:
+        """Run so many tokens of as few prompts as hold them."""
+        count = min(-(-tokens // self._chunk), self._running)
+        self._run(np.full(count, min(tokens // count, self._chunk)))
 
     def decode(self) -> None:
         """Run a decode of as many requests as may run, in the middle of their contexts."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.scheduler import Scheduler
 
 
-def model_info(chosen: Chosen, scheduler: Scheduler, grammars: Sequence[str], media_width: int) -> ModelInfo:
+def model_info(chosen: Chosen, scheduler: Scheduler, grammars: Sequence[str]) -> ModelInfo:
     """Return what the API process may tell of the model. `grammars` are the kinds that it takes."""
     config, spec, hf_config = chosen.resolved.engine, chosen.spec, chosen.model.hf_config
     model = config.model
@@ -37,9 +37,8 @@ def model_info(chosen: Chosen, scheduler: Scheduler, grammars: Sequence[str], me
         features=_features(chosen, grammars, scheduler.stages.points.offers),
         hidden_size=spec.hidden_size,
         max_grammar_bytes=config.grammar.max_source_bytes,
-        media_width=media_width,
+        stages=scheduler.stages.points.info(),
         sampling_defaults=chosen.sampling_defaults,
-        max_piece_tokens=None if chosen.media is None else chosen.media.context.limits.piece_tokens,
     )
 
 
@@ -47,7 +46,6 @@ def _features(chosen: Chosen, grammars: Sequence[str], offers: Sequence[str]) ->
     """Return what requests may ask of this engine; see ModelInfo."""
     found = list(offers)
     found += [f"grammar.{kind}" for kind in grammars]
-    found += () if chosen.media is None else chosen.media.features
     for contract in ("logits_processor", "sampler"):
         providers = chosen.selection.choices.get(contract, ())
         found += [f"{contract}.{one.name}" for one in providers if "params" in one.provides]

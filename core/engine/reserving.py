@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pegboard.core.interfaces.ahead import Reserve
 from pegboard.core.interfaces.errors import PluginError
-from pegboard.core.registry.blame import DELIBERATE, describe
+from pegboard.toolkit.system.blame import DELIBERATE, describe
 
 if TYPE_CHECKING:
     from pegboard.core.config.select import Selection
@@ -48,7 +48,7 @@ def further_layers(hooks: Hooks, ctx: ReserveContext) -> tuple[LayerSpec, ...]:
     return layers
 
 
-def answers(hooks: Hooks, hook: str, take: Callable[[Any], R], **given: object) -> Iterator[tuple[str, str, R]]:
+def answers(hooks: Hooks, hook: str, take: Callable[..., R], **given: object) -> Iterator[tuple[str, str, R]]:
     """Yield what `take` makes of the answer of each implementation of a hook, with its plugin's name and origin. Raises
     PluginError, naming the plugin, for one that raises.
     """

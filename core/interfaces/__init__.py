@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch as ScheduleBatch
     from pegboard.core.interfaces.batch import StageWork as StageWork
     from pegboard.core.interfaces.batch_result import BatchResult as BatchResult
+    from pegboard.core.interfaces.choosing import MemoryContext as MemoryContext
+    from pegboard.core.interfaces.client import AnnotatedPrompt as AnnotatedPrompt
     from pegboard.core.interfaces.client import EngineClient as EngineClient
     from pegboard.core.interfaces.client import GenerateRequest as GenerateRequest
-    from pegboard.core.interfaces.client import MediaInput as MediaInput
-    from pegboard.core.interfaces.client import MediaPrompt as MediaPrompt
     from pegboard.core.interfaces.client import ModelInfo as ModelInfo
     from pegboard.core.interfaces.client import OutputChunk as OutputChunk
     from pegboard.core.interfaces.client import OutputStream as OutputStream
@@ -56,6 +56,11 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import KVGroupView as KVGroupView
     from pegboard.core.interfaces.forward import LayerWatch as LayerWatch
     from pegboard.core.interfaces.forward import LogprobOutput as LogprobOutput
+    from pegboard.core.interfaces.frontend import Expanded as Expanded
+    from pegboard.core.interfaces.frontend import FrontendContext as FrontendContext
+    from pegboard.core.interfaces.frontend import FrontendStage as FrontendStage
+    from pegboard.core.interfaces.frontend import Price as Price
+    from pegboard.core.interfaces.frontend import PromptExpander as PromptExpander
     from pegboard.core.interfaces.grammar import CompiledGrammar as CompiledGrammar
     from pegboard.core.interfaces.grammar import Grammar as Grammar
     from pegboard.core.interfaces.grammar import GrammarBackend as GrammarBackend
@@ -66,8 +71,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.hooks import Point as Point
     from pegboard.core.interfaces.hooks import hookimpl as hookimpl
     from pegboard.core.interfaces.hooks import hookspec as hookspec
-    from pegboard.core.interfaces.host_pool import HostPool as HostPool
-    from pegboard.core.interfaces.host_pool import HostPoolContext as HostPoolContext
     from pegboard.core.interfaces.http_front import HttpFront as HttpFront
     from pegboard.core.interfaces.http_front import HttpGuard as HttpGuard
     from pegboard.core.interfaces.json_value import JsonObject as JsonObject
@@ -76,36 +79,12 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.keys import PrefixMemo as PrefixMemo
     from pegboard.core.interfaces.kv_pool import KVPool as KVPool
     from pegboard.core.interfaces.kv_pool import KVPoolContext as KVPoolContext
-    from pegboard.core.interfaces.kv_storage import KVStorage as KVStorage
-    from pegboard.core.interfaces.kv_storage import KVStorageContext as KVStorageContext
-    from pegboard.core.interfaces.kv_storage import StorageError as StorageError
-    from pegboard.core.interfaces.kv_transfer import KVTransfer as KVTransfer
-    from pegboard.core.interfaces.kv_transfer import KVTransferContext as KVTransferContext
-    from pegboard.core.interfaces.kv_transfer import Ranges as Ranges
-    from pegboard.core.interfaces.kv_transfer import Region as Region
-    from pegboard.core.interfaces.kv_transfer import TransferError as TransferError
-    from pegboard.core.interfaces.kv_transfer import TransferNews as TransferNews
-    from pegboard.core.interfaces.kv_transfer import TransferState as TransferState
     from pegboard.core.interfaces.layers import KVGroupSpec as KVGroupSpec
     from pegboard.core.interfaces.layers import KVKind as KVKind
     from pegboard.core.interfaces.layers import LayerSpec as LayerSpec
     from pegboard.core.interfaces.layers import ModelSpec as ModelSpec
     from pegboard.core.interfaces.logits_processor import LogitsProcessor as LogitsProcessor
     from pegboard.core.interfaces.logits_processor import LogitsProcessorContext as LogitsProcessorContext
-    from pegboard.core.interfaces.media import EncodedForm as EncodedForm
-    from pegboard.core.interfaces.media import EncodedStates as EncodedStates
-    from pegboard.core.interfaces.media import MediaContext as MediaContext
-    from pegboard.core.interfaces.media import MediaEncoder as MediaEncoder
-    from pegboard.core.interfaces.media import MediaItem as MediaItem
-    from pegboard.core.interfaces.media import MediaLayout as MediaLayout
-    from pegboard.core.interfaces.media import MediaLimits as MediaLimits
-    from pegboard.core.interfaces.media import MediaPiece as MediaPiece
-    from pegboard.core.interfaces.media import MediaProcessor as MediaProcessor
-    from pegboard.core.interfaces.media import MediaSettings as MediaSettings
-    from pegboard.core.interfaces.media import MediaShape as MediaShape
-    from pegboard.core.interfaces.media import MediaSource as MediaSource
-    from pegboard.core.interfaces.media import MediaSpan as MediaSpan
-    from pegboard.core.interfaces.media import MediaStates as MediaStates
     from pegboard.core.interfaces.model_family import ModelContext as ModelContext
     from pegboard.core.interfaces.model_family import ModelFamily as ModelFamily
     from pegboard.core.interfaces.model_family import Network as Network
@@ -117,33 +96,18 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.options import NoOptions as NoOptions
     from pegboard.core.interfaces.options import Options as Options
     from pegboard.core.interfaces.options import SectionFields as SectionFields
-    from pegboard.core.interfaces.output_parser import Content as Content
-    from pegboard.core.interfaces.output_parser import EarlierCall as EarlierCall
-    from pegboard.core.interfaces.output_parser import OutputParser as OutputParser
-    from pegboard.core.interfaces.output_parser import OutputParserContext as OutputParserContext
-    from pegboard.core.interfaces.output_parser import ParserStream as ParserStream
-    from pegboard.core.interfaces.output_parser import Reasoning as Reasoning
-    from pegboard.core.interfaces.output_parser import ToolCallArguments as ToolCallArguments
-    from pegboard.core.interfaces.output_parser import ToolCallStart as ToolCallStart
-    from pegboard.core.interfaces.output_parser import ToolFunction as ToolFunction
-    from pegboard.core.interfaces.page_mover import Job as Job
-    from pegboard.core.interfaces.page_mover import PageMover as PageMover
     from pegboard.core.interfaces.plugin import API_VERSION as API_VERSION
     from pegboard.core.interfaces.plugin import ENTRY_POINT_GROUP as ENTRY_POINT_GROUP
     from pegboard.core.interfaces.plugin import BodyField as BodyField
     from pegboard.core.interfaces.plugin import Plugin as Plugin
     from pegboard.core.interfaces.plugin import Provider as Provider
     from pegboard.core.interfaces.plugin import Requirement as Requirement
-    from pegboard.core.interfaces.pooler import Pooler as Pooler
-    from pegboard.core.interfaces.pooler import PoolerContext as PoolerContext
-    from pegboard.core.interfaces.pooler import PoolSpan as PoolSpan
     from pegboard.core.interfaces.prefix_cache import CacheHandle as CacheHandle
     from pegboard.core.interfaces.prefix_cache import InsertResult as InsertResult
-    from pegboard.core.interfaces.prefix_cache import PageLoad as PageLoad
-    from pegboard.core.interfaces.prefix_cache import Prefetch as Prefetch
     from pegboard.core.interfaces.prefix_cache import PrefixCache as PrefixCache
     from pegboard.core.interfaces.prefix_cache import PrefixCacheContext as PrefixCacheContext
     from pegboard.core.interfaces.prefix_cache import PrefixMatch as PrefixMatch
+    from pegboard.core.interfaces.req import KeyedTokens as KeyedTokens
     from pegboard.core.interfaces.req import Req as Req
     from pegboard.core.interfaces.req import ReqKV as ReqKV
     from pegboard.core.interfaces.req import ReqLogprobs as ReqLogprobs
@@ -151,6 +115,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import ReqSlot as ReqSlot
     from pegboard.core.interfaces.req import ReqTiming as ReqTiming
     from pegboard.core.interfaces.req import TokenBuffer as TokenBuffer
+    from pegboard.core.interfaces.req import TokenPositions as TokenPositions
     from pegboard.core.interfaces.sampler import NO_TOKEN as NO_TOKEN
     from pegboard.core.interfaces.sampler import Sampler as Sampler
     from pegboard.core.interfaces.sampler import SamplerContext as SamplerContext
@@ -163,10 +128,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.stage import Column as Column
     from pegboard.core.interfaces.stage import DevicePart as DevicePart
     from pegboard.core.interfaces.stage import DeviceServices as DeviceServices
-    from pegboard.core.interfaces.stage import FrontendStage as FrontendStage
     from pegboard.core.interfaces.stage import Interest as Interest
     from pegboard.core.interfaces.stage import LaunchedStep as LaunchedStep
-    from pegboard.core.interfaces.stage import Price as Price
     from pegboard.core.interfaces.stage import Sent as Sent
     from pegboard.core.interfaces.stage import Stage as Stage
     from pegboard.core.interfaces.stage import StageContext as StageContext

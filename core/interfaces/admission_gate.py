@@ -1,6 +1,6 @@
 """Contract: holding a request back until something is ready, and keeping a finished one until something is done.
 
-What is slow and belongs to single requests (a grammar to compile, KV to prefetch or receive, weights to load, an
+What is slow and belongs to single requests (a grammar to compile, KV to fetch or receive, weights to load, an
 earlier turn of the same session) is a gate. The scheduler has one waiting queue, and a request enters it once every
 gate is open.
 """
@@ -12,19 +12,16 @@ import enum
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Generic, Self
 
-from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.options import Options, OptionsT
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from pegboard.core.interfaces.clock import Clock
-    from pegboard.core.interfaces.kv_transfer import KVTransfer, Region
+    from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.prefix_cache import PrefixCache
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.stage import Stage
 
 
 class GateOptions(Options):
@@ -39,32 +36,29 @@ class GateOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class KVAccess:
-    """What a gate that brings KV from elsewhere works with. `regions` are K and V of each layer of the pool, in its
-    order: region 2i and 2i + 1. A token's slot is its place in all of them. `identity` is equal where KV of equal
-    tokens is, and `described` says for people what it depends on. `transfer` builds the chosen engine when it is first
-    called.
+    """What a gate that brings KV from elsewhere works with. `identity` is equal where KV of equal tokens is, and
+    `described` says for people what it depends on.
     """
 
     page_size: int
-    regions: tuple[Region, ...]
+    pool: KVPool
     identity: bytes
     described: Mapping[str, str]
-    transfer: Callable[[], KVTransfer]
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionGateContext:
     """The clock that everything in the scheduler is timed by; the prefix cache, None where a gate is of no scheduler;
-    the tokens of prompts that steps have computed per second of late, 0.0 while that is not known; and the KV pool,
-    None as well where there is no scheduler. `rows` returns what stages send with a request's first token, by their
-    names: it goes along with KV that another engine takes over (`Arrived.rows`).
+    the tokens of prompts that steps have computed per second of late, 0.0 while that is not known; the KV pool, of
+    gates that bring KV; and the stages of the scheduler by name, since a plugin may bring a gate and a stage that work
+    together.
     """
 
     clock: Clock = time.monotonic
     cache: PrefixCache | None = None
     prefill_speed: Callable[[], float] = float
     kv: KVAccess | None = None
-    rows: Callable[[Req], Mapping[str, bytes]] = lambda req: {}
+    stages: Mapping[str, Stage] = field(default_factory=dict)
 
 
 class GateState(enum.Enum):
@@ -76,47 +70,15 @@ class GateState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """A blocked request's place in memory. `slots` int32 [length] are those of its tokens, in their order; the gate
-    must not keep an array of its own beyond the request's time at it. The first `start` are cached and full, and shared
-    with other requests; the others are the gate's to fill.
-    """
-
-    slots: NDArray[np.int32]
-    start: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """What a gate has brought for a seated request: KV of its first `length` tokens, and the token that was sampled
-    behind its prompt elsewhere, with the logprobs that the request wants of it (`tops` and `chosen` as pairs of logprob
-    and token) and in `rows` what stages sent with it there (`AdmissionGateContext.rows`). With a token, `length` is the
-    whole prompt; without one (None) the KV is cached, and the rest of the prompt is computed here. `cached_tokens` is
-    what the client is told.
-    """
-
-    length: int
-    token: int | None = None
-    logprob: float | None = None
-    tops: tuple[tuple[float, int], ...] = ()
-    chosen: tuple[tuple[float, int], ...] = ()
-    rows: Mapping[str, bytes] = field(default_factory=dict)
-    cached_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     """A gate's answer. `reason` says, for people, what a blocked request waits for, or why a failed one failed;
     `progress` is the share that is done, from 0 to 1, where that is known. `status` (HTTP), `code` and `param` go with
     a failure.
 
-    A blocked request may ask for a `seat` (capability `seats`); `seated` gives it one when there is room. A request
-    that goes on may bring what has `arrived` in it, and be allowed fewer tokens than it asked for: `max_new_tokens`,
-    at least 1.
+    A request that goes on may be allowed fewer tokens than it asked for: `max_new_tokens`, at least 1.
 
     `namespace` keeps the request's KV apart from that of requests with another one, or with "" (none): that of an
-    adapter, say, or of a tenant. It comes with a verdict that blocks or opens, before the request has a seat, and holds
+    adapter, say, or of a tenant. It comes with a verdict that blocks or opens, before the request has memory, and holds
     for this gate: the pipeline composes it with those of other gates and the client's `cache_salt`. None: no change.
     """
 
@@ -126,17 +88,15 @@ class Verdict:
     status: int = 0
     code: str = ""
     param: str = ""
-    seat: bool = False
-    arrived: Arrived | None = None
     max_new_tokens: int | None = None
     namespace: str | None = None
 
     @classmethod
-    def blocked(cls, reason: str, progress: float | None = None, *, seat: bool = False) -> Verdict:
-        return cls(GateState.BLOCKED, reason, progress, seat=seat)
+    def blocked(cls, reason: str, progress: float | None = None) -> Self:
+        return cls(GateState.BLOCKED, reason, progress)
 
     @classmethod
-    def failed(cls, reason: str, *, status: int = 400, code: str = "refused_by_gate", param: str = "") -> Verdict:
+    def failed(cls, reason: str, *, status: int = 400, code: str = "refused_by_gate", param: str = "") -> Self:
         return cls(GateState.FAILED, reason, status=status, code=code, param=param)
 
 
@@ -173,32 +133,25 @@ class AdmissionGate(abc.ABC, Generic[OptionsT]):
         raise.
         """
 
-    def poll(self, blocked: Sequence[Req]) -> Mapping[str, Verdict]:
-        """News of requests that this gate blocks, by rid; of those left out the last verdict stands. Once per step."""
+    def poll(self, blocked: Sequence[Req]) -> Mapping[str, Verdict | Exception]:
+        """News of requests that this gate blocks, by rid; of those left out the last verdict stands. Once per step. An
+        exception fails its request, and no other, as if a call about this request alone had raised it.
+        """
         return {}
 
-    def seated(self, req: Req, seat: Seat) -> None:
-        """Learn where a blocked request's KV goes to. Called once, with the capability `seats`, after a verdict that
-        asked for it, when no step under way can touch the slots any more. The seat ends when the request goes on, or
-        with `cancel`.
+    def passed(self, req: Req) -> bool:
+        """Learn that a request which was blocked has passed all gates. False: it waits for its turn. True: the gate has
+        taken it further, by `CoreServices.begin_computed` for example, or ended it.
         """
-        raise Unsupported(f"the gate {type(self).__name__}", "seats")
-
-    def computed(self, req: Req, slots: NDArray[np.int32]) -> None:
-        """Learn that the KV of a request's first tokens lies in these slots int32 [n]. Called after each step that has
-        computed some of its prompt, with the capability `follows`, for requests that this gate has let through. It
-        stays there until a call with fewer (none, where memory was taken from the request), or until the request ends
-        and this gate does not hold it.
-        """
-        raise Unsupported(f"the gate {type(self).__name__}", "follows")
+        return False
 
     def cancel(self, req: Req) -> bool | None:  # optional: most gates keep nothing of a request
         """Forget a request that has ended before it went through: it was aborted, its time ran out, or another gate
         failed it.
 
         Also called for one that this gate has let through and a later gate has not, and for one that it has failed
-        itself. Of a request that it keeps nothing of it must not mind. True says that its seat may still be written to:
-        its pages stay out of use until `released` names it.
+        itself. Of a request that it keeps nothing of it must not mind. True says that memory which was reserved for it
+        may still be written to: its pages stay out of use until `released` names it.
         """
         return None
 
@@ -209,8 +162,8 @@ class AdmissionGate(abc.ABC, Generic[OptionsT]):
         return False
 
     def released(self) -> Iterable[str]:
-        """Rids of held requests that may go now, and of seats that are written to no more. Once per step while this
-        gate has either.
+        """Rids of held requests that may go now, and of those whose memory is written to no more. Once per step while
+        this gate has either.
         """
         return ()
 

@@ -13,24 +13,20 @@ if TYPE_CHECKING:
     import fastapi
 
     from pegboard.core.interfaces.client import EngineClient
-    from pegboard.core.interfaces.output_parser import OutputParser
     from pegboard.core.interfaces.plugin import BodyField
 
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """The engine client, the largest request body in bytes that the server lets through (to routes that declare LARGE),
-    and the parsers of the model's answers (see `pegboard.toolkit.chat.tool_calls`), where there are any. `services` are
-    what plugins have built for the APIs (the hook `api_services`), by name. `providers` are
-    the names of what the server has chosen itself, by contract; those of the engine are in ``client.info.providers``.
+    """The engine client, and the largest request body in bytes that the server lets through (to routes that declare
+    LARGE). `services` are what plugins have built for the APIs (the hook `api_services`), by name. `providers` are the
+    names of what the server has chosen itself, by contract; those of the engine are in ``client.info.providers``.
     `body_fields` are the fields of bodies that chosen providers declare, by provider name: routes that generate read
     them with `pegboard.toolkit.http.request_fields.with_declared`.
     """
 
     client: EngineClient
     max_body_bytes: int
-    tool_parser: OutputParser | None = None
-    reasoning_parser: OutputParser | None = None
     services: Mapping[str, object] = field(default_factory=dict)
     providers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     body_fields: Mapping[str, Sequence[BodyField]] = field(default_factory=dict)

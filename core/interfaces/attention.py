@@ -75,7 +75,9 @@ class AttentionBackend(abc.ABC, Generic[OptionsT]):
 
         It is called on the host before every batch and before every replay of a graph, and is never captured. With the
         capability `graph`, for a batch that is `fixed`: everything that `forward` reads lies where it lay for the last
-        fixed batch of that size, and what `forward` decides on the host depends on that size alone.
+        fixed batch of that size, and what `forward` decides on the host depends on that size alone. With the capability
+        `graph_extend` the same holds for extend and mixed batches that are `fixed`: their size is that of `batch_size`,
+        `num_tokens` and `prefills`.
         """
 
     @abc.abstractmethod

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.forward import ForwardMode
-    from pegboard.core.interfaces.media import MediaItem, PieceKey
-    from pegboard.core.interfaces.prefix_cache import PageLoad
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
     from pegboard.core.interfaces.trees import TokenTrees
@@ -164,37 +164,10 @@ class SplitPart:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodePiece:
-    """One piece to be encoded, and how many tokens stand for it."""
-
-    key: PieceKey
-    item: MediaItem
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeWork:
-    """What a worker needs of a step that encodes media: states to `drop` first, then `pieces` to encode and keep."""
-
-    pieces: tuple[EncodePiece, ...]
-    drop: tuple[PieceKey, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class OverlayPart:
-    """Packed tokens [row, row + count) are those of an encoded piece from `offset` on."""
-
-    key: PieceKey
-    offset: int
-    count: int
-    row: int
-
-
-@dataclass(frozen=True, slots=True)
 class PrefillItem:
     """One request's share of a prefill: `extend_len` new tokens after `prefix_len`; `partial` when its prompt goes
-    on after it; `fresh` when it has just got its row. `load` fills some of the prefix, of which a storage has brought
-    `stored_len`.
+    on after it; `fresh` when it has just got its row. `loaded_from` says how many tokens of its prefix
+    are loaded, by where they come from.
     """
 
     req: Req
@@ -202,8 +175,7 @@ class PrefillItem:
     extend_len: int
     partial: bool
     fresh: bool = False
-    load: PageLoad | None = None
-    stored_len: int = 0
+    loaded_from: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,21 +193,21 @@ class StageWork:
 class ModelWorkerBatch:
     """What a worker needs of a ScheduleBatch: arrays and plain values; no Req, no cache, no allocator.
 
-    `input_ids`, `positions` ([3, tokens] where a prompt with media is computed) and `out_cache_loc` int64 [tokens];
-    `rows`, `seq_lens`, `extend_lens`, `prefix_lens`
+    `input_ids`, `positions` ([axes, tokens] where a prompt with TokenPositions is computed) and `out_cache_loc` int64
+    [tokens]; `rows`, `seq_lens`, `extend_lens`, `prefix_lens`
     int64 [batch]; `sample_rows` int64 [sampled] or None for every token (decode). `sampling` is None when nothing is
     sampled; `sampled_rows` int64 [sampled] are the rows that a token is sampled for.
 
     `pending` int64 [n] are the packed tokens whose id only the worker knows: it is the one it sampled last for the
     token's row; `input_ids` is -1 there. `table` are changes of the row table since the batch before. `part` is set for
-    a part of a split prefill. `overlay` says which tokens are media's.
+    a part of a split prefill.
 
     With tokens ahead `trees` are those of the sampled rows, whose `sampling` and `sample_rows` have an entry per node.
     Branches need `tail_lens` int64 [batch] and `tail_bits` int64 [tokens], see ForwardBatch; chains leave them
     None.
 
-    `loads` fill device pages from the host before this batch reads them. `common_prefix`: see ForwardBatch. `extras`:
-    see BatchExtras. `payloads` are for the device parts of stages, by their names.
+    `common_prefix`: see ForwardBatch. `extras`: see BatchExtras. `payloads` are for device parts, by their names: those
+    of stages, and for `PrefixCache.loader` a tuple of what has to be loaded for this batch.
     """
 
     bid: int
@@ -253,11 +225,9 @@ class ModelWorkerBatch:
     pending: NDArray[np.int64] | None = None
     table: TableChanges | None = None
     part: SplitPart | None = None
-    overlay: tuple[OverlayPart, ...] = ()
     trees: TokenTrees | None = None
     tail_lens: NDArray[np.int64] | None = None
     tail_bits: NDArray[np.int64] | None = None
-    loads: tuple[PageLoad, ...] = ()
     common_prefix: int = 0
     extras: dict[str, Any] = field(default_factory=dict)
     payloads: dict[str, object] = field(default_factory=dict)

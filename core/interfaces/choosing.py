@@ -1,10 +1,29 @@
-"""How a plugin's hooks come by the providers of a contract that the plugin declares."""
+"""How a plugin's hooks come by providers of the contracts that the plugin declares."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from pegboard.core.interfaces.contract import Contract, Ctx, T
+
+if TYPE_CHECKING:
+    import torch
+
+    from pegboard.core.interfaces.kv_pool import KVPool
+    from pegboard.core.interfaces.layers import LayerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """A chosen provider as another process can build it: `factory` and `options_model` are lazy names, `options` plain
+    values.
+    """
+
+    factory: str
+    options_model: str
+    options: Mapping[str, object]
 
 
 class Chooser(Protocol):
@@ -16,3 +35,47 @@ class Chooser(Protocol):
         Its name is told with those of the core's providers, as in `/server_info`. Raises ConfigError where no
         provider can be used.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenProvider(Generic[T, Ctx]):
+    """A chosen provider that is not built yet: its name, its class, and what builds it."""
+
+    name: str
+    cls: type[T]
+    build: Callable[[Ctx], T]
+
+
+class ProviderChooser(Protocol):
+    """Chooses providers as the config says, and leaves it to the caller to build them."""
+
+    def __call__(self, contract: Contract[T, Ctx], context: Ctx) -> Sequence[ChosenProvider[T, Ctx]]:
+        """Return the providers of a list in the config's order, or the one of another contract, told as `Chooser` tells
+        them. Raises ConfigError where one does not support `context`.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryContext:
+    """What `memory_services` gets: KV memory as it was sized, and the prefix cache that is about to be built.
+
+    `config` is the EngineConfig, and `said` has the paths of those keys that no preset has set, but the operator.
+    `cache` is the cache's name, `provides` what it can do. KV of `layers` is kept in `pool` in `dtype`, on `device`, in
+    `num_pages` pages. `identity` returns a digest of all that KV depends on beside its tokens and their namespace; it
+    reads the model's weights, and raises OSError where it cannot. `choose` chooses providers. `requiring(contract, of,
+    capability)` returns which providers of a contract require a capability of another contract's: the names of those
+    that the config may choose, and of all that are installed.
+    """
+
+    config: Any
+    said: frozenset[str]
+    cache: str
+    provides: frozenset[str]
+    pool: KVPool
+    num_pages: int
+    layers: tuple[LayerSpec, ...]
+    dtype: torch.dtype
+    device: torch.device
+    identity: Callable[[], bytes]
+    choose: ProviderChooser
+    requiring: Callable[[str, str, str], tuple[Sequence[str], Sequence[str]]]

@@ -13,42 +13,35 @@ import msgspec
 
 from pegboard.core.interfaces.conversion import Converting
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import EncodedForm, MediaKind, MediaSettings
 from pegboard.core.interfaces.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.media import MediaProcessor
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
 
-class MediaInput(msgspec.Struct, kw_only=True):
-    """One picture or video as a client states it: an address (`data:`, `http:`, `https:`, `file:`), or the bytes
-    themselves. With `encoded` they are those of states that the client has made of it. `place` says where it stands in
-    the client's request, for errors.
-    """
+class AnnotatedPrompt(msgspec.Struct, kw_only=True):
+    """A prompt of which more is known than its text or tokens, `base`. `literals` are [start, stop) of a text's
+    characters that spell a token of the model and mean that text.
 
-    kind: MediaKind
-    url: str = ""
-    data: bytes = b""
-    settings: MediaSettings = msgspec.field(default_factory=MediaSettings)
-    encoded: EncodedForm | None = None
-    place: str = ""
-
-
-class MediaPrompt(msgspec.Struct, kw_only=True):
-    """A prompt with media: `base` has one placeholder for each item of `media`, in their order.
-
-    `literals` are [start, stop) of a text's characters that spell a token of the model and mean that text.
+    A subclass has `items` that stand in the place of tokens, and that a FrontendStage puts there (`PromptExpander`).
     """
 
     base: str | list[int]
-    media: tuple[MediaInput, ...] = ()
     literals: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def items(self) -> Sequence[object]:
+        """What stands beside the text."""
+        return ()
+
+    def refusal(self, *, embedding: bool = False) -> InvalidRequest:
+        """Return the answer to a prompt whose items no stage can place, or none for an `embedding`."""
+        return InvalidRequest("this engine takes no such prompt", param="prompt", code="unsupported")
 
 
 class GenerateRequest(msgspec.Struct, metaclass=Converting, kw_only=True):
-    """One request as an API plugin states it. `prompt` is text, token ids, or either with media; `rid` "" lets the
-    engine name it.
+    """One request as an API plugin states it. `prompt` is text, token ids, or either with items in it;
+    `rid` "" lets the engine name it.
 
     `cache_salt` separates cached prefixes: requests share KV only with equal salts. `logprobs` None means none; 0 the
     sampled token's; k the k largest too, and with `logprob_start` the same of the prompt's tokens from there on.
@@ -58,7 +51,7 @@ class GenerateRequest(msgspec.Struct, metaclass=Converting, kw_only=True):
     provider meant. `model` is the name that the request calls the model by, see `ModelInfo.named`.
     """
 
-    prompt: str | list[int] | MediaPrompt
+    prompt: str | list[int] | AnnotatedPrompt
     sampling: SamplingParams = msgspec.field(default_factory=SamplingParams.of)
     rid: str = ""
     stream: bool = False
@@ -119,8 +112,8 @@ class OutputChunk:
     (logprob, token id, top list of (logprob, id)). `input_logprobs`, of the prompt from `logprob_start` on, come with
     the first chunk. `hidden_states` has one list of numbers per token of `token_ids`; `vector` is the prompt's;
     `extra` is what other stages say, by their names. Counters are totals so far; of `drafted_tokens` that were proposed
-    and verified, `accepted_tokens` are part of the output. Of the `cached_tokens` the device did not have `cached_host`
-    and `cached_storage`.
+    and verified, `accepted_tokens` are part of the output. `cached_from` says how many of the
+    `cached_tokens` were loaded, by where they came from.
     """
 
     rid: str
@@ -138,15 +131,14 @@ class OutputChunk:
     extra: dict[str, object] | None = None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    cached_host: int = 0
-    cached_storage: int = 0
+    cached_from: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What API plugins may tell of the served model. `vocab_size` bounds token ids. `features` says what requests may
-    ask of this engine: `grammar.<kind>`, `media.<kind>`, `input_logprobs`, `hidden_states`, `embeddings`,
-    `logits_processor.<name>` for those that take parameters.
+    ask of this engine: `grammar.<kind>`, `logits_processor.<name>` for those that take parameters, and
+    what stages offer (`Stage.offers`).
     """
 
     served_name: str
@@ -174,10 +166,8 @@ class ModelInfo:
     """`architectures` of the model's own config, of which `architecture` is the one that runs."""
     max_grammar_bytes: int | None = None
     """Longest grammar that the engine takes, in bytes; None: any."""
-    media_width: int = 0
-    """Numbers of an encoded token of media, deep states included; 0 where the model takes no media."""
-    max_piece_tokens: int | None = None
-    """Most tokens of one piece of media that the engine takes; None: any number, or no media."""
+    stages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What stages tell of themselves, by their names (`Stage.info`)."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """Sampling parameters of requests that do not say otherwise: the model's own, or those of the config."""
 
@@ -227,8 +217,8 @@ class OutputStream(abc.ABC):
     rid: str
     live: bool = False
     """Whether `watch` and `take` are offered."""
-    media_tokens: Mapping[MediaKind, int] = MappingProxyType({})
-    """Prompt tokens that media take, by kind."""
+    item_tokens: Mapping[str, int] = MappingProxyType({})
+    """Prompt tokens that items of the prompt take, by kind."""
 
     def watch(self, wake: Callable[[], None]) -> None:
         """From now on, call `wake` in the event loop whenever there may be something to take. It must not raise."""
@@ -265,15 +255,13 @@ class EngineClient(abc.ABC):
         return ""
 
     @property
-    def media(self) -> MediaProcessor | None:
-        """What knows the model's media; None for a model that takes none."""
-        return None
-
-    def media_stats(self) -> Mapping[str, Any]:
-        """Return counters and gauges of preparing media, as plain values; nothing for a model that takes none. Asks no
-        scheduler.
-        """
+    def services(self) -> Mapping[str, object]:
+        """What stages offer APIs for the model that is served, by the stages' names (`FrontendStage.service`)."""
         return {}
+
+    def max_body_bytes(self, most: int) -> int:
+        """Return the largest body of a request in bytes, where requests without items may have `most`."""
+        return most
 
     @property
     @abc.abstractmethod
@@ -310,19 +298,19 @@ class EngineClient(abc.ABC):
         return [self.tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
     async def token_ids(
-        self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True
+        self, prompt: str | list[int] | AnnotatedPrompt, *, add_special_tokens: bool = True
     ) -> Sequence[int]:
-        """Return the tokens of a prompt, those of its media included, whether the context has room for them or not.
+        """Return the tokens of a prompt, those of its items included, whether the context has room for them or not.
         Raises InvalidRequest as `submit` does.
         """
-        if isinstance(prompt, MediaPrompt):
-            raise InvalidRequest("this model takes no media", code="unsupported")
+        if isinstance(prompt, AnnotatedPrompt):
+            raise prompt.refusal()
         if isinstance(prompt, list):
             return prompt
         return (await self.tokenize([prompt], add_special_tokens=add_special_tokens))[0]
 
-    async def count_tokens(self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True) -> int:
-        """Return how many tokens a prompt has, media included. Raises InvalidRequest as `token_ids` does."""
+    async def count_tokens(self, prompt: str | list[int] | AnnotatedPrompt, *, add_special_tokens: bool = True) -> int:
+        """Return how many tokens a prompt has, items included. Raises InvalidRequest as `token_ids` does."""
         return len(await self.token_ids(prompt, add_special_tokens=add_special_tokens))
 
     def charge(self, size: int) -> None:  # noqa: B027 - an engine may keep no accounts

@@ -12,17 +12,11 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
     from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
     from pegboard.core.interfaces.grammar import GrammarBackend, GrammarContext
-    from pegboard.core.interfaces.host_pool import HostPool, HostPoolContext
     from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
-    from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext
-    from pegboard.core.interfaces.kv_transfer import KVTransfer, KVTransferContext
     from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
-    from pegboard.core.interfaces.media import MediaContext, MediaEncoder, MediaProcessor
     from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
     from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
     from pegboard.core.interfaces.model_source import ModelSource, ModelSourceContext
-    from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
-    from pegboard.core.interfaces.pooler import Pooler, PoolerContext
     from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
     from pegboard.core.interfaces.sampler import Sampler, SamplerContext
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
@@ -92,6 +86,7 @@ ATTENTION: Contract[AttentionBackend, AttentionContext] = Contract(
         "logit_cap": "honours LayerSpec.logit_cap (soft cap)",
         "sinks": "honours per-head attention sinks",
         "graph": "its metadata lives in fixed buffers, so that a captured graph can be replayed",
+        "graph_extend": "`graph` for extend and mixed batches, too, whose number of tokens is fixed",
         "kv_fp8": "reads and writes 8-bit KV, with the pool's scales",
         "shared_prefix": "computes attention over ForwardBatch.common_prefix once for all requests",
         "tree_mask": "honours ForwardBatch.tail_bits: tokens that see some of the last keys only, as in a tree",
@@ -105,40 +100,6 @@ KV_POOL: Contract[KVPool, KVPoolContext] = Contract(
     f"{_I}.kv_pool:KVPool",
     "the device buffers in which keys and values live",
     suite=f"{_S}.kv_pool:KVPoolContract",
-)
-
-HOST_POOL: Contract[HostPool, HostPoolContext] = Contract(
-    "host_pool",
-    "memory.host",
-    Cardinality.ONE,
-    f"{_I}.host_pool:HostPool",
-    "the host buffers below the device's, for a prefix cache with tiers",
-    suite=f"{_S}.host_pool:HostPoolContract",
-    optional=True,
-)
-
-KV_STORAGE: Contract[KVStorage, KVStorageContext] = Contract(
-    "kv_storage",
-    "memory.storage",
-    Cardinality.MANY,
-    f"{_I}.kv_storage:KVStorage",
-    "blocks of KV on a disk or behind a network, for a prefix cache with tiers",
-    suite=f"{_S}.kv_storage:KVStorageContract",
-    capabilities={
-        "persistent": "what was written is there after a restart",
-        "shared": "several servers may use one place at once",
-    },
-)
-
-KV_TRANSFER: Contract[KVTransfer, KVTransferContext] = Contract(
-    "kv_transfer",
-    "kv_transfer",
-    Cardinality.ONE,
-    f"{_I}.kv_transfer:KVTransfer",
-    "reads KV out of other servers' memory, for gates that bring it",
-    suite=f"{_S}.kv_transfer:KVTransferContract",
-    capabilities={"fenced": "a lease that ended gives no bytes any more"},
-    optional=True,
 )
 
 TOKEN_ALLOCATOR: Contract[TokenAllocator, TokenAllocatorContext] = Contract(
@@ -159,8 +120,8 @@ PREFIX_CACHE: Contract[PrefixCache, PrefixCacheContext] = Contract(
     suite=f"{_S}.prefix_cache:PrefixCacheContract",
     capabilities={
         "reuse": "a prefix inserted once is found again (all but the null cache)",
-        "host_tier": "keeps copies of pages on the host, and has them loaded back",
-        "prefetch": "brings what storages have to the host before it is wanted",
+        "host_tier": "keeps prefixes beyond the device too, promises them, and has them loaded",
+        "prefetch": "brings what it keeps far away nearer before it is wanted",
     },
 )
 
@@ -187,8 +148,7 @@ ADMISSION_GATE: Contract[AdmissionGate, AdmissionGateContext] = Contract(
     suite=f"{_S}.admission_gate:AdmissionGateContract",
     capabilities={
         "holds": "may keep a finished request's KV until it says so",
-        "seats": "asks for places in memory, and brings KV into them; the last gate in the list",
-        "follows": "wants to know where the KV of requests lies that it has let through",
+        "brings_kv": "brings KV of requests that it blocks; the last gate in the list",
     },
 )
 
@@ -237,63 +197,6 @@ GRAMMAR: Contract[GrammarBackend, GrammarContext] = Contract(
         "rollback": "takes accepted tokens back",
         "jump_ahead": "names tokens that must come next",
     },
-)
-
-POOLER: Contract[Pooler, PoolerContext] = Contract(
-    "pooler",
-    "pooler",
-    Cardinality.MATCHED,
-    f"{_I}.pooler:Pooler",
-    "makes one vector of a prompt's hidden states",
-    suite=f"{_S}.pooler:PoolerContract",
-    optional=True,
-)
-
-REASONING_PARSER: Contract[OutputParser, OutputParserContext] = Contract(
-    "reasoning_parser",
-    "reasoning_parser",
-    Cardinality.MATCHED,
-    f"{_I}.output_parser:OutputParser",
-    "tells a model's thinking from its answer, in streamed text",
-    suite=f"{_S}.reasoning_parser:ReasoningParserContract",
-    api_side=True,
-)
-
-TOOL_PARSER: Contract[OutputParser, OutputParserContext] = Contract(
-    "tool_parser",
-    "tool_parser",
-    Cardinality.MATCHED,
-    f"{_I}.output_parser:OutputParser",
-    "finds tool calls in streamed text, and writes the grammars that force them",
-    suite=f"{_S}.tool_parser:ToolParserContract",
-    capabilities={
-        "forces": "has a grammar for answers that have to be calls",
-        "opens": "knows how forced calls begin, so that an answer may be calls or follow a format",
-        "streams_arguments": "tells arguments while they come, not when the call is complete",
-    },
-    api_side=True,
-)
-
-MEDIA_PROCESSOR: Contract[MediaProcessor, MediaContext] = Contract(
-    "media_processor",
-    "media.processor",
-    Cardinality.MATCHED,
-    f"{_I}.media:MediaProcessor",
-    "prepares pictures and video for a model, and lays them out in its prompts",
-    suite=f"{_S}.media_processor:MediaProcessorContract",
-    capabilities={"encoded": "takes items that requests have encoded themselves: `shape_of` answers for them"},
-    optional=True,
-    api_side=True,
-)
-
-MEDIA_ENCODER: Contract[MediaEncoder, ModelContext] = Contract(
-    "media_encoder",
-    "media.encoder",
-    Cardinality.MATCHED,
-    f"{_I}.media:MediaEncoder",
-    "turns pictures and video into states that stand for tokens",
-    suite=f"{_S}.media_encoder:MediaEncoderContract",
-    optional=True,
 )
 
 API: Contract[ApiRouter, ApiContext] = Contract(

@@ -86,6 +86,16 @@ class Unsupported(PegboardError):
         return type(self), (self.provider, self.capability, self.detail)
 
 
+class BadAnswer(ValueError):
+    """A provider has answered what its contract forbids. `by` is to blame, although another object noticed; None: what
+    a client has sent is, and no provider.
+    """
+
+    def __init__(self, message: str, by: object) -> None:
+        super().__init__(message)
+        self.by = by
+
+
 class OutOfMemory(PegboardError):
     """Memory that the config asks for is not there: on the device, on the host, or in the KV pool."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ModelWorkerBatch, StageWork, TableChanges
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 R_co = TypeVar("R_co", covariant=True)
 
 
+@runtime_checkable
 class Pending(Protocol[R_co]):
     """A result on its way."""
 

@@ -140,16 +140,16 @@ class ForwardBatch:
     """What the model and the attention backend read. Tensors are on the model's device; `*_cpu` are numpy on the host.
 
     Tokens of all requests are packed, request after request: `input_ids` int64 [tokens]; `positions` int64 [tokens], or
-    [3, tokens] (time, height, width) in a batch that computes a prompt with media. `req_pool_indices` int64 [batch] are
-    rows of the row table. `seq_lens` int64 [batch] count a request's KV with this batch's tokens included. In
-    extend-like modes `extend_lens` (new tokens), `extend_prefix_lens` (KV before them) and `extend_start_loc` (first
-    packed token), all int64 [batch], are set; in decode they are None (1, seq_lens - 1 and arange). `sample_rows` int64
-    [sampled] are the packed tokens whose logits are wanted; None means every token, as in decode. `attn_metadata`
-    belongs to the attention backend, which sets it in `prepare`. `overlay` has the states that take the place of token
-    embeddings (capability `overlay`).
+    [axes, tokens] in a batch that computes a prompt with TokenPositions: of M-RoPE time, height, width.
+    `req_pool_indices` int64 [batch] are rows of the row table. `seq_lens` int64 [batch] count a request's KV with this
+    batch's tokens included. In extend-like modes `extend_lens` (new tokens), `extend_prefix_lens` (KV before them) and
+    `extend_start_loc` (first packed token), all int64 [batch], are set; in decode they are None (1, seq_lens - 1 and
+    arange). `sample_rows` int64 [sampled] are the packed tokens whose logits are wanted; None means every token, as in
+    decode. `attn_metadata` belongs to the attention backend, which sets it in `prepare`. `overlay` has the states that
+    take the place of token embeddings (capability `overlay`).
 
-    `logprob_rows` int64 [p] are packed tokens of prompts whose successors' logprobs are wanted; `logprob_targets`
-    int64 [p] are those successors, and `logprob_requests` says for each what else (capability `input_logprobs`).
+    `logprob_rows` int64 [p] are packed tokens of prompts whose successors' logprobs are wanted; `logprob_targets` int64
+    [p] are those successors, and `logprob_requests` says for each what else (capability `input_logprobs`).
     `hidden_rows` int64 [h] are packed tokens whose last hidden states are wanted (capability `hidden_states`).
 
     `tail_lens` int64 [batch] (`tail_lens_cpu` on the host) and `tail_bits` int64 [tokens] are set where tokens do not
@@ -165,6 +165,11 @@ class ForwardBatch:
     A decode batch that is captured, or replayed, is `fixed`: its tensors are those of the graph, and only their
     contents change. Of its `batch_size` requests the first `real_size` are real (-1: all of them); those behind are
     padding, with row 0, slot 0, position 0 and a length of 1.
+
+    An extend or mixed batch may be `fixed`, too: then also the number of its tokens is fixed. Up to `prefills` of its
+    requests bring several new tokens, in any place; all others bring one, or are padding. Padding requests have row 0,
+    no keys and no new tokens; the last request always is one. Padding tokens belong to no request and stand behind all
+    others, with slot 0 and position 0: what attention answers for them is of no use, and may be NaN.
 
     All requests share the KV of their first `common_prefix` tokens, whole pages, slot by slot: a backend with the
     capability `shared_prefix` may read it once for all of them, and any other one reads it for each. 0 in a `fixed`
@@ -202,6 +207,7 @@ class ForwardBatch:
     watch: LayerWatch | None = None
     real_size: int = -1
     fixed: bool = False
+    prefills: int = 0
     common_prefix: int = 0
     attn_metadata: Any = None
     extras: dict[str, Any] = field(default_factory=dict)

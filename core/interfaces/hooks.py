@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.ahead import Reserve, ReserveContext
     from pegboard.core.interfaces.batch import ScheduleBatch
-    from pegboard.core.interfaces.choosing import Chooser
+    from pegboard.core.interfaces.choosing import Chooser, MemoryContext
     from pegboard.core.interfaces.client import EngineClient, ModelInfo
     from pegboard.core.interfaces.engine_view import EngineView
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
+    from pegboard.core.interfaces.frontend import FrontendContext, FrontendStage
     from pegboard.core.interfaces.http_front import HttpFront, HttpGuard
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.stage import DevicePart, FrontendStage, Stage, StageContext
+    from pegboard.core.interfaces.stage import DevicePart, Stage, StageContext
 
 hookspec = pluggy.HookspecMarker("pegboard")
 hookimpl = pluggy.HookimplMarker("pegboard")
@@ -60,6 +61,7 @@ POINTS = (
     Point("pipeline_stages", SCHEDULER, "when providers are chosen, before weights are read: what takes part in steps"),
     Point("device_parts", DEVICE, "when providers are chosen, before weights are read: what stages compute there"),
     Point("frontend_stages", API, "before the first request: what stages do with requests and answers"),
+    Point("memory_services", SCHEDULER, "when KV memory is sized, before the prefix cache and the gates are built"),
     Point("engine_started", SCHEDULER, "when the model is loaded, before the first request"),
     Point("register_metrics", SCHEDULER, "within engine_started, if the engine keeps metrics"),
     Point("api_services", API, "before the routers of the config are built"),
@@ -146,16 +148,28 @@ class HookSpecs:
         return ()
 
     @hookspec
-    def frontend_stages(self) -> Iterable[FrontendStage]:
+    def frontend_stages(self, ctx: FrontendContext) -> Iterable[FrontendStage]:
         """Once in the process that takes requests, before the first: what stages do there (see `FrontendStage`).
 
         Example::
 
             @hookimpl
-            def frontend_stages(self):
+            def frontend_stages(self, ctx):
                 return [NotesFrontend()]
         """
         return ()
+
+    @hookspec
+    def memory_services(self, ctx: MemoryContext) -> Mapping[str, object] | None:
+        """Once in the scheduler process, when memory for KV has been sized and before the prefix cache is built:
+        objects for it by name, which it finds in `PrefixCacheContext.services`. Raise ConfigError to stop the start.
+
+        Example::
+
+            @hookimpl
+            def memory_services(self, ctx):
+                return {"acme": FarMemory(ctx.pool, ctx.num_pages)}
+        """
 
     @hookspec
     def engine_started(self, info: ModelInfo, engine: EngineView) -> None:
@@ -180,9 +194,10 @@ class HookSpecs:
         """
 
     @hookspec
-    def api_services(self, chooser: Chooser) -> Mapping[str, object] | None:
+    def api_services(self, chooser: Chooser, client: EngineClient) -> Mapping[str, object] | None:
         """Once in the API process, before the routers of the config are built: objects for them by name, which they
-        find in `ApiContext.services`. `chooser` builds providers of contracts that the plugin declares.
+        find in `ApiContext.services`. `chooser` builds providers of contracts that the plugin declares; `client` tells
+        of the model.
 
         Example::
 

@@ -8,23 +8,11 @@ from typing import Any
 
 import msgspec
 
-from pegboard.core.interfaces.media import MediaItem, MediaSpan
 from pegboard.core.interfaces.sampling import SamplingParams
 
 
 class Message(msgspec.Struct, tag=True, kw_only=True, omit_defaults=True):
     """Base of all messages; the tag is the class's name."""
-
-
-class RequestMedia(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The media of a prompt, as `MediaLayout` says: `positions` is int32 little-endian [3, prompt tokens]. The files of
-    the items stay where they are until the request has ended.
-    """
-
-    items: tuple[MediaItem, ...]
-    spans: tuple[MediaSpan, ...]
-    positions: bytes
-    delta: int = 0
 
 
 class TokenizedRequest(Message):
@@ -47,7 +35,6 @@ class TokenizedRequest(Message):
     params: dict[str, Any] = msgspec.field(default_factory=dict)
     principal: str = ""
     model: str = ""
-    media: RequestMedia | None = None
     features: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
 
 
@@ -106,8 +93,7 @@ class TokenOutput(Message):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    cached_host: int = 0
-    cached_storage: int = 0
+    cached_from: dict[str, int] | None = None
     num_retractions: int = 0
     logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
     features: dict[str, msgspec.Raw] | None = None

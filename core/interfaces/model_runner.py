@@ -81,6 +81,12 @@ class ModelRunner(abc.ABC, Generic[OptionsT]):
         """
         return ()
 
+    def prefill_graph_sizes(self) -> tuple[int, ...]:
+        """Return the tokens of each extend batch that `start` will capture as a graph, in ascending order: memory is
+        kept for the largest. (), as here, for none.
+        """
+        return ()
+
     def start(self, pool: KVPool, row_table: torch.Tensor) -> None:  # optional
         """Get ready, once, when memory is there and no request has come: warm up, capture graphs. `row_table` is that
         of all batches to come.
@@ -136,7 +142,8 @@ class ModelRunner(abc.ABC, Generic[OptionsT]):
 
     def figures(self) -> dict[str, int]:
         """Return what it has counted since it was built, by name: `runner` in `/server_info`. Empty, as here, where it
-        counts nothing. One that replays graphs counts `replayed_steps` and `eager_decode_steps`.
+        counts nothing. One that replays graphs counts `replayed_steps` and `eager_decode_steps`, and
+        where there are graphs of prefills `replayed_prefills` and `eager_prefills`.
         """
         return {}
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, Strict
 from typing_extensions import TypeVar
 
 PositiveInt = Annotated[int, Field(gt=0)]
+MAX_KEY_LENGTH = 512
+Key = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_KEY_LENGTH, pattern=r"^[!-~]+$")]
+"""An API key, as a header can carry it. A number in a file is refused: YAML would have changed it (007 is 7)."""
 NameList = Annotated[
     tuple[Annotated[str, Field(min_length=1)], ...],
     BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [] if value is None else [value]),

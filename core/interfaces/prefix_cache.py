@@ -13,11 +13,12 @@ collide.
 Arrays. The caller's tokens and slots are buffers that are used again: a cache copies what it keeps and writes into
 neither, and what it answers with is the caller's.
 
-Tiers (capability `host_tier`). A cache may keep copies of pages on the host, which go on when the device's page is
-evicted. Which pages are copied, and when, is the cache's own affair; it asks the mover of its context, and takes its
-jobs' results in `poll`. Where a match goes on on the host, the caller has pages of its own filled (`load`). What was
-loaded counts as computed: it is the caller's until it inserts it, like what it computes behind it. All counters speak
-of device pages; evicting never waits for a copy.
+Promises (capability `host_tier`). A cache may keep prefixes elsewhere, beyond the device's pages. How, and what of
+them, is the cache's own affair: it has what other plugins lend it (`PrefixCacheContext.services`), and takes the
+results of what it has begun in `poll`. A match then goes on with tokens that the cache promises. The caller has pages
+of its own filled with them (`load`), by the device part that the cache names, along with the step that reads them. What
+was loaded counts as computed: it is the caller's until it inserts it, like what it computes after it. All counters
+speak of device pages; evicting waits for nothing.
 
 Growth. What a cache knows of a page, a handle or a namespace goes when the page goes. To evict costs, per call, at most
 one look at everything, and not one for each page: where memory is short, every step evicts.
@@ -28,7 +29,7 @@ from __future__ import annotations
 import abc
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol
 
 import numpy as np
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.keys import PrefixKey
-    from pegboard.core.interfaces.page_mover import PageMover
     from pegboard.core.interfaces.token_allocator import TokenAllocator
 
 
@@ -53,14 +53,12 @@ class CacheHandle(Protocol):
 class PrefixCacheContext:
     """What a prefix cache is built from: the allocator that takes back its pages, and the page size in tokens.
 
-    `mover` moves pages to other tiers; None where there are none. `identity` is a digest of everything that KV depends
-    on beside its tokens and their namespace: what leaves this process is found by equal identities only.
+    `services` are objects that plugins have built for it, by name (the hook `memory_services`).
     """
 
     allocator: TokenAllocator
     page_size: int
-    mover: PageMover | None = None
-    identity: bytes = b""
+    services: Mapping[str, object] = field(default_factory=dict)
     clock: Clock = time.monotonic
 
 
@@ -68,16 +66,16 @@ class PrefixCacheContext:
 class PrefixMatch:
     """`slots` int64 [matched] in token order, a copy that the caller may keep; valid only while `handle` is locked.
 
-    `host_len` more tokens, in whole pages, are on the host behind the device's part (capability `host_tier`; 0 without
-    it); a storage has brought `stored_len` of them since they were last loaded. `loading`: another caller is loading
-    the first of them just now, so they are on the device soon.
+    `promised` more tokens, in whole pages, can be loaded after these; `promised_from` says how many of them come from
+    where, by names of `PrefixCache.origins`. `arriving`: another caller is having the first of them loaded just now, so
+    they are on the device soon.
     """
 
     slots: NDArray[np.int64]
     handle: CacheHandle
-    host_len: int = 0
-    stored_len: int = 0
-    loading: bool = False
+    promised: int = 0
+    promised_from: Mapping[str, int] = field(default_factory=dict)
+    arriving: bool = False
 
     def __len__(self) -> int:
         return int(self.slots.shape[0])
@@ -95,39 +93,13 @@ class InsertResult:
     handle: CacheHandle
 
 
-@dataclass(frozen=True, slots=True)
-class PageLoad:
-    """Host pages int64 [n] with what goes into device pages int64 [n] before a batch reads them. The device pages are
-    the caller's, the host pages stay as they are until `loaded`. `ticket` is the cache's own.
-    """
-
-    ticket: int
-    device: NDArray[np.int64]
-    host: NDArray[np.int64]
-
-
-class Prefetch(Protocol):
-    """Blocks on their way from storages to the host (capability `prefetch`).
-
-    `tokens` of the prompt are on the device or the host by now. `wanted` will be, as far as storages are known to have
-    it; None until that is known. Once `done`, nothing more comes.
-    """
-
-    @property
-    def done(self) -> bool: ...
-
-    @property
-    def tokens(self) -> int: ...
-
-    @property
-    def wanted(self) -> int | None: ...
-
-    def close(self) -> None:
-        """Let go of it, done or not: what has come stays, what is still to come is not wanted. Twice does no harm."""
-
-
 class PrefixCache(abc.ABC, Generic[OptionsT]):
     """Finds, locks, keeps and evicts the KV of shared prefixes. Not thread-safe: one scheduler calls it."""
+
+    origins: tuple[str, ...] = ()
+    """Where promised tokens come from, for figures; none for a cache that promises nothing."""
+    loader: str = ""
+    """The name of the DevicePart that loads what it promises: its payload is a tuple of what `load` has returned."""
 
     def __init__(self, options: OptionsT, ctx: PrefixCacheContext) -> None:
         self.options = options
@@ -151,17 +123,17 @@ class PrefixCache(abc.ABC, Generic[OptionsT]):
         """
 
     def matched_length(self, key: PrefixKey) -> int:
-        """Return how many tokens `match` would find, on the device and the host, for policies. Touches what `match`
+        """Return how many tokens `match` would find, promised ones included, for policies. Touches what `match`
         touches, and no more than that. This default calls it; a cache that can count without collecting slots overrides
         it.
         """
         found = self.match(key)
-        return len(found) + found.host_len
+        return len(found) + found.promised
 
     @abc.abstractmethod
     def lock(self, handle: CacheHandle) -> None:
-        """Keep the handle's whole path from being evicted, and what its match found on the host. Locks count: each
-        needs its own `unlock`.
+        """Keep the handle's whole path from being evicted, and what its match promised. Locks count: each needs its
+        own `unlock`.
 
         Raises ValueError, with nothing changed, where any of the path was evicted or reset since the handle was made,
         even if the same tokens were inserted again: the caller has slots that are another request's by now.
@@ -236,28 +208,29 @@ class PrefixCache(abc.ABC, Generic[OptionsT]):
         eviction.
         """
 
-    # ---- tiers ----------------------------------------------------------------------------------------------------
+    # ---- promises -------------------------------------------------------------------------------------------------
 
-    def load(self, handle: CacheHandle, slots: NDArray[np.int64]) -> PageLoad:
-        """Have the tokens behind a locked path loaded from the host into the slots int64 [host_len] of the match,
-        whole pages that the caller holds and goes on to hold.
+    def load(self, handle: CacheHandle, slots: NDArray[np.int64]) -> object:
+        """Have the tokens that the match of a locked handle promised loaded into the slots int64 [promised], whole
+        pages that the caller holds and goes on to hold. Return what tells the device part `loader` to do so: plain
+        values and arrays.
 
-        The host pages are pinned until `loaded`, even where the path is unlocked before. Raises ValueError, with
-        nothing changed, for a handle that is not locked, and for another number of slots; Unsupported without the
-        capability `host_tier`.
+        What is loaded stays as it is until `loaded`, even where the path is unlocked before. Raises ValueError, with
+        nothing changed, for a handle that is not locked, and for another number of slots; Unsupported for a cache that
+        promises nothing.
         """
         raise Unsupported(f"the prefix cache {type(self).__name__}", "host_tier")
 
-    def loaded(self, load: PageLoad, ok: bool) -> None:  # nothing to do without loads
+    def loaded(self, load: object, ok: bool) -> None:  # nothing to do without loads
         """Learn that a load is through, and whether the pages have what they should. To be called once for each load,
         also where it never began. Raises ValueError for a load that is not under way.
         """
 
-    def prefetch(self, key: PrefixKey) -> Prefetch:
-        """Begin to bring what storages have of `key` to the host. Raises Unsupported without the capability
-        `prefetch`.
+    def prepare(self, seconds: float) -> tuple[int, int]:
+        """Have the system provide the memory of what it keeps elsewhere, for about `seconds` at most. Return the tokens
+        that it is there for, and all. Called before the first request, or not at all.
         """
-        raise Unsupported(f"the prefix cache {type(self).__name__}", "prefetch")
+        return 0, 0
 
     def poll(self) -> None:  # nothing to do without jobs
         """Take the results of moves that have ended, and begin others. Called between steps while `busy`; costs next to
@@ -274,7 +247,7 @@ class PrefixCache(abc.ABC, Generic[OptionsT]):
         return {}
 
     def close(self) -> None:  # nothing to close without jobs
-        """Begin nothing more. The mover ends what is under way."""
+        """End what is under way, and let go of all that it keeps elsewhere. No step is under way, and none comes."""
 
     # ---- tests ----------------------------------------------------------------------------------------------------
 

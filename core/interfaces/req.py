@@ -16,8 +16,7 @@ from pegboard.core.interfaces.status import FinishReason, ReqStatus, check_trans
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.media import MediaItem, MediaSpan, PieceKey
-    from pegboard.core.interfaces.prefix_cache import CacheHandle, PageLoad
+    from pegboard.core.interfaces.prefix_cache import CacheHandle
     from pegboard.core.interfaces.sampling import SamplingParams
 
 T = TypeVar("T")
@@ -95,6 +94,10 @@ class TokenBuffer:
         """Return what identifies the first `stop` tokens to prefix caches, as a view: here the tokens themselves."""
         return self.view(0, stop)
 
+    def is_keyed(self, place: int) -> bool:
+        """Return whether something else than its id identifies a token: its id does not say what to compute."""
+        return False
+
 
 class KeyedTokens(TokenBuffer):
     """A TokenBuffer with a second lane: what identifies each token to prefix caches, where that is not its id."""
@@ -112,36 +115,28 @@ class KeyedTokens(TokenBuffer):
     def key_view(self, stop: int | None = None) -> NDArray[np.int64]:
         return self._keys.view(0, stop)
 
+    def is_keyed(self, place: int) -> bool:
+        return int(self._keys.view(place, place + 1)[0]) != int(self.view(place, place + 1)[0])
+
 
 @dataclass(frozen=True, slots=True)
-class ReqMedia:
-    """A prompt's media. `spans` in their order, with what each of them shows in `pieces`; `positions` int64 [3, prompt
-    tokens] and `delta` as in MediaLayout. `starts` and `stops` int64 [spans] are the spans' own. `keys` int64 [prompt
-    tokens] stand for the prompt in prefix caches.
+class TokenPositions:
+    """Positions that are not indices, on one or several axes, as M-RoPE has them: `prompt` int64 [axes, prompt tokens],
+    the axes those that the model reads. Token i of the output, counted from the prompt's beginning, stands at i +
+    `delta` on all of them.
     """
 
-    items: tuple[MediaItem, ...]
-    spans: tuple[MediaSpan, ...]
-    pieces: tuple[PieceKey, ...]
-    positions: NDArray[np.int64]
+    prompt: NDArray[np.int64]
     delta: int
-    starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
-    keys: NDArray[np.int64]
 
-    def spans_in(self, start: int, stop: int) -> range:
-        """Return the indices of the spans that have some of the tokens [start, stop)."""
-        first = int(np.searchsorted(self.stops, start, "right"))
-        return range(first, max(first, int(np.searchsorted(self.starts, stop, "left"))))
-
-    def positions_of(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the positions int64 [3, stop - start] of tokens, those of the output included."""
-        prompt = self.positions.shape[1]
-        known = self.positions[:, start : min(stop, prompt)]
-        if stop <= prompt:
+    def of(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the positions int64 [axes, stop - start] of tokens, those of the output included."""
+        axes, length = self.prompt.shape
+        known = self.prompt[:, start : min(stop, length)]
+        if stop <= length:
             return known
-        later = np.arange(max(start, prompt), stop) + self.delta
-        return np.concatenate([known, np.broadcast_to(later, (3, later.shape[0]))], axis=1)
+        later = np.arange(max(start, length), stop) + self.delta
+        return np.concatenate([known, np.broadcast_to(later, (axes, later.shape[0]))], axis=1)
 
 
 @dataclass(slots=True)
@@ -153,7 +148,7 @@ class ReqKV:
     to the prefix cache and stay in place while `handle` is locked; the others belong to the request.
     `prefix_len` tokens were found in the cache when the request was last scheduled. While its prompt is prefilled,
     `scheduled_len` is what `committed_len` will be once the steps under way are through. `load` brings those of the
-    prefix that are on the host only; they count as computed once the step that it goes along with is committed.
+    prefix that the cache has promised; they count as computed once the step that it goes along with is committed.
     """
 
     row: int = NO_ROW
@@ -163,13 +158,13 @@ class ReqKV:
     allocated_len: int = 0
     cache_len: int = 0
     handle: CacheHandle | None = None
-    load: PageLoad | None = None
+    load: object | None = None
 
 
 @dataclass(slots=True)
 class ReqOutput:
-    """What has been generated and what of it was already sent. Of the `cached_tokens` the host had `cached_host`, and a
-    storage `cached_storage`.
+    """What has been generated and what of it was already sent. `cached_from` says how
+    many of the `cached_tokens` were loaded, by where they came from (`PrefixMatch.promised_from`).
 
     `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one.
     """
@@ -177,8 +172,7 @@ class ReqOutput:
     sent_len: int = 0
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
-    cached_host: int = 0
-    cached_storage: int = 0
+    cached_from: Mapping[str, int] = field(default_factory=dict)
     num_retractions: int = 0
 
 
@@ -224,7 +218,7 @@ class Req:
     the request says to plugins, by the name of the provider meant. `principal` says who asks: the name of the API key,
     never the key; "" on a server without keys. `model` is the served name that it was asked for. `flags` are the
     pipeline's own notes. `samples` False: it gets no token and ends with its prompt. Of a cached prefix at most
-    `reusable` tokens are used; see `Stage.reusable`. `media` are its pictures and video.
+    `reusable` tokens are used; see `Stage.reusable`. `positions` is None where tokens stand at their indices.
     """
 
     __slots__ = (
@@ -234,13 +228,13 @@ class Req:
         "input_len",
         "kv",
         "logprobs",
-        "media",
         "memo",
         "model",
         "name",
         "namespace",
         "output",
         "params",
+        "positions",
         "principal",
         "priority",
         "reusable",
@@ -268,7 +262,6 @@ class Req:
         seed: int = 0,
         samples: bool = True,
         logprobs: ReqLogprobs | None = None,
-        media: ReqMedia | None = None,
         params: Mapping[str, Any] | None = None,
         name: str = "",
         arrived: float | None = None,
@@ -277,7 +270,8 @@ class Req:
     ) -> None:
         self.rid = rid
         self.name = name or rid
-        self.tokens = TokenBuffer(prompt_ids) if media is None else KeyedTokens(prompt_ids, media.keys)
+        self.tokens = TokenBuffer(prompt_ids)
+        self.positions: TokenPositions | None = None
         self.input_len = int(prompt_ids.shape[0])
         self.sampling = sampling
         self.eos_ids = eos_ids
@@ -285,7 +279,7 @@ class Req:
         self.priority = priority
         self.stream = stream
         self.seed, self.samples, self.reusable = seed, samples, WHOLE_PREFIX
-        self.logprobs, self.media = logprobs, media
+        self.logprobs = logprobs
         self.output, self.kv = ReqOutput(), ReqKV()
         self.principal, self.model = principal, model
         self.params: Mapping[str, Any] = params or {}

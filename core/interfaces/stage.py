@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -27,18 +27,21 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.ahead import AheadRoom, LoadedModel, LogPart, NamedProvider, Verified
     from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch, ScheduleBatch
-    from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, ModelInfo, OutputChunk
     from pegboard.core.interfaces.contract import Contract, Ctx, T
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput, LogprobOutput
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.layers import ModelSpec
     from pegboard.core.interfaces.messages import TokenizedRequest
+    from pegboard.core.interfaces.model_family import ModelContext
     from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.interfaces.sampling import SamplingParams
     from pegboard.core.interfaces.status import FinishReason
     from pegboard.core.interfaces.step import AnySource, CoreServices, Launched
-    from pegboard.core.interfaces.stops import CompiledStops
+    from pegboard.core.interfaces.stops import CompiledStops, Ending
     from pegboard.core.interfaces.trees import Accepted, TokenTrees
+
+
+R = TypeVar("R")
 
 
 class Wait(enum.Enum):
@@ -48,6 +51,10 @@ class Wait(enum.Enum):
     """Other requests may be admitted in its place."""
     STOP = "stop"
     """Nothing further is admitted to this prefill."""
+    HOLD = "hold"
+    """Nothing further is admitted to this prefill, since a step of the stage's own comes first; as long as nothing has
+    been, further requests are asked, so that one such step serves several.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +124,6 @@ class StepResult(Protocol):
     def parts(self) -> Mapping[str, Mapping[str, NDArray[np.generic]]]: ...
 
 
-class Ending(Protocol):
-    """One reason to end, of one request."""
-
-    def after(self, req: Req, token: int) -> FinishReason | None:
-        """Return why the request ends with `token`, the newest of its output; None where it goes on."""
-
-
 @dataclass(frozen=True, slots=True)
 class Sent:
     """What a stage adds to an output: a value for all of it, and one value per token that the output brings. Both are
@@ -134,28 +134,37 @@ class Sent:
     rows: Sequence[object] = ()
 
 
-def _not_counted(made: object) -> None:
-    return
-
-
 @dataclass(frozen=True, slots=True)
 class StageContext:
     """What stages and device parts are built with, before weights are read. `config` is the EngineConfig. `runner` are
     the capabilities of the chosen runner, which is called `runner_name`. `provider` builds what is chosen for a
-    contract, once for all who ask; `choices` are what was chosen so far, by contract, and `failed` counts a failure of
-    something that `provider` has built. `end` finishes a request for a reason, from within `arrived`, `commit` or
-    `closed`; none of its KV is shared.
+    contract, once for all who ask; `find` is None where the config names no provider and none supports the context, and
+    `missing` says then which would but for a library, by the contract's name. `lacking` says who of those that compute
+    the model lacks a capability, such as "model family 'llama'"; None: all have it. `end` finishes a request for a
+    reason, from within `arrived`, `commit` or `closed`; none of its KV is shared. Tokens of a prompt are computed in
+    chunks of `chunk_size`; None: at once. `scratch` is a directory that this process shares with that of the API.
+    `choices` are the providers chosen so far, by contract; `failed` counts a failure of what `provider` has built.
     """
 
     config: Any
     spec: ModelSpec
-    directory: Path
+    model: ModelContext
     runner: frozenset[str]
     provider: Callable[[Contract[T, Ctx], Ctx], T]
+    find: Callable[[Contract[T, Ctx], Ctx], T | None]
+    missing: Callable[[str], Sequence[str]]
+    lacking: Callable[[str], str | None]
     end: Callable[[Req, FinishReason], None]
-    runner_name: str = ""
+    runner_name: str
+    chunk_size: int | None
+    scratch: Path
     choices: Mapping[str, Sequence[NamedProvider]] = field(default_factory=dict)
-    failed: Callable[[object], None] = _not_counted
+    failed: Callable[[object], None] = lambda made: None
+
+    @property
+    def directory(self) -> Path:
+        """The prepared model's."""
+        return self.model.directory
 
 
 class Stage:
@@ -195,7 +204,8 @@ class Stage:
         of its methods sees the request again. `message.features` has what the FrontendStage prepared.
 
         Raise InvalidRequest to refuse the request. Anything else that is raised refuses it with status 500. The stage
-        may set `req.samples` to False: the request ends with its prompt, and no token is drawn.
+        may set `req.samples` to False: the request ends with its prompt, and no token is drawn. It may set
+        `req.positions`, and give tokens keys: ``req.tokens = KeyedTokens(req.prompt_ids, keys)``.
         """
         return None
 
@@ -227,10 +237,13 @@ class Stage:
 
     # ---- a plan ----------------------------------------------------------------------------------------------------
 
+    def begin_plan(self) -> None:
+        """Before each step is planned: what `clip` has noted for the plan before is out of date."""
+
     def clip(self, req: Req, start: int, take: int) -> int | Wait:
         """While a prefill is planned: return how many of tokens [start, start + take) can be computed now, `take` at
-        most. Asked several times per plan, and also for requests that are not admitted afterwards, so it must change
-        nothing. The core rounds down to pages, and lets only one request of a prefill be cut.
+        most. Asked several times per plan, and also for requests that are not admitted afterwards, so it changes
+        nothing beyond the plan. The core rounds down to pages, and lets only one request of a prefill be cut.
         """
         return take
 
@@ -285,14 +298,30 @@ class Stage:
         gave for it there; None where it gave none.
         """
 
-    # ---- its life --------------------------------------------------------------------------------------------------
+    # ---- what is told ----------------------------------------------------------------------------------------------
+
+    def info(self) -> Mapping[str, object]:
+        """Once, when the engine is built: plain values that `ModelInfo.stages` has under the stage's name."""
+        return {}
 
     def figures(self) -> Mapping[str, float]:
-        """Whenever the scheduler's figures are read, for `/server_info` and metrics: return more of them, by name."""
+        """Whenever the scheduler is asked for its figures, for `/server_info` and metrics: totals and states, by names
+        that none of its other figures has.
+        """
+        return {}
+
+    def log_totals(self) -> Mapping[str, tuple[str, int]]:
+        """For each log line about a prefill: totals since the start, each by what the line calls it, with the field of
+        the log record. The line says what came since the one before.
+        """
         return {}
 
     def log_decodes(self) -> LogPart | None:
         """For each log line about decodes, which is about all since the one before: return what to add."""
+        return None
+
+    def idle_error(self) -> str | None:
+        """Return what is wrong with the stage's books when the scheduler has no request, or None."""
         return None
 
 
@@ -309,9 +338,20 @@ class DeviceServices:
 class DevicePart:
     """Where batches run: called in launch order, on every rank. What it raises fails the batch, so that halves are
     tried. A payload is read on each call and must not be changed.
+
+    It gets the payloads of the Stage of its name; or, with `loads`, those of a prefix cache that names it as its
+    `loader`.
     """
 
     name: str = ""
+    loads: bool = False
+    reserved: int = 0
+    """Bytes on the device that it takes beside its weights, which KV does not get."""
+
+    def load(self) -> None:
+        """Once, before the model's weights are read and memory is given to KV: read its own. Raises as
+        `ModelFamily.load` does.
+        """
 
     def attach(self, model: LoadedModel) -> None:
         """Once, when the model's weights are read and memory is not sized yet: take what it needs of the model. What it
@@ -337,6 +377,12 @@ class DevicePart:
         """
         return None
 
+    def execute(self, payload: object, batch: ForwardBatch, run: Callable[[], R]) -> R:
+        """Around the pass, or around the first part of a split one: call `run` once, and return what it returns. Raise
+        StepLost where what the pass reads is not there and no request is to blame.
+        """
+        return run()
+
     def computed(self, payload: object, batch: ForwardBatch, output: ForwardOutput) -> Mapping[str, torch.Tensor]:
         """After the pass: return tensors that go to the host with the tokens, in one copy. The Stage finds them in
         `StepResult.parts`. Must not wait for the device. `output` says what was accepted, and the newest tokens.
@@ -344,51 +390,7 @@ class DevicePart:
         return {}
 
     def run(self, payload: object, services: DeviceServices) -> object:
-        """Whenever a source of its stage has StageWork done, between batches: return the result, which is not None. It
-        may wait for the device; batches that are launched later wait for it.
+        """Whenever a source of its stage has StageWork done, between batches: return the result, which is not None, or
+        what waits for it (`Pending`). It may wait for the device; batches that are launched later wait for it.
         """
         raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """What answering costs the API process, in numbers of things (see `server.budget`): log-probabilities, numbers of
-    vectors, such numbers for each output token, and what ends it by its text.
-    """
-
-    entries: int = 0
-    numbers: int = 0
-    numbers_per_token: int = 0
-    stops: tuple[CompiledStops, ...] = ()
-    """The same object for all answers that share it."""
-
-
-class FrontendStage:
-    """The API process's half of a feature. Called from several threads, so it keeps nothing of a request. What it
-    raises fails the request with status 500, by the names of stage and plugin.
-    """
-
-    name: str = ""
-    fields: tuple[str, ...] = ()
-    """Those of `STAGE_FIELDS` and `SAMPLING_FIELDS` that it serves. Without it requests with them are refused."""
-
-    def prepare(self, request: GenerateRequest | EmbedRequest, length: int, info: ModelInfo) -> object | None:
-        """Once per request, when its fields are checked: return what the Stage is to know of it, anything that msgspec
-        encodes; None: nothing. `length` is the prompt's in tokens. Raise InvalidRequest, naming the field, for what
-        cannot be served.
-        """
-        return None
-
-    def compile_stops(self, sampling: SamplingParams) -> CompiledStops | None:
-        """Before a request's prompt becomes tokens, beside the loop, and again for its output: check and compile those
-        of `SAMPLING_FIELDS` that end it by its text. Return the same object for equal ones, as long as it is in use.
-        Raise InvalidRequest, naming the field, for what cannot be served.
-        """
-        return None
-
-    def price(self, feature: msgspec.Raw, message: TokenizedRequest, info: ModelInfo) -> Price:
-        """Once or twice per request with a feature of this stage: return what its answer will cost."""
-        return Price()
-
-    def finish(self, chunk: OutputChunk, whole: msgspec.Raw | None, rows: Sequence[msgspec.Raw]) -> None:
-        """For each chunk to which `Stage.send` added something: put it into the chunk's fields."""

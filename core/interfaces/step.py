@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -73,8 +73,22 @@ class StageStep(Launched):
     work: StageWork
 
 
+@dataclass(frozen=True, slots=True)
+class TokenValues:
+    """What goes with a token that another engine drew: the logprobs that its request wants (`tops` and `chosen` as
+    pairs of logprob and token), what stages sent with it there, by name (`CoreServices.first_rows`), and the number of
+    prompt tokens that were cached there, which the client is told.
+    """
+
+    logprob: float | None = None
+    tops: tuple[tuple[float, int], ...] = ()
+    chosen: tuple[tuple[float, int], ...] = ()
+    rows: Mapping[str, bytes] = field(default_factory=dict)
+    cached_tokens: int = 0
+
+
 class CoreServices(Protocol):
-    """What the core offers sources that a stage brings (`Stage.sources`), in the scheduler's loop."""
+    """What the core offers a stage and its sources (`Stage.sources`), in the scheduler's loop."""
 
     @property
     def decoding(self) -> bool:
@@ -82,6 +96,10 @@ class CoreServices(Protocol):
 
     def next_number(self) -> int:
         """Return the number of a step that the source makes."""
+
+    @property
+    def flight(self) -> Launched | None:
+        """Return the step that is under way between two turns of the loop."""
 
     def slots(self, req: Req) -> NDArray[np.int64]:
         """Return the slots int64 [computed tokens] of a request's KV, to be read only; none where it has no memory."""
@@ -97,6 +115,9 @@ class CoreServices(Protocol):
 
     def end(self, reqs: Iterable[Req], message: str, code: str = "") -> None:
         """End requests that are to blame for a failure, with status 500."""
+
+    def check_device(self, error: Exception) -> None:
+        """Return if further work has a chance after this error. Raises what ends the scheduler's process otherwise."""
 
     def split(self, whole: BatchStep, layers: int, *, first: bool, last: bool) -> BatchStep:
         """Return the next `layers` of a prefill that `begin` was given; the last part is the step to commit."""
@@ -117,6 +138,31 @@ class CoreServices(Protocol):
 
     def closed(self, step: BatchStep) -> None:
         """Note that a batch is through, or is not going to run. Once for each whole batch, after the above."""
+
+    def reserve(self, req: Req) -> bool:
+        """Give a blocked request memory for its prompt, after the `req.kv.cache_len` tokens of it that are cached.
+        False where there is no room now. It then counts in admission as a running request does, until it goes on or
+        ends.
+
+        Its pages may have been those of a request that has ended, to which the step under way still writes. So nothing
+        but later steps may touch them before `flight` is another one.
+        """
+
+    def reserved_slots(self, req: Req) -> NDArray[np.int32]:
+        """Return the slots int32 [prompt tokens] of memory that was reserved."""
+
+    def give_back(self, req: Req, computed: int = 0) -> None:
+        """Take back what was reserved for a request. KV of the first `computed` tokens is there, and is cached."""
+
+    def begin_computed(self, req: Req, length: int, token: int, values: TokenValues) -> None:
+        """Let a blocked request run whose KV of the first `length` tokens is in its memory, and whose next token is
+        `token`, which was drawn elsewhere. Every stage sees it in a step of mode PREBUILT, which computes nothing.
+        """
+
+    def first_rows(self, req: Req) -> Mapping[str, bytes]:
+        """Return what stages send with a request's first token, by name: `TokenValues.rows` of the engine that takes
+        the request over.
+        """
 
 
 S = TypeVar("S", bound=Launched)

@@ -1,8 +1,12 @@
-"""What ends outputs by their text (`Stage.compile_stops`)."""
+"""What ends outputs: by a token (`Stage.finishers`), and by their text (`Stage.compile_stops`)."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.status import FinishReason
 
 
 class TextMatcher(Protocol):
@@ -39,3 +43,10 @@ class CompiledStops(Protocol):
 
     def matcher(self) -> TextMatcher:
         """Return a new one, at the beginning of a text."""
+
+
+class Ending(Protocol):
+    """One reason to end, of one request."""
+
+    def after(self, req: Req, token: int) -> FinishReason | None:
+        """Return why the request ends with `token`, the newest of its output; None where it goes on."""

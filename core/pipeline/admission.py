@@ -15,17 +15,14 @@ import numpy as np
 from pegboard.core.interfaces.batch import PrefillItem
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.stage import Wait
-from pegboard.core.pipeline.media.encoder_cache import EncodeQueue
 from pegboard.core.pipeline.points import Points
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
-    from pegboard.core.interfaces.media import PieceKey
     from pegboard.core.interfaces.prefix_cache import PrefixMatch
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.pipeline.media.encoder_cache import EncoderCache
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
 
@@ -38,10 +35,8 @@ class AddResult(enum.Enum):
     """Memory is spoken for: stop until something finishes."""
     OTHER = "other"
     """This prefill is full (input or chunk budget, rows): stop for this step."""
-    ENCODE = "encode"
-    """Its media have to be encoded first: `PrefillAdder.wishes` knows which."""
     LATER = "later"
-    """What it needs is being loaded for another request: pass it over in this step."""
+    """What it needs is not there yet, or a step of a stage comes first: pass it over in this step."""
 
 
 @dataclass(slots=True)
@@ -84,11 +79,10 @@ class PrefillAdder:
 
     `running` are requests that decode, `chunk_size` bounds the tokens of this prefill when chunking is on,
     `decode_tokens` are those of decodes mixed into it. `max_new_rows` bounds how many requests may join, and
-    `max_load_tokens` what is loaded from the host. `apart` are requests that hold memory and decode again soon: their
-    growth counts as well.
+    `max_load_tokens` what is loaded of promised prefixes. `apart` are requests that hold memory and decode again
+    soon: their growth counts as well.
 
-    `media` knows what is encoded. Where a request lacks something, it is wished for, and from then on nothing is
-    admitted: others may only wish as well, so that one step encodes for several.
+    Once a stage has answered `Wait.HOLD` for a request, nothing is admitted; others are only asked.
 
     Others count at `ratio`, but a request that ignores end-of-sequence tokens is known to go on to its very
     end, so for one of those the whole course of memory is played through (`_survives`).
@@ -106,15 +100,11 @@ class PrefillAdder:
         max_new_rows: int,
         max_load_tokens: int,
         apart: Sequence[Req] = (),
-        media: EncoderCache | None = None,
         points: Points | None = None,
     ) -> None:
         self._points = points or Points()
         self.items: list[PrefillItem] = []
-        self.wishes = None if media is None else EncodeQueue(media)
-        self.pieces: list[PieceKey] = []
-        """Encoded media that this prefill reads."""
-        self._media = media
+        self._held = False  # some stage has a step of its own to come first
         self._memory = memory
         self._page = memory.page_size
         # However many decodes are mixed in, one request may join them.
@@ -130,7 +120,6 @@ class PrefillAdder:
         self._running = running
         self._reserved += running.growth(ratio.current, ratio.clip)
         self._apart = apart
-        self._placed = 0
         self._reserved += sum(map(self._share, apart))
 
     @property
@@ -142,7 +131,7 @@ class PrefillAdder:
         """Go on with a request whose prompt is partly computed. Whether it advanced."""
         done = req.kv.scheduled_len
         left = req.seq_len - done
-        take = self._encoded(req, done, self._clipped(req, done, self._chunk(left), left)[0])
+        take = self._clipped(req, done, self._chunk(left), left)[0]
         if take <= 0 or not self._memory.extend(req, done + take):
             return False
         self._accept(req, done, take, take < left)
@@ -155,83 +144,72 @@ class PrefillAdder:
         """
         if self.rows_full:
             return AddResult.OTHER
-        if self.wishing and req.media is None:
-            return AddResult.ENCODE
+        if self._held and not self._points.clips_for(req):
+            return AddResult.LATER
         found = self._memory.match(req)
-        start = len(found) + found.host_len
+        start = len(found) + found.promised
         left = req.seq_len - start
-        result = AddResult.LATER if found.loading else self._verdict(req, left, found.host_len, has_chunked)
+        result = AddResult.LATER if found.arriving else self._verdict(req, left, found.promised, has_chunked)
         take = self._chunk(left)
         if result is AddResult.CONTINUE and self._points.clips:
             take, result = self._clipped(req, start, take, left)
-            if result is AddResult.CONTINUE and take < left and has_chunked:
+            if result is AddResult.CONTINUE and (self._held or (take < left and has_chunked)):
                 result = AddResult.LATER
-        if result is AddResult.CONTINUE and req.media is not None:
-            take = self._encoded(req, start, take)
-            if take <= 0 or self.wishing or (take < left and has_chunked):
-                result = AddResult.ENCODE
         if result is AddResult.CONTINUE:
-            result = self._seat(req, found, start + take)
+            result = self._place(req, found, start + take)
         if result is AddResult.CONTINUE:
-            self._accept(req, start, take, take < left, fresh=True, stored=found.stored_len)
+            self._accept(req, start, take, take < left, found)
         elif req.kv.row == NO_ROW:
             self._memory.unmatch(req)
         else:
             self._memory.release(req, keep=False)
         return result
 
-    def _seat(self, req: Req, found: PrefixMatch, length: int) -> AddResult:
+    def _place(self, req: Req, found: PrefixMatch, length: int) -> AddResult:
         """Give a request a row with `length` slots, those of its prefix among them."""
-        self._memory.seat(req, found)
+        self._memory.place(req, found)
         if not self._memory.extend(req, length):
             return AddResult.NO_TOKEN
         if not self._memory.load(req, found):
             return AddResult.LATER
-        if found.host_len:
-            self._rem_load, self._loads = self._rem_load - found.host_len, True
+        if found.promised:
+            self._rem_load, self._loads = self._rem_load - found.promised, True
         return AddResult.CONTINUE
 
     def place(self, req: Req, *, has_chunked: bool) -> bool:
-        """Give a request row and slots for KV that is computed elsewhere; False where there is no room. What the host
-        has of its prefix is left out: it comes as the rest does.
+        """Give a request row and slots for KV that is computed elsewhere; False where there is no room. What is
+        promised of its prefix is left out: it comes as the rest does.
         """
-        if self._placed >= self._max_new_rows:
+        if not self._max_new_rows:
             return False
         found = self._memory.match(req)
         left = req.seq_len - len(found)
-        alone = not (self._running or self._apart or has_chunked or self._placed)
+        alone = not (self._running or self._apart or has_chunked)
         fits = left <= self._memory.available_tokens if alone else self._affordable(req, left)
         if not fits:
             self._memory.unmatch(req)
             return False
-        self._memory.seat(req, found)
+        self._memory.place(req, found)
         req.kv.prefix_len = req.kv.scheduled_len = len(found)
         if not self._memory.extend(req, req.seq_len):
             self._memory.release(req, keep=False)
             return False
-        self._placed += 1
-        self._reserved += self._share(req)
         return True
 
     @property
     def rows_full(self) -> bool:
         return len(self.items) >= self._max_new_rows
 
-    @property
-    def wishing(self) -> bool:
-        """Whether some request waits for its media to be encoded."""
-        return self.wishes is not None and bool(self.wishes.pieces)
-
     def could_take(self, req: Req, *, has_chunked: bool) -> bool:
-        """Return whether this prefill's own budgets admit the request, if memory does and nothing of it is cached. A
-        request whose media are not encoded wishes for that first.
+        """Return whether this prefill's own budgets admit the request, if memory and stages do and nothing of it is
+        cached.
         """
         take = self._chunk(req.seq_len)
-        if req.media is not None and self._media is not None:
+        if self._points.clips_for(req):
             found = self._memory.match(req)
-            start = len(found) + found.host_len
+            start = len(found) + found.promised
             self._memory.unmatch(req)
-            take = self._encoded(req, start, self._chunk(req.seq_len - start))
+            take = self._clipped(req, start, self._chunk(req.seq_len - start), req.seq_len - start)[0]
         if take <= 0 or (take < req.seq_len and has_chunked):
             return False
         return not self.items or take <= self._rem_input
@@ -259,7 +237,7 @@ class PrefillAdder:
         return self._rem_input <= 0 or (self._rem_chunk is not None and self._rem_chunk <= 0)
 
     def _verdict(self, req: Req, left: int, loaded: int, has_chunked: bool) -> AddResult:
-        """Say whether `left` tokens may be computed behind a prefix of which the host has the last `loaded` ones."""
+        """Say whether `left` tokens may be computed behind a prefix of which the last `loaded` ones are promised."""
         # A request that is alone must always get in, or an estimate could lock everybody out for ever.
         alone = not self._running and not self.items and not has_chunked
         needed = left + loaded
@@ -287,44 +265,18 @@ class PrefillAdder:
         left; and whether the request goes on, waits while others are asked, or ends this prefill.
         """
         found = self._points.clip(req, start, take) if self._points.clips else take
+        if found is Wait.HOLD:
+            self._held = True
+            return 0, AddResult.OTHER if self.items else AddResult.LATER
         if isinstance(found, Wait):
             return 0, AddResult.LATER if found is Wait.SKIP else AddResult.OTHER
         if found < left:
             found = (start + found) // self._page * self._page - start
         return (found, AddResult.CONTINUE) if found > 0 else (0, AddResult.LATER)
 
-    @property
-    def may_wish(self) -> bool:
-        """Whether further requests should be offered, for what one step may encode beside what is wished for."""
-        return self.wishes is not None and self.wishing and not self.items and not self.wishes.full
-
-    def _encoded(self, req: Req, start: int, take: int) -> int:
-        """Return how many of `take` tokens can be computed now: all of them, none where what they lack is to be encoded
-        first, or those before what cannot be encoded beside the rest.
-        """
-        if req.media is None or self._media is None or take <= 0:
-            return take
-        ready = self._media.ready_until(req.media, start, start + take)
-        if ready == start + take:
-            return take
-        assert self.wishes is not None
-        return 0 if self.wishes.add(req, start, start + take) else (ready - start) // self._page * self._page
-
-    def _read(self, req: Req, start: int, stop: int) -> None:
-        """Note what a request reads of encoded media."""
-        if req.media is None or self._media is None:
-            return
-        for index in req.media.spans_in(start, stop):
-            self.pieces.append(req.media.pieces[index])
-            if req.media.spans[index].start >= start:
-                self._media.read(req.media.pieces[index])
-
-    def _accept(
-        self, req: Req, prefix_len: int, take: int, partial: bool, *, fresh: bool = False, stored: int = 0
-    ) -> None:
-        self._read(req, prefix_len, prefix_len + take)
-        load = req.kv.load if fresh else None
-        self.items.append(PrefillItem(req, prefix_len, take, partial, fresh, load, stored))
+    def _accept(self, req: Req, prefix_len: int, take: int, partial: bool, found: PrefixMatch | None = None) -> None:
+        loaded_from = {} if found is None else found.promised_from
+        self.items.append(PrefillItem(req, prefix_len, take, partial, found is not None, loaded_from))
         self._rem_input -= take
         if self._rem_chunk is not None:
             self._rem_chunk -= take

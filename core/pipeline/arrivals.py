@@ -8,20 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.messages import Rejected, TokenizedRequest
-from pegboard.core.interfaces.req import Req, ReqLogprobs, ReqMedia
+from pegboard.core.interfaces.req import Req, ReqLogprobs
 from pegboard.toolkit.text.encoding import overflow
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def new_req(
-    message: TokenizedRequest,
-    eos_ids: frozenset[int],
-    rng: np.random.Generator,
-    now: float,
-    media: ReqMedia | None = None,
-) -> Req:
+def new_req(message: TokenizedRequest, eos_ids: frozenset[int], rng: np.random.Generator, now: float) -> Req:
     """Return a request's state. One without a seed of its own is given one, so that every draw has its own numbers."""
     seed = message.sampling.seed
     logprobs = None
@@ -37,7 +31,6 @@ def new_req(
         stream=message.stream,
         seed=int(rng.integers(2**62)) if seed is None else seed,
         logprobs=logprobs,
-        media=media,
         params=message.params,
         name=message.name,
         arrived=now,

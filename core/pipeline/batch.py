@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,8 @@ import numpy as np
 from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch, SplitPart
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.pipeline.ahead import pack
-from pegboard.core.pipeline.media.placing import overlay_of, positions_of
 from pegboard.core.pipeline.points import Points, asks_of
+from pegboard.core.pipeline.positions import positions_of
 from pegboard.core.pipeline.running import NEVER, SHIFTED, flags_of
 from pegboard.core.pipeline.sampling_info import SamplingInfos, mark_pending
 from pegboard.core.pipeline.step import Step, computed_again
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.batch import PrefillItem
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
-    from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.interfaces.sampler import Sampler
     from pegboard.core.pipeline.ahead import Ahead
     from pegboard.core.pipeline.memory import MemoryManager
@@ -159,7 +159,7 @@ class BatchBuilder:
         if ahead is not None:
             ahead = ahead.after([req.tokens.last for req in through])
         work = _keep_out(self._work(batch, through + decoding, ahead), again)
-        work.loads = tuple(item.load for item in items if item.load is not None)
+        loads = self._load(work, [item.req.kv for item in items if item.fresh])
         if decoding and ahead is None:
             at = work.input_ids.shape[0] - len(decoding)
             ids, pending = _inputs(running, active, flight)
@@ -186,6 +186,7 @@ class BatchBuilder:
             again=again,
             ahead=ahead,
             asks=asks_of(reqs),
+            loads=loads,
         )
 
     def join(self, step: Step, running: RunningBatch) -> None:
@@ -259,12 +260,18 @@ class BatchBuilder:
         ahead = step.ahead and step.ahead.part(_sampled_places(whole)[keep][_is_sampled(batch)])
         again = None if step.again is None else step.again[keep]
         work = _keep_out(self._work(batch, sampled, ahead), again)
-        work.loads = tuple(kv.load for kv in kvs if kv.load is not None)
+        loads = self._load(work, kvs)
         left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
         flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
         half = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, again=again, ahead=ahead)
-        half.touched, half.asks, half.closed = True, asks_of(reqs), True
+        half.touched, half.asks, half.closed, half.loads = True, asks_of(reqs), True, loads
         return half
+
+    def _load(self, work: ModelWorkerBatch, kvs: Iterable[ReqKV]) -> bool:
+        """Have what the prefix cache has promised loaded for a batch; whether there is anything."""
+        if loads := tuple(kv.load for kv in kvs if kv.load is not None):
+            work.payloads[self._memory.cache.loader] = loads
+        return bool(loads)
 
     def _work(self, batch: ScheduleBatch, sampled: list[Req], ahead: Ahead | None) -> ModelWorkerBatch:
         """Return the worker's share of a batch whose slots are allocated. Tokens that the host does not know are -1."""
@@ -292,7 +299,6 @@ class BatchBuilder:
             sampling=self._infos.of(sampled) if sampled else None,
             sampled_rows=sampled_rows,
             table=self._memory.rows.take_changes(),
-            overlay=overlay_of(spans),
         )
         if ahead is not None:
             batch.trees = ahead.trees

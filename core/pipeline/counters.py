@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections import Counter
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,15 +24,10 @@ class Counters:
     preemptions: int = 0
     prefill_steps: int = 0
     decode_steps: int = 0
-    encode_steps: int = 0
-    """Steps that encoded media."""
-    encode_time: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    cached_host_tokens: int = 0
-    """Of the cached ones, those that came from the host."""
-    cached_storage_tokens: int = 0
-    """Of the cached ones, those that a storage had and the host did not."""
+    cached_from: Counter[str] = field(default_factory=lambda: Counter(host=0, storage=0))
+    """Of the cached ones, those that were loaded, by where they came from; these two are told by any engine."""
     generated_tokens: int = 0
     forced_tokens: int = 0
     """Of the generated ones, those that grammars left no choice about and the model was not asked for."""
@@ -45,12 +41,10 @@ class Counters:
     def note_cached(self, item: PrefillItem) -> None:
         """Count what was found of a request's prompt when it was first scheduled, here and in the request."""
         kv, out = item.req.kv, item.req.output
-        out.cached_tokens = kv.prefix_len
-        out.cached_storage = item.stored_len
-        out.cached_host = kv.prefix_len - kv.cache_len - item.stored_len
+        out.cached_tokens, out.cached_from = kv.prefix_len, item.loaded_from
         self.cached_tokens += out.cached_tokens
-        self.cached_host_tokens += out.cached_host
-        self.cached_storage_tokens += out.cached_storage
+        self.cached_from.update(out.cached_from)
 
     def to_dict(self) -> dict[str, float]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "cached_from"}
+        return {**plain, **{f"cached_{origin}_tokens": count for origin, count in self.cached_from.items()}}

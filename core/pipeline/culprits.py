@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from pegboard.core.registry.blame import describe, in_words
+from pegboard.core.interfaces.errors import BadAnswer
+from pegboard.toolkit.system.blame import describe, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,14 +16,6 @@ if TYPE_CHECKING:
     from pegboard.core.registry.records import ProviderRecord
 
 T = TypeVar("T")
-
-
-class BadAnswer(ValueError):
-    """A provider has answered what its contract forbids. `by` is to blame, although the core noticed."""
-
-    def __init__(self, message: str, by: object) -> None:
-        super().__init__(message)
-        self.by = by
 
 
 class BadTokens(BadAnswer):

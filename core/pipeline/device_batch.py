@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.stage import DevicePart
     from pegboard.core.pipeline.device import DeviceQueue
-    from pegboard.core.pipeline.media.states import EncodedMedia
 
 _PER_TOKEN = 96
 _PER_ROW = 192
@@ -49,7 +48,6 @@ class DeviceBatches:
         pool: KVPool,
         attention: AttentionBackend,
         vocab_size: int,
-        media: EncodedMedia | None = None,
         parts: Mapping[str, DevicePart] | None = None,
     ) -> None:
         self._parts = parts or {}
@@ -59,7 +57,6 @@ class DeviceBatches:
         self._pool = pool
         self._attention = attention
         self._vocab_size = vocab_size
-        self._media = media
         self._sampling: SamplingBatch | None = None
         self._version = 0
 
@@ -140,9 +137,6 @@ class DeviceBatches:
             batch.sample_rows = put(work.sample_rows)
         for name, payload in work.payloads.items():
             self._parts[name].unpack(payload, batch, put)
-        if work.overlay:
-            assert self._media is not None
-            batch.overlay = self._media.overlay(work.overlay, put)
         return batch
 
     def _put_extra(self, value: object) -> object:

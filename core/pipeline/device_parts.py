@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 
 from pegboard.core.interfaces.ahead import Wants
+from pegboard.core.interfaces.errors import BadAnswer
 from pegboard.core.interfaces.stage import DevicePart
-from pegboard.core.pipeline.culprits import BadAnswer
 from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput, LogprobOutput
     from pegboard.core.interfaces.trees import Accepted
 
+R = TypeVar("R")
 NOTHING = Wants()
 
 
@@ -33,6 +35,7 @@ class DeviceParts:
         self.by_name = {part.name: part for part in parts}
         self._wanting = self._at("wants")
         self._accepting = self._at("accept")
+        self._around = self._at("execute")
 
     def _at(self, point: str) -> dict[str, DevicePart]:
         """Return the parts that override a method."""
@@ -46,6 +49,13 @@ class DeviceParts:
         asked = [part.wants(work.payloads[name]) for name, part in self._wanting.items() if name in work.payloads]
         states = dict.fromkeys(place for one in asked for place in one.states)
         return Wants(any(one.logits for one in asked), tuple(states))
+
+    def within(self, work: ModelWorkerBatch, batch: ForwardBatch, run: Callable[[], R]) -> R:
+        """Run a pass, or the first part of one, within what parts do around it."""
+        for name, part in self._around.items():
+            if name in work.payloads:
+                run = partial(part.execute, work.payloads[name], batch, run)
+        return run()
 
     def accept(self, work: ModelWorkerBatch, verified: Verified, output: ForwardOutput) -> Accepted:
         """Return what stands of tokens ahead by the first part that says so, and change the output's logprobs to match;

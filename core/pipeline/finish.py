@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from pegboard.core.interfaces.constraint import LATER, Later, constraint_of
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.pipeline.text.detokenize import IncrementalDetokenizer, TokenDecoder
-from pegboard.core.pipeline.text.stop import StopMatcher
+from pegboard.toolkit.text.detokenize import IncrementalDetokenizer, TokenDecoder
+from pegboard.toolkit.text.stop import StopMatcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -10,7 +10,6 @@ from pegboard.core.pipeline.running import CONSTRAINED
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pegboard.core.interfaces.admission_gate import Arrived
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.messages import TokenOutput
     from pegboard.core.interfaces.req import Req
@@ -55,8 +54,6 @@ class Lifecycle:
         self._gates = gates
         self._requests_finished = requests_finished
         self._clock = clock
-        if gates is not None and gates.follows:
-            memory.leaving = gates.leaving
 
     def begin(self, req: Req) -> None:
         """Take a request in. It joins the queue unless a gate blocks it."""
@@ -117,30 +114,27 @@ class Lifecycle:
             else:
                 self._release(req)
 
-    def ask_gates(self, gates: GateKeeper) -> list[tuple[Req, Arrived | None]]:
-        """Act on the gates' news: requests that have failed, or need not be held any more. Return those that may go on,
-        with what has arrived for them.
-        """
+    def ask_gates(self, gates: GateKeeper) -> None:
+        """Act on the gates' news: requests that have failed, need not be held any more, or may go on."""
         news = gates.poll()
         for req, reason in news.failed:
             self.end(req, reason)
         for req in news.released:
             # What ended before it was through has KV that is not all there.
             self._release(req, keep=req.output_len > 0)
-        return news.ready
+        for req in news.ready:
+            further = gates.passed(req)
+            if isinstance(further, FinishReason):
+                self.end(req, further)
+            elif not further:
+                req.move_to(ReqStatus.WAITING)
+                self.ready(req)
 
     def share(self, step: Step) -> None:
-        """Share what a step has computed of prompts, and tell the gates that follow them."""
-        gates = self._gates
+        """Share what a step has computed of prompts. Of those that have ended, too: a gate may hold them for long."""
         for req, kv in zip(step.prefilled, step.kvs, strict=False):
-            followed = gates is not None and gates.follows and gates.is_followed(req)
-            if req.kv is not kv or (req.finished and not followed):
-                continue
-            self._memory.cache_unfinished(req)
-            if gates is not None and followed:
-                reason = gates.computed(req, self._memory.slots(req, 0, kv.committed_len).copy())
-                if reason is not None and not req.finished:
-                    self.end(req, reason)
+            if req.kv is kv:
+                self._memory.cache_unfinished(req)
 
     def follow_constraints(self) -> None:
         """Park the requests whose constraints need longer, and count the tokens that constraints have forced."""
@@ -191,7 +185,7 @@ class Lifecycle:
         req.output.finish_reason = reason
         req.timing.finished = self._clock()
         self._planner.drop(req)
-        self._planner.seated.discard(req)
+        self._planner.reserved.discard(req)
         output = self._results.output(req)
         if output is not None:
             self.outbox.append(output)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,9 +37,8 @@ logger = logging.getLogger(__name__)
 RUN = 16
 """Tokens that running requests get at once: as many as attention reads together on a CPU."""
 
-
 MAX_LOAD_FAILURES = 10
-"""After so many loads from the host that failed, no more are tried."""
+"""After so many loads of promised prefixes that failed, no more are tried."""
 
 
 class MemoryCorrupted(RuntimeError):
@@ -63,8 +61,6 @@ class MemoryManager:
         """Tokens in pages that requests hold themselves."""
         self.unplaced: Callable[[Req], None] | None = None
         """Told when its memory is taken from a request; where stages listen."""
-        self.leaving: Callable[[Req], None] | None = None
-        """Told before its memory is taken from a request."""
         self.cache_name = type(cache).__name__
         self._failed_calls: Counter[str] = Counter()
 
@@ -86,30 +82,30 @@ class MemoryManager:
         return -(-tokens // self.page_size)
 
     def match(self, req: Req) -> PrefixMatch:
-        """Find and lock the cached prefix of a request without a row. Undone by `unmatch`, completed by `seat`."""
+        """Find and lock the cached prefix of a request without a row. Undone by `unmatch`, completed by `place`."""
         try:
             found = self.cache.match(req.matchable_key())
             self.cache.lock(found.handle)
         except Exception:
             self._cache_failed("match", f" {req}; all of it is computed")
             found = PrefixMatch(np.empty(0, np.int64), None)
-        if found.host_len and self._failed_calls["load"] >= MAX_LOAD_FAILURES:
-            found = replace(found, host_len=0, stored_len=0, loading=False)
+        if found.promised and self._failed_calls["load"] >= MAX_LOAD_FAILURES:
+            found = PrefixMatch(found.slots, found.handle)
         n = len(found)
-        known = n + found.host_len
+        known = n + found.promised
         req.kv = ReqKV(
             prefix_len=known, committed_len=n, scheduled_len=known, allocated_len=n, cache_len=n, handle=found.handle
         )
         return found
 
     def load(self, req: Req, found: PrefixMatch) -> bool:
-        """Have what the host has of a seated request's prefix loaded into its own pages, with the step that reads them.
+        """Have what is promised of a placed request's prefix loaded into its own pages, with the step that reads them.
         False where that cannot be: the request is to be matched again.
         """
-        if not found.host_len:
+        if not found.promised:
             return True
         start = len(found)
-        slots = self.slots(req, start, start + found.host_len).astype(np.int64)
+        slots = self.slots(req, start, start + found.promised).astype(np.int64)
         try:
             req.kv.load = self.cache.load(req.kv.handle, slots)
         except Exception:
@@ -133,7 +129,7 @@ class MemoryManager:
 
     @property
     def busy(self) -> bool:
-        """Whether a cache with tiers moves pages."""
+        """Whether the cache moves pages."""
         return self.cache.busy
 
     def cache_stats(self) -> dict[str, float]:
@@ -145,7 +141,7 @@ class MemoryManager:
             return {}
 
     def poll(self) -> None:
-        """Let a cache with tiers take the results of its moves."""
+        """Let the cache take the results of its moves."""
         if not self.cache.busy:
             return
         try:
@@ -162,13 +158,13 @@ class MemoryManager:
                 self._cache_failed("unlock", f" the prefix of {req}; it stays cached")
         req.kv = ReqKV()
 
-    def seat(self, req: Req, found: PrefixMatch) -> None:
+    def place(self, req: Req, found: PrefixMatch) -> None:
         """Give a matched request a row that starts with its cached prefix."""
         req.kv.row = self.rows.alloc()
         self.rows.write(req.kv.row, 0, found.slots)
 
     def extend(self, req: Req, length: int) -> bool:
-        """Make room for `length` tokens of a seated request. False, with nothing changed, when memory does not
+        """Make room for `length` tokens of a placed request. False, with nothing changed, when memory does not
         suffice.
         """
         kv = req.kv
@@ -243,8 +239,6 @@ class MemoryManager:
         """Take everything back from a request: its KV goes to the cache (unless `keep` is False, where it may be
         wrong), its own pages to the allocator, its row to the pool."""
         kv = req.kv
-        if self.leaving is not None:
-            self.leaving(req)
         self.loaded(kv, False)
         if kv.row == NO_ROW:
             self.unmatch(req)

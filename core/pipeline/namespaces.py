@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.keys import PrefixMemo
@@ -23,11 +22,8 @@ def composed(parts: Mapping[str, str], own: str) -> str:
 
 
 def move(req: Req, namespace: str) -> None:
-    """Put a request that has no KV yet into another namespace, its media included."""
+    """Put a request that has no KV yet into another namespace."""
     if namespace == req.namespace:
         return
     req.namespace = namespace
     req.memo = PrefixMemo()  # a memo stays in one namespace
-    if req.media is not None:
-        pieces = tuple(piece._replace(namespace=namespace) for piece in req.media.pieces)
-        req.media = replace(req.media, pieces=pieces)

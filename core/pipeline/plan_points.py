@@ -1,11 +1,11 @@
-"""PlanPoints: where stages take part in plans and in what is told of them, as frozen tuples of those that override a
-method. A point without listeners is one truth test.
+"""PlanPoints: where stages take part in plans and in what is told, as frozen tuples of those that override a method.
+A point without listeners is one truth test.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.stage import Stage, Wait
@@ -38,20 +38,35 @@ class PlanPoints:
             stage.flag = FIRST_STAGE << number
         self.culprits = culprits or Culprits()
         self.lookback = max((stage.lookback for stage in stages), default=0)
+        self.beginning = self._at("begin_plan")
         self._clipping = self._at("clip")
         self.clips = bool(self._clipping)
         """Whether some stage says how much of a prompt can be computed."""
         self._settling = self._at("must_settle")
         self.looking_ahead = self._at("ahead")
         """Stages that may have tokens ahead."""
-        self._figuring = self._at("figures")
+        self._telling = self._at("figures")
+        self._summing = self._at("log_totals")
         self._logging = self._at("log_decodes")
+        self._auditing = self._at("idle_error")
 
     def _at(self, point: str) -> tuple[Stage, ...]:
         """Return the stages that take part at a point."""
         return tuple(one for one in self.stages if getattr(type(one), point) is not getattr(Stage, point))
 
     # ---- a plan ----------------------------------------------------------------------------------------------------
+
+    def begin_plan(self) -> None:
+        """Tell that a step is about to be planned."""
+        for stage in self.beginning:
+            try:
+                stage.begin_plan()
+            except Exception as error:
+                self._log(stage, "begin_plan", error)
+
+    def clips_for(self, req: Req) -> bool:
+        """Return whether some stage says how much of a request's prompt can be computed."""
+        return self.clips and any(req.flags & stage.flag for stage in self._clipping)
 
     def clip(self, req: Req, start: int, take: int) -> int | Wait:
         """Return how many of `take` tokens can be computed now, as far as stages say. One that raises lets the request
@@ -99,22 +114,36 @@ class PlanPoints:
             self._log(stage, "ahead", ValueError(wrong))
         return None
 
-    # ---- their life ------------------------------------------------------------------------------------------------
+    # ---- what is told ----------------------------------------------------------------------------------------------
+
+    def info(self) -> dict[str, Mapping[str, object]]:
+        """Return what stages tell of themselves when the engine is built, by their names."""
+        return {stage.name: dict(stage.info()) for stage in self._at("info")}
 
     def figures(self) -> dict[str, float]:
-        """Return what stages have counted, by name."""
+        """Return totals and states of stages; nothing of one that raises."""
         found: dict[str, float] = {}
-        for stage in self._figuring:
+        for stage in self._telling:
             try:
                 found.update(stage.figures())
             except Exception as error:
                 self._log(stage, "figures", error)
         return found
 
+    def log_totals(self) -> dict[str, tuple[str, int]]:
+        """Return what stages add to the log line of a prefill."""
+        found: dict[str, tuple[str, int]] = {}
+        for stage in self._summing:
+            try:
+                found.update(stage.log_totals())
+            except Exception as error:
+                self._log(stage, "log_totals", error)
+        return found
+
     def log_decodes(self) -> list[LogPart]:
         """Return what stages add to a log line about decodes."""
         found: list[LogPart] = []
-        for stage in self._logging:
+        for stage in self._summing:
             try:
                 part = stage.log_decodes()
             except Exception as error:
@@ -122,6 +151,10 @@ class PlanPoints:
             else:
                 found += [] if part is None else [part]
         return found
+
+    def idle_error(self) -> str | None:
+        """Return what is wrong with some stage's books, or None."""
+        return next((error for stage in self._auditing if (error := stage.idle_error()) is not None), None)
 
     # ---- what raises -----------------------------------------------------------------------------------------------
 

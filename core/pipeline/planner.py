@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.counters import Counters
     from pegboard.core.pipeline.guards import GuardedPolicy
     from pegboard.core.pipeline.looking_ahead import TokensAhead
-    from pegboard.core.pipeline.media.encoder_cache import EncoderCache
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.settings import SchedulerSettings
     from pegboard.core.pipeline.stages import Limits
@@ -47,7 +46,6 @@ class Planner:
         counters: Counters,
         clock: Clock,
         cannot_fit: Callable[[Req, FinishReason], None],
-        media: EncoderCache | None,
         ahead: TokensAhead,
     ) -> None:
         self.settings = settings
@@ -68,8 +66,7 @@ class Planner:
         self.running = RunningBatch(settings.max_running_requests, builder.vocab_size, builder.points.columns)
         self.chunked: Req | None = None
         self.parked: dict[Req, float] = {}
-        self.seated: set[Req] = set()  # blocked ones that have a place in memory
-        self.books = media
+        self.reserved: set[Req] = set()  # blocked ones for which memory is reserved
         self.prefills: tuple[AnySource, ...] = ()  # of the turn of prefills, in the order in which they are asked
         self.mixing: tuple[AnySource, ...] = ()  # those of them that may mix decodes into their batches
         self.decodes: tuple[AnySource, ...] = ()
@@ -93,6 +90,8 @@ class Planner:
         """
         if flight is not None and self._waits_for_tokens(flight):
             return None
+        if self.builder.points.beginning:
+            self.builder.points.begin_plan()
         for prefills, sources in self._turns():
             settle = False
             for source in sources:
@@ -213,8 +212,7 @@ class Planner:
             # Rows are short where gates hold finished requests; the chunked one has its row already.
             max_new_rows=self.memory.rows.free_rows + (self.chunked is not None),
             max_load_tokens=self.settings.max_load_tokens,
-            apart=(*self.holding, *self.seated),
-            media=self.books,
+            apart=(*self.holding, *self.reserved),
             points=self.builder.points,
         )
 
@@ -295,5 +293,3 @@ class Planner:
     def closed(self, step: Step) -> None:
         """Note that a step is through, or is not going to run: what was kept for it can go."""
         self.builder.points.closed(step)
-        if self.books is not None:
-            self.books.release(step.number)

@@ -18,8 +18,8 @@ from pegboard.core.interfaces.req import SINGLE, WHOLE_PREFIX
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.interfaces.step import StepSource
 from pegboard.core.pipeline.plan_points import PlanPoints
-from pegboard.core.pipeline.running import CONSTRAINED, HISTORY, SPECIAL
-from pegboard.core.registry.blame import in_words
+from pegboard.core.pipeline.running import CONSTRAINED, HISTORY, SHIFTED, SPECIAL
+from pegboard.toolkit.system.blame import in_words
 from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.stage import Column, Ending, Stage
+    from pegboard.core.interfaces.stage import Column, Stage
     from pegboard.core.interfaces.step import AnySource, CoreServices
-    from pegboard.core.interfaces.stops import CompiledStops
+    from pegboard.core.interfaces.stops import CompiledStops, Ending
     from pegboard.core.pipeline.culprits import Culprits
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.step import Step
@@ -100,6 +100,8 @@ class Points(PlanPoints):
                     req.flags |= stage.flag | HISTORY * interest.history | SINGLE * interest.single
                     req.flags |= SPECIAL * bool(interest.look and self._looking & stage.flag)
                     req.flags |= (CONSTRAINED | SPECIAL | HISTORY) * interest.constrained
+            if req.positions is not None:
+                req.flags |= SHIFTED
             for name in message.features:
                 if not any(stage.name == name for stage in self.stages):
                     raise InvalidRequest(f"this engine has no stage {name!r}", code="unsupported")

@@ -16,21 +16,19 @@ from pegboard.core.interfaces.messages import (
     ControlRequest,
     FromScheduler,
     Rejected,
-    RequestMedia,
     TokenizedBatch,
     TokenizedRequest,
     ToScheduler,
 )
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.pipeline.arrivals import QueueBounds, bad_length, ids_of, new_req, refusal
-from pegboard.core.pipeline.media.arrival import MediaMismatch
-from pegboard.core.registry.blame import in_words
+from pegboard.core.pipeline.arrivals import QueueBounds, bad_length, new_req, refusal
+from pegboard.toolkit.system.blame import in_words
 from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.engine_view import Control
-    from pegboard.core.interfaces.req import Req, ReqMedia
+    from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.counters import Counters
     from pegboard.core.pipeline.lifecycle import Lifecycle
     from pegboard.core.pipeline.stages import Limits, Stages
@@ -78,11 +76,8 @@ class Reception:
 
     def _accept(self, message: TokenizedRequest) -> Accepted | Rejected:
         refused = self._refusal(message)
-        media = None
-        if refused is None and message.media is not None:
-            media, refused = self._media(message, message.media)
         if refused is None:
-            req = new_req(message, self._limits.eos_ids, self._rng, self._clock(), media)
+            req = new_req(message, self._limits.eos_ids, self._rng, self._clock())
             refused = self._examine(req, message)
         if refused is not None:
             self._counters.rejected += 1
@@ -102,21 +97,6 @@ class Reception:
         return bad_length(message, self._limits.max_context_len) or self.bounds.refuse(
             message, len(alive) - held, self._requests.prompt_tokens
         )
-
-    def _media(self, message: TokenizedRequest, media: RequestMedia) -> tuple[ReqMedia | None, Rejected | None]:
-        """Return a request's media, or why they cannot be taken."""
-        stage = self._stages.media
-        if stage is None:
-            return None, refusal(message, 400, "unsupported", "this engine takes no media here")
-        try:
-            return stage.read(media, ids_of(message), message.namespace), None
-        except InvalidRequest as error:
-            return None, refusal(message, error.status, error.code, error.message)
-        except MediaMismatch as error:
-            logger.error("the media of %s do not fit: %s", quoted(message.rid), error)
-            return None, refusal(message, 500, "media_failed", "the media of this request were lost; try again")
-        except Exception as error:
-            return None, self._plugin_failed(message, "the media encoder", error)
 
     def _examine(self, req: Req, message: TokenizedRequest) -> Rejected | None:
         """Give plugins their first look at a request. What they raise fails this request alone."""

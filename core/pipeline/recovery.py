@@ -6,11 +6,12 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.executor import outcome
 from pegboard.core.pipeline.step import Step
-from pegboard.core.registry.blame import text_of
+from pegboard.toolkit.system.blame import text_of
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch_result import BatchResult
@@ -25,6 +26,14 @@ logger = logging.getLogger(__name__)
 
 MAX_SINGLE_FAILURES = 4
 """After so many requests of a step have failed alone and none has passed, the fault is not that of one: all fail."""
+
+
+MAX_LOST_STEPS = 20
+"""After so many lost steps without a new token a request is given up: more than the loads that a cache may lose."""
+
+
+_LOST: ReqSlot[list[int]] = ReqSlot(lambda: [0, 0])
+"""How many steps of a request were lost, and how many tokens it has had since."""
 
 
 class DeviceFailed(RuntimeError):
@@ -59,8 +68,9 @@ class Recovery:
         lost = isinstance(error, StepLost)
         if lost:
             self.note(step.number, f"{len(step.reqs)} requests", error)
-            if isinstance(step, Step) and step.work.loads:
+            if isinstance(step, Step) and step.loads:
                 self._stages.memory.load_failed()
+            self._give_up(step, error)
         else:
             step.source.failed(step, error)
         # Only now: a request whose chunk failed may have its next one in the step after, and has to be tried first.
@@ -89,8 +99,7 @@ class Recovery:
         self._halve(step, 0, len(step.reqs), error)
 
     def _halve(self, step: Step, start: int, stop: int, error: Exception) -> None:
-        if not self._stages.executor.healthy():
-            raise DeviceFailed("the device has failed; the scheduler process has to start anew") from error
+        self.check_device(error)
         hopeless = not self._passed and self._failed >= MAX_SINGLE_FAILURES
         if stop - start == 1 or hopeless:
             self._failed += 1
@@ -110,12 +119,27 @@ class Recovery:
                 which = "requests %d to %d of batch %d fail again: %s"
                 logger.warning(which, low, high - 1, step.number, text_of(again))
                 if isinstance(again, StepLost):
+                    self._give_up(part, again)
                     self._planner.rewind(part)
                 else:
                     self._halve(step, low, high, again)
             else:
                 self._passed += 1
                 self._commit(part, result)
+
+    def check_device(self, error: Exception) -> None:
+        """Raise DeviceFailed where another forward pass has no chance after this error."""
+        if not self._stages.executor.healthy():
+            raise DeviceFailed("the device has failed; the scheduler process has to start anew") from error
+
+    def _give_up(self, step: Launched, error: Exception) -> None:
+        """End requests that have lost too many steps; prompts first, since others may have lost theirs by them."""
+        for req in step.reqs:
+            steps, length = _LOST.of(req)
+            _LOST.of(req)[:] = steps + 1 if length == req.seq_len else 1, req.seq_len
+        over = [req for req in step.reqs if _LOST.of(req)[0] >= MAX_LOST_STEPS]
+        prompts = [req for req in over if isinstance(step, Step) and req in step.prefilled]
+        self.end(prompts or over, f"{MAX_LOST_STEPS} steps were lost, one after the other: {text_of(error)}")
 
     def end(self, reqs: Iterable[Req], message: str, code: str = "") -> None:
         """End requests that are to blame for a failure, with status 500."""

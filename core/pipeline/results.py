@@ -15,7 +15,7 @@ from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline.finish import END_TOKENS, LENGTH, Constraints, Finisher, StopText, first_reason
 from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.running import CONSTRAINED, NEVER, SPECIAL, STREAM
-from pegboard.core.pipeline.text.detokenize import TokenDecoder
+from pegboard.toolkit.text.detokenize import TokenDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -182,8 +182,7 @@ class ResultStage:
             prompt_tokens=req.input_len,
             completion_tokens=req.output_len,
             cached_tokens=out.cached_tokens,
-            cached_host=out.cached_host,
-            cached_storage=out.cached_storage,
+            cached_from=dict(out.cached_from) or None,
             num_retractions=out.num_retractions,
             logprobs=logprobs,
             features=features,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pegboard.core.interfaces.sampling import SAMPLING_ROW
+from pegboard.core.pipeline.positions import delta_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +35,7 @@ CONSTRAINED = 32
 """It has a TokenConstraint."""
 # 64 is SINGLE.
 SHIFTED = 128
-"""Its prompt has media, and positions are not indices."""
+"""Positions of its tokens are not their indices."""
 ALONE = 256
 """What it wants cannot tell tokens ahead from its output: it gets none ahead."""
 FIRST_STAGE = 512
@@ -148,8 +149,8 @@ class RunningBatch:
             if place is None:
                 place = len(self.reqs)
                 self.reqs.append(req)
-                delta = 0 if req.media is None else req.media.delta
-                self._ints[:, place] = req.kv.row, 0, req.input_len, req.kv.allocated_len, 0, 0, 0, req.flags, delta, 0
+                ints = req.kv.row, 0, req.input_len, req.kv.allocated_len, 0, 0, 0, req.flags, delta_of(req), 0
+                self._ints[:, place] = ints
                 self._numbers[place] = req.sampling.row(req.seed, self._vocab_size)
                 self._times[place] = req.timing.last_token
                 for (stage, column), values in zip(self._declared, self._columns, strict=True):
@@ -255,8 +256,6 @@ def flags_of(req: Req, asked: Iterable[Any], alone: Sequence[object] = ()) -> in
         flags |= SPECIAL
     if req.logprobs is not None:
         flags |= LOGPROBS
-    if req.media is not None:
-        flags |= SHIFTED
     if params.grammar is not None:
         flags |= CONSTRAINED | SPECIAL | HISTORY
     for one in asked:

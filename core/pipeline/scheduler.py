@@ -21,13 +21,11 @@ from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
 from pegboard.core.pipeline.lifecycle import Lifecycle
 from pegboard.core.pipeline.looking_ahead import TokensAhead
 from pegboard.core.pipeline.loops import make_loop
-from pegboard.core.pipeline.media.encoding import Encoding
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.receive import Reception
 from pegboard.core.pipeline.recovery import Recovery
 from pegboard.core.pipeline.results import NOBODYS
-from pegboard.core.pipeline.seats import Seats
-from pegboard.core.pipeline.services import Services
+from pegboard.core.pipeline.services import Services, note_values
 from pegboard.core.pipeline.sources import Decode, Prefill
 from pegboard.core.pipeline.stats import Stats
 from pegboard.core.pipeline.step import Step
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.messages import FromScheduler, TokenOutput, ToScheduler
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.status import FinishReason
-    from pegboard.core.interfaces.step import AnySource, Launched
+    from pegboard.core.interfaces.step import AnySource, Launched, TokenValues
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.settings import SchedulerSettings
     from pegboard.core.pipeline.stages import Limits, Stages
@@ -66,7 +64,7 @@ class Scheduler:
         self.guarded_policy = GuardedPolicy(stages.policy)
         self.planner = Planner(
             settings, limits, stages.memory, self.guarded_policy, stages.builder, self.counters, clock,
-            self._cannot_fit, stages.books, TokensAhead(stages),
+            self._cannot_fit, TokensAhead(stages),
         )  # fmt: skip
         hooks = stages.hooks
         self._batch_scheduled = GuardedHooks("batch_scheduled", hooks.batch_scheduled)
@@ -84,7 +82,6 @@ class Scheduler:
         self.controls["info"] = lambda args: self.info()
         all_hooks = (self._batch_scheduled, self._batch_committed, requests_finished, self._idle_hooks)
         self.stats = Stats(stages, self.planner, self.guarded_policy, all_hooks, self.bounds, self.counters)
-        self.seats = Seats(self.planner, stages, self.requests, self.begin_computed)
         self.loop = self.requests.loop = make_loop(settings.loop, self)
         self.paused = False
         """While it is, no step is started (see `EngineView.pause`)."""
@@ -102,10 +99,9 @@ class Scheduler:
         recovery = Recovery(stages, planner, self.requests, self.counters, self._commit)
         prefill = Prefill(planner, recovery, self._commit)
         own: list[AnySource] = [prefill, Decode(planner, recovery, self._commit)]
-        if stages.books is not None:
-            own.append(Encoding(stages.books, prefill, stages, recovery, self.counters))
         planner.mixing = (prefill,)
-        planner.set_sources(own, stages.points.sources(Services(planner, recovery, stages.executor, self._commit)))
+        services = Services(stages, planner, self.requests, recovery, self._commit, self.begin_computed)
+        planner.set_sources(own, stages.points.sources(services))
         return recovery
 
     def bound_queue(self, requests: int, fills: int) -> QueueBounds:
@@ -180,10 +176,7 @@ class Scheduler:
         requests, gates = self.requests, self.stages.gates
         self.stages.memory.poll()
         if gates is not None and gates:
-            for req, arrived in requests.ask_gates(gates):
-                self.seats.join(req, arrived)
-            if gates.seats:
-                self.seats.fill(gates, self.loop.flight)
+            requests.ask_gates(gates)
         if self.planner.parked:
             requests.ask_constraints()
         self.loop.turn()
@@ -241,7 +234,7 @@ class Scheduler:
         """Give a step's tokens to their requests, share what was prefilled, and let go of those that have ended."""
         batch, stages = step.batch, self.stages
         ran = batch.forward_mode is not ForwardMode.PREBUILT
-        if step.work.loads:
+        if step.loads:
             for kv in step.kvs:
                 stages.memory.loaded(kv, True)
         stages.points.arrived(step, result)
@@ -267,10 +260,13 @@ class Scheduler:
             self.requests.finished(finished)
         self.requests.follow_constraints()
 
-    def begin_computed(self, req: Req, length: int, token: int) -> None:
+    def begin_computed(self, req: Req, length: int, token: int, values: TokenValues) -> None:
         """Let a request run whose KV of the first `length` tokens, in slots of its own, and whose next token are from
-        elsewhere. What it wants of that token beside it has been noted.
+        elsewhere (see `CoreServices`).
         """
+        self.planner.reserved.discard(req)
+        note_values(req, values)
+        self.stages.points.adopt(req, values.rows)
         req.kv.committed_len = req.kv.scheduled_len = length
         req.move_to(ReqStatus.RUNNING)
         req.timing.ready = req.timing.first_scheduled = planned_at = self.clock()
@@ -292,8 +288,7 @@ class Scheduler:
             return
         self._was_idle = True
         self.planner.ratio.current = self.planner.ratio.start
-        books = self.stages.books
-        if error := self.stages.memory.idle_error() or (books and books.idle_error()):
+        if error := self.stages.memory.idle_error() or self.stages.points.idle_error():
             self.counters.book_errors += 1
             logger.error("the books do not balance: %s", error)
         if self.stages.report is not None:

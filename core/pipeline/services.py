@@ -1,35 +1,50 @@
-"""Services: what the core offers the sources of steps that stages bring."""
+"""Services: what the core offers stages, and the sources of steps that they bring."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pegboard.core.interfaces.status import ReqStatus
+from pegboard.core.pipeline.admission import PrefillAdder
 from pegboard.core.pipeline.step import Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.batch_result import BatchResult
-    from pegboard.core.interfaces.executor import Executor
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.step import BatchStep
+    from pegboard.core.interfaces.step import BatchStep, Launched, TokenValues
+    from pegboard.core.pipeline.lifecycle import Lifecycle
     from pegboard.core.pipeline.planner import Planner
     from pegboard.core.pipeline.recovery import Recovery
+    from pegboard.core.pipeline.stages import Stages
 
 
 class Services:
-    """The CoreServices of one scheduler. `commit` gives a step's tokens to its requests."""
+    """The CoreServices of one scheduler. `commit` gives a step's tokens to its requests, and `begin` lets one run that
+    was computed elsewhere.
+    """
 
     def __init__(
-        self, planner: Planner, recovery: Recovery, executor: Executor, commit: Callable[[Step, BatchResult], None]
+        self,
+        stages: Stages,
+        planner: Planner,
+        requests: Lifecycle,
+        recovery: Recovery,
+        commit: Callable[[Step, BatchResult], None],
+        begin: Callable[[Req, int, int, TokenValues], None],
     ) -> None:
         self._planner = planner
+        self._memory = stages.memory
+        self._executor = stages.executor
+        self._points = stages.points
+        self._requests = requests
         self._recovery = recovery
-        self._executor = executor
         self._commit = commit
+        self.begin_computed = begin
 
     @property
     def decoding(self) -> bool:
@@ -38,8 +53,12 @@ class Services:
     def next_number(self) -> int:
         return self._planner.builder.next_number()
 
+    @property
+    def flight(self) -> Launched | None:
+        return None if self._requests.loop is None else self._requests.loop.flight
+
     def slots(self, req: Req) -> NDArray[np.int64]:
-        return self._planner.memory.rows.host[req.kv.row, : req.kv.committed_len].astype(np.int64)
+        return self._memory.rows.host[req.kv.row, : req.kv.committed_len].astype(np.int64)
 
     def ask(self, stage: str, payload: object) -> object:
         return self._executor.ask(stage, payload)
@@ -52,6 +71,9 @@ class Services:
 
     def end(self, reqs: Iterable[Req], message: str, code: str = "") -> None:
         self._recovery.end(reqs, message, code)
+
+    def check_device(self, error: Exception) -> None:
+        self._recovery.check_device(error)
 
     def split(self, whole: BatchStep, layers: int, *, first: bool, last: bool) -> BatchStep:
         return self._planner.builder.split(_ours(whole), layers, first=first, last=last)
@@ -70,6 +92,48 @@ class Services:
 
     def closed(self, step: BatchStep) -> None:
         self._planner.closed(_ours(step))
+
+    def reserve(self, req: Req) -> bool:
+        planner, memory = self._planner, self._memory
+        if any(waiting.status is ReqStatus.RETRACTED for waiting in planner.waiting):
+            return False  # what was taken from a running request is its own by right
+        adder = PrefillAdder(
+            memory,
+            planner.running,
+            ratio=planner.ratio,
+            max_prefill_tokens=1,
+            chunk_size=None,
+            decode_tokens=0,
+            max_new_rows=memory.rows.free_rows,
+            max_load_tokens=0,
+            apart=(*planner.holding, *planner.reserved),
+        )
+        if not adder.place(req, has_chunked=planner.chunked is not None):
+            return False
+        planner.reserved.add(req)
+        return True
+
+    def reserved_slots(self, req: Req) -> NDArray[np.int32]:
+        return self._memory.slots(req, 0, req.input_len).copy()
+
+    def give_back(self, req: Req, computed: int = 0) -> None:
+        self._planner.reserved.discard(req)
+        req.kv.committed_len = req.kv.scheduled_len = max(computed, req.kv.cache_len)
+        self._memory.release(req)
+
+    def first_rows(self, req: Req) -> Mapping[str, bytes]:
+        return self._points.first_rows(req)
+
+
+def note_values(req: Req, values: TokenValues) -> None:
+    """Give a request what it wants of a first token that was drawn elsewhere, beside that token."""
+    req.output.cached_tokens = values.cached_tokens
+    kept = req.logprobs
+    if kept is not None and values.logprob is not None:
+        kept.values.append(values.logprob)
+        kept.tops.append(list(values.tops))
+        if kept.token_ids:
+            kept.chosen.append(list(values.chosen))
 
 
 def _ours(step: BatchStep) -> Step:

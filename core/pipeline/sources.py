@@ -15,7 +15,6 @@ from pegboard.core.pipeline.step import Step
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import PrefillItem
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.pipeline.media.encoder_cache import EncodeQueue
     from pegboard.core.pipeline.planner import Planner
     from pegboard.core.pipeline.recovery import Recovery
 
@@ -74,14 +73,12 @@ class Decode(BatchSource):
 class Prefill(BatchSource):
     """Steps that compute prompts, in chunks where these are long, with the next token of all others (`mixed_chunk`)."""
 
-    wishes: EncodeQueue | None = None
-    """The media that the last prefill lacked; None where there was nothing to prefill."""
     _must_settle = False
     _short = False
     """Whether rows or memory kept a waiting request out of the last prefill that was planned."""
 
     def next(self, flight: Launched | None) -> Launched | Settle | None:
-        self._must_settle, self.wishes = False, None
+        self._must_settle = False
         if not self._planner.waiting and self._planner.chunked is None:
             return None
         return self._plan(flight) or (SETTLE if self._must_settle else None)
@@ -90,7 +87,6 @@ class Prefill(BatchSource):
         planner = self._planner
         mixed = bool(planner.settings.mixed_chunk and planner.running) and planner.make_room(flight)
         adder = planner.adder(mixed)
-        self.wishes = adder.wishes
         was_chunked = planner.chunked
         if was_chunked is not None and not self._goes_on(adder, was_chunked):
             return None
@@ -117,8 +113,6 @@ class Prefill(BatchSource):
             ahead=planner.ahead(flight) if mixed else None,
         )
         step.source = self
-        if planner.books is not None:
-            planner.books.hold(step.number, adder.pieces)
         return step if taker is None else taker.begin(step)
 
     def _goes_on(self, adder: PrefillAdder, req: Req) -> bool:
@@ -139,7 +133,7 @@ class Prefill(BatchSource):
             result = adder.add(req, has_chunked=has_chunked)
             if result is AddResult.NO_TOKEN and planner.memory.trim(planner.running):
                 result = adder.add(req, has_chunked=has_chunked)
-            if result is AddResult.LATER or (result is AddResult.ENCODE and adder.may_wish):
+            if result is AddResult.LATER:
                 continue
             if result is not AddResult.CONTINUE and self._pushed_out(adder, req, result, flight, has_chunked):
                 result = adder.add(req, has_chunked=has_chunked)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pegboard.core.pipeline.culprits import Culprits
 from pegboard.core.pipeline.executor import Done
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy
     from pegboard.core.pipeline.batch import BatchBuilder
     from pegboard.core.pipeline.gates import GateKeeper
-    from pegboard.core.pipeline.media.arrival import MediaStage
-    from pegboard.core.pipeline.media.encoder_cache import EncoderCache
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.results import ResultStage
     from pegboard.core.pipeline.step import Step
@@ -25,16 +23,6 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.unsampled import Unsampled
 
 Hook = Callable[..., object]
-
-
-class TierFigures(Protocol):
-    """What moves pages below the device, as far as the scheduler tells of it."""
-
-    def prepare(self, seconds: float) -> tuple[int, int]: ...
-
-    def stats(self) -> Mapping[str, float]: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +37,9 @@ class StepHooks:
 
 @dataclass(slots=True)
 class Stages:
-    """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without `media`
-    no pictures, without `tiers` nothing is kept beyond the device, without `unsampled` the model is to blame for bad
-    logits, and without a `report` steps are not logged. `runner_figures` is what the runner counts.
+    """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without
+    `unsampled` the model is to blame for bad logits, and without a `report` steps are not logged. `runner_figures` is
+    what the runner counts.
     """
 
     memory: MemoryManager
@@ -61,8 +49,6 @@ class Stages:
     executor: Executor
     gates: GateKeeper | None = None
     report: StepReport | None = None
-    media: MediaStage | None = None
-    tiers: TierFigures | None = None
     unsampled: Unsampled | None = None
     runner_figures: Callable[[], Mapping[str, int]] | None = None
     culprits: Culprits = field(default_factory=Culprits)
@@ -83,11 +69,6 @@ class Stages:
         """Run a part of a failed step at once. Raises what a stage or the forward pass raises."""
         self.points.pack(part)
         return self.executor.again(part.work)
-
-    @property
-    def books(self) -> EncoderCache | None:
-        """The books of encoded media, if the model takes any."""
-        return None if self.media is None else self.media.books
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from pegboard.core.pipeline.step_log import MediaFigures, TierTokens
-
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch
     from pegboard.core.pipeline.arrivals import QueueBounds
@@ -44,13 +42,12 @@ class Stats:
         memory, gates, failures = self._stages.memory, self._stages.gates, self._plugin_failures()
         return {
             **self._counters.to_dict(),
-            **self._stages.points.figures(),
             "paused": paused,
             "waiting_requests": len(self._planner.waiting),
             "running_requests": self._running_requests,
             "blocked_requests": 0 if gates is None else gates.blocked,
             "held_requests": 0 if gates is None else gates.held,
-            "seated_requests": len(self._planner.seated),
+            "seated_requests": len(self._planner.reserved),
             "quarantined_tokens": 0 if gates is None else sum(req.kv.allocated_len for req in gates.quarantined),
             "free_tokens": memory.allocator.free_tokens,
             "cached_tokens_now": memory.cache.cached_tokens,
@@ -66,27 +63,14 @@ class Stats:
             "plugin_failures_by": failures,
             "policy": self._policy_stats(),
             "runner": {} if self._stages.runner_figures is None else dict(self._stages.runner_figures()),
-            **self._media(),
-            **self._tiers(),
+            **self._stages.points.figures(),
+            **self._beyond(),
         }
 
-    def _tiers(self) -> dict[str, object]:
-        """Return what the cache says of its tiers, and what was moved between them; nothing without tiers."""
-        if self._stages.tiers is None:
-            return {}
-        return {"tiers": {**self._stages.memory.cache_stats(), **self._stages.tiers.stats()}}
-
-    def _media(self) -> dict[str, object]:
-        """Return the books of encoded media, if the model has any."""
-        if self._stages.media is None:
-            return {}
-        books = self._stages.media.books
-        return {
-            "encoded_pieces": books.encoded,
-            "encoder_cache_hits": books.hits,
-            "encoder_cache_bytes": books.used,
-            "encoder_cache_capacity": books.capacity,
-        }
+    def _beyond(self) -> dict[str, object]:
+        """Return what a cache tells that keeps prefixes beyond the device too; nothing of others."""
+        memory = self._stages.memory
+        return {"tiers": memory.cache_stats()} if memory.cache.origins else {}
 
     def log(self, report: StepReport, batch: ScheduleBatch) -> None:
         """Log a line for every prefill, and one now and then for decodes."""
@@ -103,8 +87,8 @@ class Stats:
                     running=len(planner.running),
                     queued=len(planner.waiting),
                     used_tokens=self._used_tokens,
-                    media=self._media_figures,
-                    tiers=self._tier_tokens,
+                    totals=self._stages.points.log_totals(),
+                    loaded=self._loaded_tokens,
                 )
         elif report.decode_due(counters.generated_tokens):
             report.decode(
@@ -115,17 +99,8 @@ class Stats:
             )
 
     @property
-    def _media_figures(self) -> MediaFigures | None:
-        if self._stages.media is None:
-            return None
-        books = self._stages.media.books
-        return MediaFigures(books.encoded, books.hits)
-
-    @property
-    def _tier_tokens(self) -> TierTokens | None:
-        if self._stages.tiers is None:
-            return None
-        return TierTokens(self._counters.cached_host_tokens, self._counters.cached_storage_tokens)
+    def _loaded_tokens(self) -> dict[str, int]:
+        return {origin: self._counters.cached_from[origin] for origin in self._stages.memory.cache.origins}
 
     @property
     def _running_requests(self) -> int:

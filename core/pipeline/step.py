@@ -28,7 +28,7 @@ class Step(BatchStep):
     KV goes to the padding slot; `prefix_lens` and `extend_lens` count them among the new ones. None for none. `asks`
     are the flags that some of its requests have. `columns`: what the running batch kept of each column, in a decode.
     `notes`: see LaunchedStep. `packed` and `closed` say what stages were told. `ahead`: tokens ahead that it computes.
-    `launched_at` is of the scheduler's clock.
+    `loads` says that promised prefixes are loaded for it. `launched_at` is of the scheduler's clock.
     """
 
     work: ModelWorkerBatch
@@ -44,6 +44,7 @@ class Step(BatchStep):
     closed: bool = False
     again: NDArray[np.int64] | None = None
     ahead: Ahead | None = None
+    loads: bool = False
     launched_at: float = 0.0
 
     @property
@@ -64,13 +65,13 @@ def computed_again(items: Sequence[PrefillItem], requests: int, lookback: int) -
     """Return `Step.again` of a prefill that begins with `items`; None where no token is computed again.
 
     A request that has just got its row computes `lookback` tokens of its cached prefix again, unless the last of them
-    is one of media: its encoding may be gone.
+    is keyed: what it stands for may be gone.
     """
     if not lookback:
         return None
     again = np.zeros(requests, np.int64)
     for index, item in enumerate(items):
-        media, last = item.req.media, item.prefix_len - 1
-        if item.fresh and last >= 0 and (media is None or not media.spans_in(last, last + 1)):
+        last = item.prefix_len - 1
+        if item.fresh and last >= 0 and not item.req.tokens.is_keyed(last):
             again[index] = lookback
     return again

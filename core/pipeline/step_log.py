@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,27 +21,6 @@ _TELLING = 64
 """Tokens of a prefill that says something about the speed of others."""
 _NEW = 0.2
 """Weight of the newest step in that speed."""
-
-
-@dataclass(frozen=True, slots=True)
-class MediaFigures:
-    """Pieces of media that were encoded, and those that were found encoded; totals, or since the last line."""
-
-    encoded: int
-    hits: int
-
-
-@dataclass(frozen=True, slots=True)
-class TierTokens:
-    """Of the tokens found in the cache, those that came from the host, and those that a storage had; totals, or since
-    the last line.
-    """
-
-    host: int
-    storage: int
-
-    def since(self, before: TierTokens) -> TierTokens:
-        return TierTokens(self.host - before.host, self.storage - before.storage)
 
 
 class StepReport:
@@ -60,8 +41,8 @@ class StepReport:
         self._since = 0.0
         self._before = 0
         self._generated = 0
-        self._media = MediaFigures(0, 0)
-        self._tiers = TierTokens(0, 0)
+        self._totals: dict[str, int] = {}
+        self._loaded = Counter[str]()
         self._speed = 0.0
 
     def computed(self, tokens: int, seconds: float) -> None:
@@ -87,25 +68,25 @@ class StepReport:
         running: int,
         queued: int,
         used_tokens: int,
-        media: MediaFigures | None = None,
-        tiers: TierTokens | None = None,
+        totals: Mapping[str, tuple[str, int]] = MappingProxyType({}),
+        loaded: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Count a prefill of `requests`: `new_tokens` were computed, `cached_tokens` found in the cache. `media` and
-        `tiers` are totals since the start, of a model that takes media and of a cache with tiers.
+        """Count a prefill of `requests`: `new_tokens` were computed, `cached_tokens` found in the cache. `totals` since
+        the start are what stages add to the line (`Stage.log_totals`), `loaded` cached tokens by their origin.
         """
         if not self.talks:
             return
         usage = used_tokens / self._total
         hit_rate = cached_tokens / max(1, new_tokens + cached_tokens)
-        since = None if media is None else self._since_last(media)
-        moved = None if tiers is None else tiers.since(self._tiers)
-        self._tiers = tiers or self._tiers
+        since = self._since_last(totals)
+        came = {origin: total - self._loaded[origin] for origin, total in loaded.items()}
+        self._loaded.update(came)
         logger.info(
             "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, cache hit rate: %.2f, token usage: %.2f, "
             "#running-req: %d, #queue-req: %d%s%s",
             requests, new_tokens, cached_tokens, hit_rate, usage, running, queued,
-            "" if since is None else f", #encoded-piece: {since.encoded}, #encoder-hit: {since.hits}",
-            "" if moved is None else f", #host-token: {moved.host}, #storage-token: {moved.storage}",
+            "".join(f", {label}: {since[field]}" for label, (field, _) in totals.items()),
+            "".join(f", #{origin}-token: {count}" for origin, count in came.items()),
             extra={
                 "event": "prefill",
                 "new_requests": requests,
@@ -115,18 +96,15 @@ class StepReport:
                 "token_usage": round(usage, 4),
                 "running": running,
                 "queued": queued,
-                **({} if since is None else {"encoded_pieces": since.encoded, "encoder_hits": since.hits}),
-                **({} if moved is None else {"cached_host": moved.host, "cached_storage": moved.storage}),
+                **since,
+                **{f"cached_{origin}": count for origin, count in came.items()},
             },
         )  # fmt: skip
 
-    def encode(self, pieces: int, tokens: int, seconds: float) -> None:
-        """Count a step that encoded media, at debug."""
-        logger.debug("Encode batch. #piece: %d, #token: %d, took: %.1f ms", pieces, tokens, seconds * 1000)
-
-    def _since_last(self, media: MediaFigures) -> MediaFigures:
-        before, self._media = self._media, media
-        return MediaFigures(media.encoded - before.encoded, media.hits - before.hits)
+    def _since_last(self, totals: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+        """Return by how much each total has grown since the last line, by its field."""
+        before, self._totals = self._totals, dict(totals.values())
+        return {field: total - before.get(field, 0) for field, total in self._totals.items()}
 
     def decode_due(self, generated_tokens: int) -> bool:
         """Count a decode step; whether it is time for a line. `generated_tokens` is the total since the start."""

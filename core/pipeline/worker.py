@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,12 +13,12 @@ import torch
 from pegboard.core.interfaces.ahead import Verified
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import Taps
+from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.pipeline.computed import Computed
 from pegboard.core.pipeline.device import OnHost
 from pegboard.core.pipeline.device_batch import DeviceBatches
 from pegboard.core.pipeline.device_parts import DeviceParts
 from pegboard.core.pipeline.sampled import check_ids, check_tokens
-from pegboard.core.pipeline.tiers.loading import WatchedAttention, loading_for
 from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
@@ -30,21 +31,13 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.model_runner import ModelRunner
-    from pegboard.core.interfaces.stage import DevicePart
     from pegboard.core.interfaces.trees import TokenTrees
     from pegboard.core.pipeline.device import DeviceQueue, Fetched
     from pegboard.core.pipeline.device_batch import Sent
     from pegboard.core.pipeline.guards import GuardedHooks
-    from pegboard.core.pipeline.media.states import EncodedMedia
     from pegboard.core.pipeline.req_to_token import ReqToTokenPool
-    from pegboard.core.pipeline.tiers.loading import HostLoads, Loading
 
 logger = logging.getLogger(__name__)
-
-Watches = Literal["nothing", "batch", "attention"]
-"""Who waits for a layer's loads: the worker for all of them, the runner (capability `layer_watch`), or the attention
-that the network calls.
-"""
 
 _NO_TOKENS = np.empty(0, np.int64)
 
@@ -87,14 +80,8 @@ class Worker:
         *,
         before: GuardedHooks | None = None,
         after: GuardedHooks | None = None,
-        media: EncodedMedia | None = None,
-        loads: HostLoads | None = None,
-        watches: Watches = "nothing",
         parts: Sequence[DevicePart] = (),
     ) -> None:
-        self.loads = loads
-        self._watches = watches
-        self.media = media
         self._runner = runner
         self.parts = DeviceParts(parts)
         self._pool = pool
@@ -104,9 +91,7 @@ class Worker:
         self._last = torch.zeros(rows.max_rows + 1, dtype=torch.int64, device=queue.device)
         self._last_host = self._last.numpy() if queue.looks else None
         table = rows.device_table(queue.device)
-        self.batches = DeviceBatches(
-            queue, table, self._last, pool, attention, self._vocab_size, media, self.parts.by_name
-        )
+        self.batches = DeviceBatches(queue, table, self._last, pool, attention, self._vocab_size, self.parts.by_name)
         self._split: _Split | None = None
 
     def run(self, work: ModelWorkerBatch) -> BatchResult:
@@ -123,38 +108,18 @@ class Worker:
         if work.part is not None and not work.part.first:
             self.batches.send_table(work.table)
             return self._go_on(work, work.part, hooks)
-        ahead = self._watches != "nothing" and work.part is None
-        with loading_for(work.loads, self.loads, ahead=ahead) as loading:
-            return self._begin(work, loading, hooks)
-
-    def _begin(self, work: ModelWorkerBatch, loading: Loading | None, hooks: bool) -> PendingResult:
-        """Run a step, or the first part of one, while some of what it reads may still be coming."""
         wants = self.parts.wants(work)
         sent = self.batches.send(work, Taps(wants.states) if wants.states else None)
         batch, sampling = sent.batch, sent.sampling
-        if loading is not None:
-            self._watch(batch, loading, in_parts=work.part is not None)
         if hooks and self._before:
             self._before(batch)
         if work.part is not None:
             self._split = _Split(sent, self._runner.execute_in_parts(batch, sampling))
-            return self._go_on(work, work.part, hooks)
+            return self.parts.within(work, batch, partial(self._go_on, work, work.part, hooks))
+        run = partial(self._runner.execute, batch, sampling)
         if wants.logits:
-            output = self._runner.execute(batch, sampling, return_logits=True)
-        else:
-            output = self._runner.execute(batch, sampling)
-        if loading is not None:
-            loading.before_all()  # device parts may read further layers
-        return self._finish(work, sent, output, hooks)
-
-    def _watch(self, batch: ForwardBatch, loading: Loading, *, in_parts: bool) -> None:
-        """Have a batch wait for its loads: layer by layer, or here for all of them."""
-        if self._watches == "nothing" or in_parts:
-            loading.before_all()
-        elif self._watches == "batch":
-            batch.watch = loading
-        else:
-            batch.attn_backend = WatchedAttention(batch.attn_backend, loading)
+            run = partial(run, return_logits=True)
+        return self._finish(work, sent, self.parts.within(work, batch, run), hooks)
 
     def _go_on(self, work: ModelWorkerBatch, part: SplitPart, hooks: bool) -> PendingResult:
         """Run the next layers of the split prefill. Return its result when they are the last."""

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from pegboard.core.interfaces.errors import ConfigError, PluginError, Problem
 from pegboard.core.interfaces.plugin import ENTRY_POINT_GROUP, Plugin
-from pegboard.core.registry.blame import describe, place_of, told
-from pegboard.core.registry.lazy import import_name
-from pegboard.core.registry.names import did_you_mean
 from pegboard.core.registry.records import Origin, check_plugin
+from pegboard.toolkit.system.blame import describe, place_of, told
+from pegboard.toolkit.system.lazy_names import import_name
+from pegboard.toolkit.text.near_names import did_you_mean
 
 ModelT = TypeVar("ModelT")
 

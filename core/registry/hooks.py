@@ -17,11 +17,11 @@ from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.hooks import HookSpecs
 from pegboard.core.interfaces.options import NoOptions, Options
 from pegboard.core.interfaces.plugin import Plugin
-from pegboard.core.registry.blame import told
 from pegboard.core.registry.discovery import LoadedPlugin
-from pegboard.core.registry.lazy import import_name
-from pegboard.core.registry.names import did_you_mean
 from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.system.blame import told
+from pegboard.toolkit.system.lazy_names import import_name
+from pegboard.toolkit.text.near_names import did_you_mean
 
 HOOK_NAMES = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))
 

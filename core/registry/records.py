@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pegboard.core.interfaces.contract import Cardinality, Contract
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.plugin import API_VERSION, BODY_CONTRACTS, INDEX, BodyField, Plugin, Provider
-from pegboard.core.registry.blame import describe, place_of, told
-from pegboard.core.registry.lazy import import_name, is_lazy_name
-from pegboard.core.registry.names import did_you_mean
+from pegboard.toolkit.system.blame import describe, place_of, told
+from pegboard.toolkit.system.lazy_names import import_name, is_lazy_name
+from pegboard.toolkit.text.near_names import did_you_mean
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.options import Options

@@ -24,8 +24,8 @@ from pegboard.core.registry.discovery import (
     discover,
 )
 from pegboard.core.registry.lock import PluginLock
-from pegboard.core.registry.names import or_hint
 from pegboard.core.registry.records import OWN_DISTRIBUTION, Origin, ProviderRecord, check_plugin, provider_problem
+from pegboard.toolkit.text.near_names import did_you_mean, or_hint
 
 UNKNOWN = Contract("", "", Cardinality.ONE, "", "")
 """The contract of a stray provider."""
@@ -126,6 +126,26 @@ class Registry:
     def find(self, name: str) -> tuple[ProviderRecord, ...]:
         """Return every provider called `name`, whatever its contract."""
         return tuple(by_name[name] for by_name in self._providers.values() if name in by_name)
+
+    def named(self, name: str) -> list[ProviderRecord]:
+        """Return what a user means by `name`: contract/provider, a provider of any contract, or all of a plugin's.
+        Raises PluginError where there is none.
+        """
+        contract, slash, provider = name.partition("/")
+        plugin = self.plugin(name)
+        if slash:
+            records = [self.get(contract, provider)]
+        else:
+            records = [self.get(one.contract, one.name) for one in (plugin.plugin.providers if plugin else ())]
+        if found := [record for record in records if record] or list(self.find(name)):
+            return found
+        for broken in self.broken:
+            if broken.name == name:
+                raise PluginError(str(broken))
+        known = {one.plugin.name for one in self.plugins}
+        known |= {provider.name for one in self.plugins for provider in one.plugin.providers}
+        hint = did_you_mean(name, sorted(known)) or "`pegboard plugins list` shows what is installed"
+        raise PluginError(f"no plugin or provider {name!r} is installed; {hint}")
 
     @property
     def stray(self) -> tuple[ProviderRecord, ...]:

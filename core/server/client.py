@@ -11,39 +11,37 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from pegboard.core.config.redact import redact
 from pegboard.core.interfaces.client import (
+    AnnotatedPrompt,
     Embedding,
     EmbedRequest,
     EngineClient,
     GenerateRequest,
-    MediaPrompt,
     ModelInfo,
     OutputStream,
 )
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import AbortRequest, ControlReply, ControlRequest, TokenizedRequest
-from pegboard.core.pipeline.frontend.budget import Budget, Demand
 from pegboard.core.pipeline.frontend.features import Features
 from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.pipeline.frontend.outputs import finish_embedding
 from pegboard.core.pipeline.frontend.prompts import Asked, Packed, Prompts
 from pegboard.core.pipeline.frontend.stops import compiled_stops
-from pegboard.core.server.asker import ASKER
 from pegboard.core.server.outbox import Outbox
 from pegboard.core.server.pending import Pending
 from pegboard.core.server.streams import RequestStream
+from pegboard.toolkit.http.asker import ASKER
 from pegboard.toolkit.http.body_room import engine_has
+from pegboard.toolkit.http.budget import Budget, Demand
+from pegboard.toolkit.system.redact import redact
 from pegboard.toolkit.text.encoding import Text, check_length, encode_all
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.media import MediaProcessor
-    from pegboard.core.interfaces.stage import Price
+    from pegboard.core.interfaces.frontend import Price
     from pegboard.core.interfaces.tokenizer import Tokenizer
-    from pegboard.core.pipeline.frontend.budget import BudgetLimits
-    from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
     from pegboard.core.server.model_names import ModelNames
     from pegboard.core.server.wire import ApiWire
+    from pegboard.toolkit.http.budget import BudgetLimits
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +67,6 @@ class AsyncEngineClient(EngineClient):
         settings: Mapping[str, Any] | None = None,
         *,
         limits: BudgetLimits | None = None,
-        media: MediaFrontend | None = None,
         salts: Mapping[str, str] | None = None,
         names: ModelNames | None = None,
         features: Features | None = None,
@@ -79,7 +76,6 @@ class AsyncEngineClient(EngineClient):
         self._tokenizer = tokenizer
         self._settings = redact(settings or {})
         self.budget = Budget(limits)
-        self._frontend = media
         self._salts = salts or {}
         self._become(info)
         self.pending = Pending(self._abort)
@@ -101,9 +97,9 @@ class AsyncEngineClient(EngineClient):
 
     def _become(self, info: ModelInfo) -> None:
         self._info = info
-        self._media = None if self._frontend is None else self._frontend.with_features(info.features, info.media_width)
+        self._services = self._features.services(info)
         self._intake = Intake(info, self._tokenizer, self._features)
-        self._prompts = Prompts(self._intake, self._tokenizer, self._media, self.budget)
+        self._prompts = Prompts(self._intake, self._tokenizer, self._features.expanders(info), self.budget)
 
     def detach(self, message: str) -> None:
         """Give the scheduler up: everything under way fails with 503 and this message. The caller closes the wire."""
@@ -174,11 +170,11 @@ class AsyncEngineClient(EngineClient):
         return ASKER.get()
 
     @property
-    def media(self) -> MediaProcessor | None:
-        return None if self._media is None else self._media.processor
+    def services(self) -> Mapping[str, object]:
+        return self._services
 
-    def media_stats(self) -> Mapping[str, Any]:
-        return {} if self._media is None else self._media.figures()
+    def max_body_bytes(self, most: int) -> int:
+        return self._features.max_body_bytes(self._info, most)
 
     @property
     def ready(self) -> bool:
@@ -212,9 +208,9 @@ class AsyncEngineClient(EngineClient):
         return [found[Text(text, add_special_tokens)] for text in texts]
 
     async def token_ids(
-        self, prompt: str | list[int] | MediaPrompt, *, add_special_tokens: bool = True
+        self, prompt: str | list[int] | AnnotatedPrompt, *, add_special_tokens: bool = True
     ) -> Sequence[int]:
-        if isinstance(prompt, MediaPrompt):
+        if isinstance(prompt, AnnotatedPrompt):
             return await self._prompts.ids(prompt, self.asker, add_special_tokens=add_special_tokens)
         return await super().token_ids(prompt, add_special_tokens=add_special_tokens)
 
@@ -254,7 +250,7 @@ class AsyncEngineClient(EngineClient):
         ]
         self.pending.add(streams)
         for one, prompt in zip(prepared, packed, strict=True):
-            if prompt.files:
+            if prompt.held:
                 prompt.keep()
                 self.pending.when_over(one.rid, prompt.drop)
             self._outbox.send(one)
@@ -302,7 +298,7 @@ class AsyncEngineClient(EngineClient):
     async def server_info(self) -> dict[str, Any]:
         reply = await self._call("info")
         found = {"config": self._settings, "scheduler": reply.payload, "ready": self.ready}
-        return found if self._media is None else {**found, "media": self.media_stats()}
+        return {**found, **self._features.figures(self._info)}
 
     def _of_asker(self, asker: str, request: TokenizedRequest) -> TokenizedRequest:
         """Return the request with an id on the wire that no other key's can have, and with the key's salt."""
@@ -327,8 +323,8 @@ class AsyncEngineClient(EngineClient):
             return await reply
 
 
-def _base(prompt: str | list[int] | MediaPrompt) -> str | list[int]:
-    return prompt.base if isinstance(prompt, MediaPrompt) else prompt
+def _base(prompt: str | list[int] | AnnotatedPrompt) -> str | list[int]:
+    return prompt.base if isinstance(prompt, AnnotatedPrompt) else prompt
 
 
 def _unavailable(message: str, code: str) -> InvalidRequest:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pegboard.core.registry.blame import in_words
+from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import ModelInfo

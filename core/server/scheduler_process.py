@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from pegboard.core.engine.threads import yield_when_waiting
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.messages import (
     AbortRequest,
@@ -33,11 +32,12 @@ from pegboard.core.interfaces.messages import (
     TokenOutput,
     ToScheduler,
 )
-from pegboard.core.pipeline.frontend.media.store import remove_directory
-from pegboard.core.registry.lazy import import_name
-from pegboard.core.server.logs import configure_logging
 from pegboard.core.server.wire import SchedulerWire, remove_endpoint
+from pegboard.toolkit.system.lazy_names import import_name
+from pegboard.toolkit.system.logs import configure_logging
 from pegboard.toolkit.system.progress import Bar, LogLines, shown_by
+from pegboard.toolkit.system.scratch import remove_directory
+from pegboard.toolkit.system.threads import yield_when_waiting
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
@@ -61,14 +61,14 @@ MAX_QUEUED_FILLS = 16
 
 
 class Orders(msgspec.Struct):
-    """What the process is told at its start. `config` is `ResolvedConfig.to_json()`; `builder` a lazy name; `media` the
-    folder where files of media lie, once there are any.
+    """What the process is told at its start. `config` is `ResolvedConfig.to_json()`; `builder` a lazy name; `scratch` a
+    folder that it shares with the API's process.
     """
 
     address: str
     config: str
     builder: str = BUILDER
-    media: str = ""
+    scratch: str = ""
 
 
 class Steppable(Protocol):
@@ -151,12 +151,10 @@ def _serve(orders: Orders, wire: SchedulerWire) -> int:
         resolved = ResolvedConfig.from_json(orders.config)
         configure_logging("scheduler", resolved.engine.log_level, resolved.engine.log_format)
         yield_when_waiting()
-        builder: Callable[[ResolvedConfig], BuiltScheduler] = import_name(orders.builder)
+        builder: Callable[[ResolvedConfig, Path], BuiltScheduler] = import_name(orders.builder)
         bars = resolved.engine.log_format == "text" and sys.stderr.isatty()
         with shown_by(Bar if bars else LogLines):
-            built = builder(resolved)
-        if built.media is not None:
-            built.media.read_from(Path(orders.media))
+            built = builder(resolved, Path(orders.scratch))
         bounds = built.scheduler.bound_queue(MAX_QUEUED_REQUESTS, MAX_QUEUED_FILLS)
         info = replace(built.info, most_requests=bounds.most_requests, most_tokens=bounds.most_tokens)
         built.prepare_memory(resolved.engine.memory.prepare_seconds)
@@ -181,9 +179,9 @@ def _die_with_parent(orders: Orders) -> None:
     # Not through sys.stdin: its lock would be held at the interpreter's end.
     while os.read(0, 4096):
         pass
-    # A process that was killed leaves its socket's directory behind, and its media.
+    # A process that was killed leaves its socket's directory behind, and its scratch folder.
     remove_endpoint(orders.address)
-    remove_directory(Path(orders.media))
+    remove_directory(Path(orders.scratch))
     os._exit(1)
 
 

@@ -20,38 +20,36 @@ from typing import TYPE_CHECKING
 from pegboard.core.config.body_fields import body_fields
 from pegboard.core.config.early import import_chosen, on_api_side
 from pegboard.core.config.select import Selection
-from pegboard.core.engine.media_frontend import build_media
 from pegboard.core.engine.source import prepare_model
-from pegboard.core.engine.stages import frontend_features
+from pegboard.core.engine.stages import frontend_context, frontend_features
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.client import EngineClient, ModelInfo
 from pegboard.core.interfaces.contract import Contract, Ctx, T
-from pegboard.core.interfaces.contracts import API, REASONING_PARSER, TOOL_PARSER
+from pegboard.core.interfaces.contracts import API
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.http_front import HttpFront, HttpGuard
-from pegboard.core.interfaces.output_parser import OutputParserContext
-from pegboard.core.pipeline.frontend.budget import BudgetLimits
-from pegboard.core.pipeline.frontend.media.store import new_directory
+from pegboard.core.pipeline.frontend.features import Features
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.core.server.http.app import build_app, sample_request
-from pegboard.core.server.http.keys import Keys
-from pegboard.core.server.http.loading import Entrance
-from pegboard.core.server.http.server import LAST_ANSWERS, HttpServer
-from pegboard.core.server.http.tls import tls_context
-from pegboard.core.server.logs import configure_logging
 from pegboard.core.server.model_names import ModelNames
 from pegboard.core.server.scheduler_process import BUILDER
-from pegboard.core.server.stop_signals import StopSignals
 from pegboard.core.server.supervisor import STOP_TIMEOUT, Supervisor
 from pegboard.toolkit.chat import rendering
+from pegboard.toolkit.http.budget import BudgetLimits
+from pegboard.toolkit.http.keys import Keys
+from pegboard.toolkit.http.loading import Entrance
+from pegboard.toolkit.http.server import LAST_ANSWERS, HttpServer
+from pegboard.toolkit.http.tls import tls_context
+from pegboard.toolkit.system.logs import configure_logging
+from pegboard.toolkit.system.scratch import new_directory
+from pegboard.toolkit.system.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.config.sections import ServerSection
-    from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
 
 logger = logging.getLogger(__name__)
 
@@ -135,9 +133,9 @@ class _Server:
         self._resolved = resolved
         self._keys = keys
         self._front = front
-        self._media_folder = new_directory()
-        self._media: MediaFrontend | None = None
-        self._supervisor = Supervisor(resolved, builder=builder, media=str(self._media_folder))
+        self._scratch = new_directory()
+        self._features = Features()
+        self._supervisor = Supervisor(resolved, builder=builder, scratch=str(self._scratch))
         self._hooks = Hooks.load(resolved.registry, resolved.plugin_options)
         # Those of the engine's side are imported by the scheduler process, before it loads the model.
         import_chosen(resolved, on_api_side)
@@ -162,8 +160,7 @@ class _Server:
             http.leave()
             await asyncio.wait({serving})
             await self._supervisor.stop()
-            if self._media is not None:
-                self._media.close()
+            self._features.close()
             self._hooks.call.shutdown()
             if self._stop.is_set():
                 logger.info("stopped", extra={"event": "stopped", "reason": "signal"})
@@ -186,14 +183,14 @@ class _Server:
         info = ModelInfo(**ready.info)
         selection = Selection(self._resolved)
         model = prepare_model(self._resolved, selection)
-        self._media = build_media(engine.media, selection, model, self._media_folder, info.max_piece_tokens)
+        about = frontend_context(self._resolved, selection, model, self._scratch)
+        self._features = frontend_features(self._hooks, about)
         budget = BudgetLimits(**engine.server.budget.model_dump())
         settings = engine.model_dump(mode="json")
         salts = self._keys.salts() if engine.server.cache_salt_by_key else {}
         names = ModelNames(self._hooks.freeze("model_names"))
         client = AsyncEngineClient(
-            info, model.tokenizer, settings, limits=budget, media=self._media, salts=salts, names=names,
-            features=frontend_features(self._hooks),
+            info, model.tokenizer, settings, limits=budget, salts=salts, names=names, features=self._features,
         )  # fmt: skip
         client.attach(wire, info)
         return client
@@ -228,9 +225,8 @@ class _Server:
         draining = asyncio.ensure_future(client.drain(timeout))
         if not await _first(draining, self._hurry):
             await client.drain(0)
-        if self._media is not None:
-            # Requests whose media are still being prepared would be refused after that.
-            await asyncio.to_thread(self._media.close)
+        # Requests whose prompts are still being prepared would be refused after that.
+        await asyncio.to_thread(self._features.close)
 
     @property
     def _scheme(self) -> str:
@@ -261,12 +257,10 @@ def build_api(
     keys = Keys.of(resolved.engine.server) if keys is None else keys
     server = resolved.engine.server
     selection = Selection(resolved)
-    longest = server.max_body_bytes
-    if client.media is not None:
-        longest = max(longest, resolved.engine.media.max_body_bytes)
+    longest = client.max_body_bytes(server.max_body_bytes)
     declared = body_fields(resolved.registry, client.info.providers, resolved.candidates["api"])
     ctx = ApiContext(client=client, max_body_bytes=longest, body_fields=declared)
-    ctx = with_parsers(with_services(ctx, selection, hooks), selection)
+    ctx = with_services(ctx, selection, hooks)
     choices = selection.choose_all(API, ctx)
     routers = [(choice.name, choice.build(ctx)) for choice in choices]
     told = {choice.name: choice.record.told("routes()") for choice in choices}
@@ -300,23 +294,9 @@ def with_services(ctx: ApiContext, selection: Selection, hooks: Hooks) -> ApiCon
     """Return the context with what plugins have built for the APIs."""
     chooser = _Chooser(selection)
     services: dict[str, object] = {}
-    for found in hooks.call.api_services(chooser=chooser):
+    for found in hooks.call.api_services(chooser=chooser, client=ctx.client):
         services.update(found)
     return replace(ctx, services=services, providers={**ctx.providers, **chooser.chosen})
-
-
-def with_parsers(ctx: ApiContext, selection: Selection) -> ApiContext:
-    """Return the context with the config's output parsers, which `auto` chooses by the model's chat template."""
-    info = ctx.client.info
-    templates = "\n".join(ctx.client.tokenizer.chat_templates.values())
-    about = OutputParserContext(chat_template=templates, architecture=info.architecture, model=info.path)
-    tools, reasoning = selection.choose(TOOL_PARSER, about), selection.choose(REASONING_PARSER, about)
-    return replace(
-        ctx,
-        tool_parser=tools.build(about),
-        reasoning_parser=reasoning.build(about),
-        providers={**ctx.providers, "tool_parser": [tools.name], "reasoning_parser": [reasoning.name]},
-    )
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:

@@ -11,7 +11,6 @@ from pegboard.core.pipeline.frontend.outputs import OutputState, merge
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.errors import InvalidRequest
-    from pegboard.core.interfaces.media import MediaKind
     from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.pipeline.frontend.features import Features
@@ -31,11 +30,11 @@ class RequestStream(OutputStream):
         request: TokenizedRequest,
         tokenizer: Tokenizer,
         leave: Callable[[RequestStream], None],
-        media_tokens: Mapping[MediaKind, int] = OutputStream.media_tokens,
+        item_tokens: Mapping[str, int] = OutputStream.item_tokens,
         features: Features | None = None,
     ) -> None:
         self.rid = request.name or request.rid
-        self.media_tokens = media_tokens
+        self.item_tokens = item_tokens
         self.wire_id = request.rid
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._leave = leave

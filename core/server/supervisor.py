@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pegboard.core.config.redact import is_secret
 from pegboard.core.config.sources import ENV_PREFIX
 from pegboard.core.interfaces.client import ModelInfo
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.messages import FromScheduler, Ready, Shutdown, StartFailed
 from pegboard.core.server.scheduler_process import BUILDER, Orders
 from pegboard.core.server.wire import ApiWire, Endpoint
+from pegboard.toolkit.system.redact import is_secret
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
@@ -58,11 +58,11 @@ class SchedulerProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def spawn(self, config: str, builder: str = BUILDER, media: str = "") -> None:
+    async def spawn(self, config: str, builder: str = BUILDER, scratch: str = "") -> None:
         """Start it. It knows this process through a pipe, and ends when that closes. Raises PegboardError where the
         operating system refuses.
         """
-        orders = Orders(address=self._endpoint.address, config=config, builder=builder, media=media)
+        orders = Orders(address=self._endpoint.address, config=config, builder=builder, scratch=scratch)
         self._spawning = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
                 sys.executable,
@@ -171,16 +171,14 @@ class Backoff:
 
 
 class Supervisor:
-    """Keeps one scheduler process running behind a client. `media` is the folder in which media lie, where there may be
-    one.
-    """
+    """Keeps one scheduler process running behind a client. `scratch` is a folder that the processes share."""
 
     def __init__(
-        self, resolved: ResolvedConfig, *, builder: str = BUILDER, backoff: Backoff | None = None, media: str = ""
+        self, resolved: ResolvedConfig, *, builder: str = BUILDER, backoff: Backoff | None = None, scratch: str = ""
     ) -> None:
         self._config = resolved.to_json(keys=False)
         self._builder = builder
-        self._media = media
+        self._scratch = scratch
         self._backoff = backoff or Backoff()
         self._silence = Silence(resolved.engine.scheduler.watchdog_timeout)
         self._current: SchedulerProcess | None = None
@@ -195,7 +193,7 @@ class Supervisor:
         """Start a scheduler and wait until it is ready. Raises PegboardError where it is not going to be."""
         self._current = current = SchedulerProcess()
         try:
-            await current.spawn(self._config, self._builder, self._media)
+            await current.spawn(self._config, self._builder, self._scratch)
             return current.wire, await current.ready()
         except BaseException:
             await self.stop()

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pegboard.core.config.describe import Key, core_keys_of, option_keys
+from pegboard.tools.config.describe import Key, core_keys_of, option_keys
 from pegboard.core.config.shape import Shape, use_path
 from pegboard.core.config.sources import DEFAULT_PRESET, preset_names, preset_text
 from pegboard.core.interfaces.contract import Cardinality

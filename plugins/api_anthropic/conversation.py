@@ -9,7 +9,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.api_anthropic.images import image_of
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.media import MediaProcessor
+    from pegboard.toolkit.media.service import MediaReader
 
 MAX_MESSAGES = 100_000
 ROLES = ("user", "assistant", "system")
@@ -23,7 +23,7 @@ Block = tuple[str, dict[str, object], str]
 
 
 def template_messages(
-    system: object, messages: Sequence[object], processor: MediaProcessor | None = None
+    system: object, messages: Sequence[object], processor: MediaReader | None = None
 ) -> list[dict[str, object]]:
     """Return the conversation with OpenAI's roles and fields, which templates are written for.
 
@@ -54,7 +54,7 @@ def continues(messages: Sequence[object]) -> bool:
 class _Reader:
     """Reads messages, one after the other."""
 
-    def __init__(self, processor: MediaProcessor | None) -> None:
+    def __init__(self, processor: MediaReader | None) -> None:
         self._processor = processor
         self._names: dict[str, str] = {}
         """Of calls so far, by their ids."""

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.client import MediaInput
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaSettings
 from pegboard.toolkit.chat.media_parts import refuse_others
 from pegboard.toolkit.http.media_fields import media_input
+from pegboard.toolkit.media.inputs import MediaInput, MediaSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pegboard.core.interfaces.media import MediaProcessor
+    from pegboard.toolkit.media.service import MediaReader
 
 MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 """What a source may call itself. The content decides what it is."""
 
 
-def image_of(block: Mapping[str, object], where: str, processor: MediaProcessor) -> MediaInput:
+def image_of(block: Mapping[str, object], where: str, processor: MediaReader) -> MediaInput:
     """Return the picture of an image block. Raises InvalidRequest, naming the place, for what is malformed, and for
     what this server does not have: files, and refusing images that have to be made smaller.
     """

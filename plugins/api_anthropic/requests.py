@@ -17,10 +17,10 @@ from pegboard.toolkit.http.request_fields import RequestFields
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar
-    from pegboard.core.interfaces.media import MediaProcessor
     from pegboard.plugins.api_anthropic.responses import Thinking
     from pegboard.toolkit.chat.tool_calls import Tools
     from pegboard.toolkit.chat.turn import Turn
+    from pegboard.toolkit.media.service import MediaReader
 
 FORMAT = "output_config.format"
 
@@ -118,7 +118,7 @@ class PromptBody(RefusingModel):
         """Return the tools. Raises InvalidRequest for those that this server would have to run itself."""
         return message_tools(self.tools, self.tool_choice)
 
-    def template_messages(self, processor: MediaProcessor | None = None) -> list[dict[str, object]]:
+    def template_messages(self, processor: MediaReader | None = None) -> list[dict[str, object]]:
         """Return the conversation as chat templates read it, of a model whose `processor` reads images, if it has
         one.
         """

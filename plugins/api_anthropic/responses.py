@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic_core
 
-from pegboard.core.interfaces.output_parser import Content, OutputEvent, Reasoning, ToolCallArguments, ToolCallStart
 from pegboard.toolkit.http.events import event
+from pegboard.toolkit.parsing.output_parser import Content, OutputEvent, Reasoning, ToolCallArguments, ToolCallStart
 
 if TYPE_CHECKING:
     from pegboard.toolkit.chat.tool_calls import ChatStream

@@ -33,6 +33,7 @@ from pegboard.toolkit.http.levels import LARGE, USER
 from pegboard.toolkit.http.openapi import body_docs, error_responses, json_answer
 from pegboard.toolkit.http.request_fields import with_declared
 from pegboard.toolkit.http.routing import api_router
+from pegboard.toolkit.media.service import reader_of
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import GenerateRequest
@@ -114,7 +115,7 @@ class AnthropicRouter(ApiRouter[AnthropicOptions]):
         return await take_turn(
             self.ctx,
             request,
-            body.template_messages(self.client.media),
+            body.template_messages(reader_of(self.client)),
             tools=tools,
             grammar=grammar,
             kwargs=body.chat_template_kwargs,

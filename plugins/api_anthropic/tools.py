@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.output_parser import ToolFunction
 from pegboard.toolkit.chat.tool_calls import Tools
 from pegboard.toolkit.chat.tool_schema import (
     Choice,
@@ -15,6 +14,7 @@ from pegboard.toolkit.chat.tool_schema import (
     named_choice,
     wrong,
 )
+from pegboard.toolkit.parsing.output_parser import ToolFunction
 
 _CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "none": "none"}
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.client import MediaInput, MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaKind
 from pegboard.plugins.api_native.bodies import each
 from pegboard.plugins.api_native.requests import GenerateBody, Prompt
 from pegboard.toolkit.chat.media_parts import refuse_others
 from pegboard.toolkit.http.media_fields import common_settings, encoded_media, media_data, own_settings
+from pegboard.toolkit.media.inputs import MediaInput, MediaKind, MediaPrompt
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.media import MediaProcessor
+    from pegboard.toolkit.media.service import MediaReader
 
 Item = str | dict[str, object]
 Data = Item | list[Item | list[Item] | None] | None
@@ -35,7 +34,7 @@ class MediaGenerateBody(GenerateBody):
     mm_processor_kwargs: object = None
     """How they are read: `min_pixels`, `max_pixels`, and for videos `fps` or `num_frames`."""
 
-    def with_media(self, prompts: Sequence[str | list[int]], processor: MediaProcessor | None) -> list[Prompt]:
+    def with_media(self, prompts: Sequence[str | list[int]], processor: MediaReader | None) -> list[Prompt]:
         """As GenerateBody's. The body has no media afterwards: it stays until the answer has ended."""
         common = common_settings(self.mm_processor_kwargs)
         found: list[list[MediaInput]] = [[] for _ in prompts]

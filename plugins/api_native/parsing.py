@@ -14,6 +14,7 @@ from pegboard.plugins.api_native.tools import called_tools
 from pegboard.toolkit.chat.tool_calls import ChatAnswer, ChatStream
 from pegboard.toolkit.http.answers import json_response
 from pegboard.toolkit.http.bodies import RequestModel, parse_body
+from pegboard.toolkit.parsing.output_parser import reasoning_parser_of, tool_parser_of
 
 _LONG = 4096
 """Characters from which on a text is parsed in a thread."""
@@ -88,7 +89,7 @@ class Parsing:
         tools = called_tools(body.tools)
         if not tools.active:
             raise InvalidRequest("tools is empty", param="tools")
-        found = await _parse(body.text, ChatStream(tools=tools, tool_parser=self._ctx.tool_parser))
+        found = await _parse(body.text, ChatStream(tools=tools, tool_parser=tool_parser_of(self._ctx)))
         calls = [
             {"tool_index": index, "name": call.name, "parameters": call.arguments}
             for index, call in enumerate(found.calls)
@@ -98,7 +99,7 @@ class Parsing:
     async def reasoning(self, request: Request) -> Response:
         body = await parse_body(request, ReasoningBody)
         self._check_name("reasoning_parser", "reasoning_parser", body.reasoning_parser)
-        found = await _parse(body.text, ChatStream(reasoning_parser=self._ctx.reasoning_parser))
+        found = await _parse(body.text, ChatStream(reasoning_parser=reasoning_parser_of(self._ctx)))
         return json_response({"reasoning_text": found.reasoning, "text": found.content})
 
     def _check_name(self, contract: str, field: str, name: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from pydantic import WithJsonSchema
 
-from pegboard.core.interfaces.client import GenerateRequest, MediaPrompt
+from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.sampling import SamplingParams
@@ -19,10 +19,11 @@ from pegboard.toolkit.http.bodies import validate_part
 from pegboard.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer
 from pegboard.toolkit.http.processors import processors_of
 from pegboard.toolkit.http.request_fields import RequestFields, with_declared
+from pegboard.toolkit.media.inputs import MediaPrompt
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.media import MediaProcessor
     from pegboard.core.interfaces.plugin import BodyField
+    from pegboard.toolkit.media.service import MediaReader
 
 Prompt = str | list[int] | MediaPrompt
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
@@ -115,7 +116,7 @@ class GenerateBody(RequestFields, PromptBody):
         """Return the fields that mean something of their own here."""
         return frozenset(cls.model_fields) - frozenset(cls.not_taken())
 
-    def with_media(self, prompts: Sequence[str | list[int]], processor: MediaProcessor | None) -> list[Prompt]:
+    def with_media(self, prompts: Sequence[str | list[int]], processor: MediaReader | None) -> list[Prompt]:
         """Return the prompts with the body's media, for a model whose `processor` reads them. Raises InvalidRequest,
         with the place, for what is none.
         """
@@ -151,7 +152,7 @@ _SAMPLING_FIELDS = frozenset({*SamplingBody.model_fields, *SamplingParams.__stru
 _CALLED = {"logprob_start": "logprob_start_len", "logprobs": "top_logprobs_num"}
 
 
-def engine_requests(body: GenerateBody, processor: MediaProcessor | None = None) -> tuple[list[GenerateRequest], bool]:
+def engine_requests(body: GenerateBody, processor: MediaReader | None = None) -> tuple[list[GenerateRequest], bool]:
     """Return what to submit, and whether the answer is a list: of prompts times `n`, prompt by prompt. `processor`
     reads the media of a model that takes some. Raises InvalidRequest for what no engine could do; the rest is found out
     where it is submitted.

@@ -108,7 +108,7 @@ class GeneratedAnswer(RootModel[Generated | list[Generated]]):
 
 def _cached(answer: Answer) -> dict[str, int]:
     """Return the cached tokens by where they lay."""
-    host, storage = answer.cached_host, answer.cached_storage
+    host, storage = answer.cached_from.get("host", 0), answer.cached_from.get("storage", 0)
     device = {"device": answer.cached_tokens - host - storage}
     return {**device, "host": host, "storage": storage} if host or storage else device
 

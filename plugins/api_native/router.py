@@ -29,6 +29,7 @@ from pegboard.toolkit.http.events import error_event, event, until_disconnect
 from pegboard.toolkit.http.generation import Answers, are_large
 from pegboard.toolkit.http.levels import LARGE, USER
 from pegboard.toolkit.http.routing import api_router
+from pegboard.toolkit.media.service import reader_of
 
 _EXAMPLE = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}
 
@@ -40,7 +41,7 @@ class NativeRouter(ApiRouter[NativeOptions]):
 
     def __init__(self, options: NativeOptions, ctx: ApiContext) -> None:
         super().__init__(options, ctx)
-        body = GenerateBody if self.client.media is None else MediaGenerateBody
+        body = GenerateBody if reader_of(self.client) is None else MediaGenerateBody
         self._body = generate_body(body, ctx.body_fields)
 
     @classmethod
@@ -63,7 +64,7 @@ class NativeRouter(ApiRouter[NativeOptions]):
     async def generate(self, request: Request) -> Response:
         started = time.monotonic()
         body = await parse_body(request, self._body)
-        requests, batch = engine_requests(body, self.client.media)
+        requests, batch = engine_requests(body, reader_of(self.client))
         responder = Responder(self.client.tokenizer, text_in_logprobs=body.return_text_in_logprobs)
         try:
             submit = Answers.submit(self.client, requests, turn(self.ctx, body.session_params))

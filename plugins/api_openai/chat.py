@@ -15,6 +15,7 @@ from pegboard.toolkit.chat.turn import Turn, take_turn
 from pegboard.toolkit.http.bodies import parse_body
 from pegboard.toolkit.http.openapi import error_responses
 from pegboard.toolkit.http.request_fields import with_declared
+from pegboard.toolkit.media.service import reader_of
 
 
 class Chat:
@@ -22,7 +23,7 @@ class Chat:
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
-        body = ChatBody if surface.client.media is None else MediaChatBody
+        body = ChatBody if reader_of(surface.client) is None else MediaChatBody
         self.body: type[ChatBody] = with_declared(body, surface.ctx.body_fields)
         """What requests are read as."""
 
@@ -72,7 +73,7 @@ class Chat:
         body.check()
         body.check_constraints(surface.client.info)
         grammar = body.grammar()
-        contents = Contents(CHAT_PARTS, surface.client.media, body.media_settings)
+        contents = Contents(CHAT_PARTS, reader_of(surface.client), body.media_settings)
         turn = await take_turn(
             surface.ctx,
             request,

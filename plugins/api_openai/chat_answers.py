@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel
 
-from pegboard.core.interfaces.output_parser import Content, OutputEvent, Reasoning, ToolCallArguments, ToolCallStart
 from pegboard.plugins.api_openai.completions import PromptLogprob
 from pegboard.plugins.api_openai.logprobs import chat_logprobs
 from pegboard.plugins.api_openai.usage import Usage
 from pegboard.plugins.api_openai.writer import Choice, Writer, ending
+from pegboard.toolkit.parsing.output_parser import Content, OutputEvent, Reasoning, ToolCallArguments, ToolCallStart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

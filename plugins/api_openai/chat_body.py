@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaSettings
 from pegboard.plugins.api_openai.fields import CommonBody, check_top
 from pegboard.plugins.api_openai.unsupported import CHAT, CHAT_WITH_MEDIA
 from pegboard.toolkit.chat.turn import effort_hints
 from pegboard.toolkit.http.bodies import RequestModel
 from pegboard.toolkit.http.media_fields import common_settings
+from pegboard.toolkit.media.inputs import MediaSettings
 
 _REFUSED = ("functions", "function_call", "audio", "web_search_options", "chat_template", "documents")
 _INSTEAD = {

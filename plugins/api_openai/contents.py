@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.client import MediaInput
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaKind, MediaSettings
 from pegboard.toolkit.chat.media_parts import refuse_others
 from pegboard.toolkit.http.media_fields import detailed, media_input, own_settings
+from pegboard.toolkit.media.inputs import MediaInput, MediaKind, MediaSettings
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.media import MediaProcessor
+    from pegboard.toolkit.media.service import MediaReader
 
 Content = str | list[object]
 Kinds = Mapping[str, tuple[MediaKind, str]]
@@ -33,9 +32,7 @@ class Contents:
     the request's settings for all of its media.
     """
 
-    def __init__(
-        self, parts: Kinds, processor: MediaProcessor | None = None, common: MediaSettings | None = None
-    ) -> None:
+    def __init__(self, parts: Kinds, processor: MediaReader | None = None, common: MediaSettings | None = None) -> None:
         self._parts = parts
         self._processor = processor
         self._common = common or MediaSettings()

@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
-from pegboard.core.interfaces.client import MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar, GrammarKind
 from pegboard.plugins.sessions_in_memory.api import turn
@@ -14,6 +13,7 @@ from pegboard.toolkit.http.events import until_disconnect
 from pegboard.toolkit.http.generation import Answer, Answers, check_model
 from pegboard.toolkit.http.levels import LARGE
 from pegboard.toolkit.http.openapi import body_docs, error_responses, json_answer
+from pegboard.toolkit.media.inputs import MediaPrompt
 from pegboard.toolkit.text.token_text import TokenTexts
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaSettings
 from pegboard.plugins.api_openai.contents import CHAT_PARTS, Contents
 from pegboard.plugins.api_openai.messages import template_messages
 from pegboard.plugins.api_openai.surface import ID_BYTES, Surface, documented
@@ -23,6 +22,9 @@ from pegboard.toolkit.http.bodies import RequestModel, parse_body
 from pegboard.toolkit.http.events import until_disconnect
 from pegboard.toolkit.http.generation import MAX_REQUESTS
 from pegboard.toolkit.http.media_fields import common_settings
+from pegboard.toolkit.media.inputs import MediaSettings
+from pegboard.toolkit.media.service import reader_of
+from pegboard.toolkit.parsing.output_parser import tool_parser_of
 
 T = TypeVar("T")
 Ids = Sequence[Sequence[int]]
@@ -80,7 +82,7 @@ class Tokens:
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
-        self._body = TokenizeBody if surface.client.media is None else MediaTokenizeBody
+        self._body = TokenizeBody if reader_of(surface.client) is None else MediaTokenizeBody
 
     def add_to(self, router: APIRouter) -> None:
         model = self._surface.model
@@ -171,10 +173,10 @@ class Tokens:
             template_messages(
                 body.messages,
                 client.tokenizer.chat_templates.values(),
-                Contents(CHAT_PARTS, client.media, body.media_settings),
+                Contents(CHAT_PARTS, reader_of(client), body.media_settings),
             ),
             tools=chat_tools(body.tools),
-            tool_parser=self._surface.ctx.tool_parser,
+            tool_parser=tool_parser_of(self._surface.ctx),
             kwargs=body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,

@@ -14,7 +14,16 @@ plugin = Plugin(
             summary="Triton kernels; on a CPU only under Triton's interpreter",
             config="pegboard.plugins.attn_triton.options:TritonAttentionOptions",
             provides=frozenset(
-                {"graph", "kv_fp8", "logit_cap", "shared_prefix", "sinks", "sliding_window", "tree_mask"}
+                {
+                    "graph",
+                    "graph_extend",
+                    "kv_fp8",
+                    "logit_cap",
+                    "shared_prefix",
+                    "sinks",
+                    "sliding_window",
+                    "tree_mask",
+                }
             ),
             rank=20,
         ),

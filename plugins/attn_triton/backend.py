@@ -17,6 +17,7 @@ from pegboard.plugins.attn_triton.planning import (
     Decoding,
     Extending,
     ExtendLaunch,
+    Places,
     PrefixLaunch,
     Tiling,
     decodes_of,
@@ -80,6 +81,7 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
             capability = capability or torch.cuda.get_device_capability(ctx.device)
         self._device = Device(ctx.dtype.itemsize, ctx.pool_dtype.itemsize, capability or (9, 0))
         self._decodes = DecodePlans(ctx, options, self._device, multiprocessors)
+        self._places = Places()
         self._arange = torch.arange(self._decodes.most_requests, device=ctx.device)
 
     @classmethod
@@ -106,14 +108,21 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
         return None
 
     def prepare(self, batch: ForwardBatch) -> None:
-        first = self._first(batch.batch_size)
+        first = self._first(batch)
         found = split(batch, first)
-        tiling = None if found.extending is None else Tiling(found.extending, self._device, self.options)
-        batch.attn_metadata = metadata = Metadata(decodes_of(batch, found, first), found.extending, tiling, {})
+        tiling = None
+        if found.extending is not None:
+            tiling = Tiling(batch, found.extending, self._device, self.options, self._places)
+        decoding = decodes_of(batch, found, first, self._places)
+        batch.attn_metadata = metadata = Metadata(decoding, found.extending, tiling, {})
         for kind in self._kinds:
             metadata.launches[kind] = self._launches(kind, metadata)
 
-    def _first(self, count: int) -> torch.Tensor:
+    def _first(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return 0, 1, 2, ... for the requests of a batch. Fixed prefills need none, and may have more requests than
+        any other batch: what graphs of decodes read stays where it is.
+        """
+        count = 0 if batch.fixed and batch.forward_mode.is_extend else batch.batch_size
         if count > len(self._arange):
             self._arange = torch.arange(count, device=self.ctx.device)
         return self._arange[:count]

@@ -115,6 +115,7 @@ def extend_kernel(
 
     if HAS_SINKS:
         total += tl.exp2(tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634 - top)
+    total = tl.where(total == 0, 1.0, total)  # a tile without tokens, of which a graph may have some
     acc = acc * (v_scale / total)[:, None]
     tl.store(
         out + (start + token)[:, None] * out_token + head[:, None] * out_head + dv[None, :],

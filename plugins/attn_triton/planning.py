@@ -6,7 +6,7 @@ Of a decode batch nothing but its size decides, so that a graph of it can be rep
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -89,16 +89,53 @@ class ExtendLaunch:
     tails: bool
 
 
+class Extents(Protocol):
+    """How many new tokens requests bring, as far as the host knows it."""
+
+    def longest(self) -> int:
+        """Return those of the longest request; 0 where there is none."""
+
+    def tiles(self, tokens: int) -> int:
+        """Return into how many tiles of so many tokens each request's are cut, together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """New tokens, int64, of each request."""
+
+    new: NDArray[np.int64]
+
+    def longest(self) -> int:
+        return int(self.new.max(initial=0))
+
+    def tiles(self, tokens: int) -> int:
+        return int((-(-self.new // tokens)).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """Any lengths of up to so many requests, with so many new tokens together: what a graph has to have room for."""
+
+    new: int
+    requests: int
+
+    def longest(self) -> int:
+        return self.new
+
+    def tiles(self, tokens: int) -> int:
+        requests = min(self.requests, self.new // 2)  # of two tokens at least
+        return (self.new + requests * (tokens - 1)) // tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Extending:
-    """What the extend kernel runs for: requests of several new tokens, and those that have a tail. `several` and
-    `treed` int64 are their new tokens, on the host.
+    """What the extend kernel runs for: requests of several new tokens, and those that have a tail.
 
     `starts`, `prefix`, `new` and `tails` (None where there are none) int64 [batch] are of all requests, on the device.
     """
 
-    several: NDArray[np.int64]
-    treed: NDArray[np.int64]
+    several: Extents
+    treed: Extents
     starts: torch.Tensor
     prefix: torch.Tensor
     new: torch.Tensor
@@ -186,8 +223,31 @@ def _cut(memory: torch.Tensor, kind: Kind, count: int, parts: int) -> tuple[torc
     return results, memory[len(results.flatten()) :][:tops].view(count, parts, kind.heads)
 
 
+class Places:
+    """Where lists of a batch are kept: in memory of their own, or, for batches that are `fixed`, where those of the
+    last one of the same size were.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def take(self, batch: ForwardBatch, name: str, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor with anything in it."""
+        key = name, shape, batch.num_tokens, batch.batch_size, batch.prefills
+        found = self._kept.get(key) if batch.fixed else None
+        if found is None:
+            found = batch.seq_lens.new_empty(shape, dtype=dtype)
+            if batch.fixed:
+                self._kept[key] = found
+        return found
+
+
 def split(batch: ForwardBatch, first: torch.Tensor) -> Split:
     """Return which kernels the requests of a batch run. `first` int64 are 0, 1, 2, ... on the device."""
+    if batch.fixed and batch.forward_mode.is_extend:
+        several, none = Bounded(batch.num_tokens, batch.prefills), Bounded(0, 0)
+        # The last request is padding.
+        return Split(batch.batch_size - batch.prefills - 1, Extending(several, none, *_lengths(batch), None))
     tails = batch.tail_lens_cpu
     treed = tails > 0 if tails is not None and tails.any() else np.zeros(batch.batch_size, np.bool_)
     on_device = batch.tail_lens if treed.any() else None
@@ -199,17 +259,23 @@ def split(batch: ForwardBatch, first: torch.Tensor) -> Split:
         new = np.ones(batch.batch_size, np.int64)
         lens = first, batch.seq_lens - 1, torch.ones_like(batch.seq_lens)
     else:
-        assert batch.extend_start_loc is not None
-        assert batch.extend_prefix_lens is not None
-        assert batch.extend_lens is not None
-        lens = batch.extend_start_loc, batch.extend_prefix_lens, batch.extend_lens
+        lens = _lengths(batch)
     alone = (new == 1) & ~treed
     if alone.all():
         return Split(None, None)
-    return Split(int(alone.sum()), Extending(new[(new > 1) & ~treed], new[treed], *lens, on_device))
+    extents = Counted(new[(new > 1) & ~treed]), Counted(new[treed])
+    return Split(int(alone.sum()), Extending(*extents, *lens, on_device))
 
 
-def decodes_of(batch: ForwardBatch, split: Split, first: torch.Tensor) -> Decoding | None:
+def _lengths(batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the first packed token, the KV before and the new tokens of each request of an extend batch."""
+    assert batch.extend_start_loc is not None
+    assert batch.extend_prefix_lens is not None
+    assert batch.extend_lens is not None
+    return batch.extend_start_loc, batch.extend_prefix_lens, batch.extend_lens
+
+
+def decodes_of(batch: ForwardBatch, split: Split, first: torch.Tensor, places: Places) -> Decoding | None:
     """Return the requests that the decode kernels run for; None where there are none."""
     if split.extending is None:
         if not batch.batch_size:
@@ -224,7 +290,7 @@ def decodes_of(batch: ForwardBatch, split: Split, first: torch.Tensor) -> Decodi
     extending = split.extending
     # An even stride aligns all three to 16 bytes: for arrays that are not Triton would compile the kernels again.
     even = split.singles + split.singles % 2
-    rows, seq_lens, tokens = batch.seq_lens.new_empty((3, even))[:, : split.singles]
+    rows, seq_lens, tokens = places.take(batch, "singles", (3, even), torch.int64)[:, : split.singles]
     launch(
         singles_kernel,
         (batch.batch_size,),
@@ -237,6 +303,7 @@ def decodes_of(batch: ForwardBatch, split: Split, first: torch.Tensor) -> Decodi
         extending.new,
         extending.new if extending.tails is None else extending.tails,
         batch.batch_size,
+        split.singles,
         HAS_TAIL=extending.tails is not None,
         **_LISTS,
     )
@@ -246,28 +313,32 @@ def decodes_of(batch: ForwardBatch, split: Split, first: torch.Tensor) -> Decodi
 class Tiling:
     """The tiles of a batch's extends, for all kinds of layers: those that are cut alike share them."""
 
-    def __init__(self, extending: Extending, device: Device, options: TritonAttentionOptions) -> None:
+    def __init__(
+        self, batch: ForwardBatch, extending: Extending, device: Device, options: TritonAttentionOptions, places: Places
+    ) -> None:
+        self._batch, self._places = batch, places
         self._extending, self._device, self._options = extending, device, options
         self._laid: dict[tuple[int, bool], torch.Tensor] = {}
 
     def launches(self, kind: Kind) -> tuple[ExtendLaunch, ...]:
         """Return the launches of one kind of layer: requests with a tail, and without, have one each."""
         found = []
-        for new, tails in ((self._extending.several, False), (self._extending.treed, True)):
-            if len(new):
-                blocks = extend_blocks(kind, self._device, int(new.max()) * kind.group, self._options)
+        for extents, tails in ((self._extending.several, False), (self._extending.treed, True)):
+            if longest := extents.longest():
+                blocks = extend_blocks(kind, self._device, longest * kind.group, self._options)
                 tokens = blocks.rows // kind.group
-                found.append(ExtendLaunch(blocks, tokens, self._tiles(new, tokens, tails), tails))
+                found.append(ExtendLaunch(blocks, tokens, self._tiles(extents, tokens, tails), tails))
         return tuple(found)
 
-    def _tiles(self, new: NDArray[np.int64], tokens: int, tails: bool) -> torch.Tensor:
+    def _tiles(self, extents: Extents, tokens: int, tails: bool) -> torch.Tensor:
         from pegboard.plugins.attn_triton.tile_kernels import tiles_kernel
 
         found = self._laid.get((tokens, tails))
         if found is None:
             batch = self._extending
-            shape = int((-(-new // tokens)).sum()), 2
-            found = self._laid[tokens, tails] = batch.new.new_empty(shape, dtype=torch.int32)
+            most = extents.tiles(tokens)
+            found = self._places.take(self._batch, f"tiles of {tokens}", (most, 2), torch.int32)
+            self._laid[tokens, tails] = found
             launch(
                 tiles_kernel,
                 (len(batch.new),),
@@ -277,6 +348,7 @@ class Tiling:
                 batch.new if batch.tails is None else batch.tails,
                 len(batch.new),
                 tokens,
+                most,
                 HAS_TAIL=batch.tails is not None,
                 KIND=2 if tails else 0,
                 **_LISTS,

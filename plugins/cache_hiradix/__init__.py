@@ -6,6 +6,7 @@ plugin = Plugin(
     name="cache_hiradix",
     version="0.1.0",
     summary="prefix cache over a radix tree, with tiers on the host and in storages",
+    requires=("kv_tiers",),
     providers=(
         Provider(
             contract="prefix_cache",
@@ -15,6 +16,7 @@ plugin = Plugin(
             summary="a radix tree whose pages have copies on the host and in storages",
             provides=frozenset({"reuse", "host_tier", "prefetch"}),
             rank=15,
+            conformance="pegboard.plugins.cache_hiradix.suite:HiRadixConformance",
         ),
     ),
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pegboard.core.interfaces.prefix_cache import InsertResult, PageLoad, PrefixCache, PrefixMatch
+from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixCache, PrefixMatch
 from pegboard.plugins.cache_hiradix.checking import check_tree
 from pegboard.plugins.cache_hiradix.counters import Counters
 from pegboard.plugins.cache_hiradix.entry import NO_PAGES, Node
@@ -16,6 +16,7 @@ from pegboard.plugins.cache_hiradix.options import HiRadixOptions
 from pegboard.plugins.cache_hiradix.prefetching import NothingMore
 from pegboard.plugins.cache_hiradix.tree import TierTree
 from pegboard.plugins.cache_hiradix.writing import Writing
+from pegboard.plugins.kv_tiers.api import NAME, ORIGINS, PageLoad, tiers_of
 from pegboard.toolkit.cache.pages import merge_pages, pages_of, slots_of
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.keys import PrefixKey
-    from pegboard.core.interfaces.prefix_cache import CacheHandle, Prefetch, PrefixCacheContext
+    from pegboard.core.interfaces.prefix_cache import CacheHandle, PrefixCacheContext
     from pegboard.plugins.cache_hiradix.entry import Entry
+    from pegboard.plugins.kv_tiers.api import Prefetch
     from pegboard.toolkit.cache.radix_tree import RadixPath
 
 
@@ -36,9 +38,13 @@ class HiRadixCache(PrefixCache[HiRadixOptions]):
     eviction with write_back, for a moment.
     """
 
+    origins = ORIGINS
+    loader = NAME
+
     def __init__(self, options: HiRadixOptions, ctx: PrefixCacheContext) -> None:
         super().__init__(options, ctx)
-        host_pages = ctx.mover.host_pages if ctx.mover is not None else 0
+        self.tiers = tiers = tiers_of(ctx)
+        host_pages = 0 if tiers is None else tiers.mover.host_pages
         num_pages = self.allocator.num_pages
         self._tree = TierTree(
             self.page_size,
@@ -54,8 +60,8 @@ class HiRadixCache(PrefixCache[HiRadixOptions]):
         self._counters = Counters()
         self._loads = Loads(self._tree, self._counters)
         self._writing: Writing | None = None
-        if ctx.mover is not None and host_pages:
-            self._writing = Writing(options, self._tree, ctx.mover, ctx.identity, self._counters)
+        if tiers is not None and host_pages:
+            self._writing = Writing(options, self._tree, tiers, self._counters)
 
     # ---- finding ---------------------------------------------------------------------------------------------------
 
@@ -75,14 +81,12 @@ class HiRadixCache(PrefixCache[HiRadixOptions]):
         if nodes and self._writing is not None:
             self._writing.used(nodes[-1], key.memo)
         handle = TierHandle(nodes[-1] if nodes else None, device, tail[-1] if tail else None, end, len(key))
-        host = _host_pages(tail)
-        return PrefixMatch(
-            slots_of(_device_pages(nodes), self.page_size),
-            handle,
-            end - device,
-            int(np.count_nonzero(tree.host.brought[host])) * self.page_size,
-            bool(host.size and tree.host.loads[host[0]]),
-        )
+        slots, host = slots_of(_device_pages(nodes), self.page_size), _host_pages(tail)
+        if not host.size:
+            return PrefixMatch(slots, handle)
+        stored = int(np.count_nonzero(tree.host.brought[host])) * self.page_size
+        origins = {"host": end - device - stored, "storage": stored}
+        return PrefixMatch(slots, handle, end - device, origins, bool(tree.host.loads[host[0]]))
 
     def lock(self, handle: CacheHandle) -> None:
         held = _checked(handle)
@@ -200,11 +204,14 @@ class HiRadixCache(PrefixCache[HiRadixOptions]):
         self._changed()
         return load
 
-    def loaded(self, load: PageLoad, ok: bool) -> None:
+    def loaded(self, load: object, ok: bool) -> None:
+        if not isinstance(load, PageLoad):
+            raise ValueError(f"{load!r} is not a load of this cache")
         self._loads.end(load, ok)
         self._changed()
 
     def prefetch(self, key: PrefixKey) -> Prefetch:
+        """Begin to bring what storages have of `key` to the host."""
         if self._writing is not None:
             return self._writing.prefetcher.begin(key)
         return NothingMore(self.matched_length(key))
@@ -226,11 +233,17 @@ class HiRadixCache(PrefixCache[HiRadixOptions]):
             "host_free_tokens": float(host.free * size),
             "quarantined_tokens": float(host.lost * size),
             "clean_tokens": float(self._tree.clean_pages * size),
+            **({} if self.tiers is None else self.tiers.stats()),
         }
+
+    def prepare(self, seconds: float) -> tuple[int, int]:
+        return (0, 0) if self.tiers is None else self.tiers.prepare(seconds)
 
     def close(self) -> None:
         if self._writing is not None:
             self._writing.close()
+        if self.tiers is not None:
+            self.tiers.close()
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 

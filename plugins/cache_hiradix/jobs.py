@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.page_mover import Job, PageMover
     from pegboard.plugins.cache_hiradix.tree import TierTree
+    from pegboard.plugins.kv_tiers.api import Job, PageMover
 
 
 class Leftovers:

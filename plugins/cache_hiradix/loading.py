@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pegboard.core.interfaces.prefix_cache import PageLoad
+from pegboard.plugins.kv_tiers.api import PageLoad
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

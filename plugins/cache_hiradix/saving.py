@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.keys import PrefixMemo
-    from pegboard.core.interfaces.page_mover import Job, PageMover
     from pegboard.plugins.cache_hiradix.counters import Counters
     from pegboard.plugins.cache_hiradix.entry import Entry, Node
     from pegboard.plugins.cache_hiradix.jobs import Leftovers
     from pegboard.plugins.cache_hiradix.tree import TierTree
+    from pegboard.plugins.kv_tiers.api import Job, PageMover
 
 SYNC_SECONDS = 0.05
 """How long an eviction waits for a copy at most."""

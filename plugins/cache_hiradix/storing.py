@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.keys import PrefixMemo
-    from pegboard.core.interfaces.page_mover import Job, PageMover
     from pegboard.plugins.cache_hiradix.counters import Counters
     from pegboard.plugins.cache_hiradix.entry import Node
     from pegboard.plugins.cache_hiradix.jobs import Leftovers
     from pegboard.plugins.cache_hiradix.options import HiRadixOptions
     from pegboard.plugins.cache_hiradix.tree import TierTree
+    from pegboard.plugins.kv_tiers.api import Job, PageMover
     from pegboard.toolkit.cache.block_keys import BlockKeys
 
 GROUP = 16

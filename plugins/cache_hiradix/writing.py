@@ -15,10 +15,10 @@ from pegboard.toolkit.cache.block_keys import BlockKeys
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.keys import PrefixMemo
-    from pegboard.core.interfaces.page_mover import PageMover
     from pegboard.plugins.cache_hiradix.entry import Node
     from pegboard.plugins.cache_hiradix.options import HiRadixOptions
     from pegboard.plugins.cache_hiradix.tree import TierTree
+    from pegboard.plugins.kv_tiers.api import Tiers
 
 RESET_SECONDS = 1.0
 """How long a reset waits for cancelled jobs; the host pages of those that go on stay out of use until they end."""
@@ -27,9 +27,8 @@ RESET_SECONDS = 1.0
 class Writing:
     """Has pages copied to the host as a policy says, where there is a host tier."""
 
-    def __init__(
-        self, options: HiRadixOptions, tree: TierTree, mover: PageMover, identity: bytes, counters: Counters
-    ) -> None:
+    def __init__(self, options: HiRadixOptions, tree: TierTree, tiers: Tiers, counters: Counters) -> None:
+        mover = tiers.mover
         self._policy = options.write_policy
         self._hits_to_save = options.hits_to_save
         self._sync_pages = options.sync_tokens // tree.page_size
@@ -40,7 +39,7 @@ class Writing:
         self._counters = counters
         self.leftovers = Leftovers(tree, mover)
         self.saver = Saver(tree, mover, options.save_batch, counters, self.leftovers)
-        keys = BlockKeys(identity, mover.block_pages * tree.page_size)
+        keys = BlockKeys(tiers.identity, mover.block_pages * tree.page_size)
         self.storer = Storer(tree, mover, keys, options, counters, self.leftovers)
         self.prefetcher = Prefetcher(tree, mover, keys, options, counters, self.leftovers, self.saver)
         self._stores = bool(mover.stores)

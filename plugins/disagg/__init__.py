@@ -6,6 +6,7 @@ plugin = Plugin(
     name="disagg",
     version="0.1.0",
     summary="prompts are computed on one server, and answers written on another",
+    requires=("kv_handoff",),
     providers=(
         Provider(
             contract="admission_gate",
@@ -13,7 +14,7 @@ plugin = Plugin(
             factory="pegboard.plugins.disagg.gate:DisaggGate",
             config="pegboard.plugins.disagg.options:DisaggOptions",
             summary="computes a prompt for a decode server, or brings its KV from a prefill server",
-            provides=frozenset({"holds", "seats", "follows"}),
+            provides=frozenset({"holds", "brings_kv"}),
             body=(
                 BodyField("bootstrap_host", str, meaning="where the prefill server of this request is"),
                 BodyField("bootstrap_port", int, meaning="the port on which its gate listens"),

@@ -8,20 +8,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from pegboard.core.interfaces.admission_gate import OPEN, Arrived, GateState, Verdict
-from pegboard.core.interfaces.kv_transfer import TransferError
+from pegboard.core.interfaces.admission_gate import OPEN, GateState, Verdict
 from pegboard.plugins.disagg.answers import TOO_MANY
 from pegboard.plugins.disagg.decode_room import DecodeRoom
 from pegboard.plugins.disagg.events import Address, Failed, Lost, Network, Opened, Said, by_state
 from pegboard.plugins.disagg.messages import Drop, Fail, FromPrefill, Gone, Kept, Ready, RoomKey, Taken, Want, key_of
 from pegboard.plugins.disagg.ranges import NotRuns, Runs
 from pegboard.plugins.disagg.requests import Malformed, asked_by, prompt_digest
+from pegboard.plugins.kv_handoff.api import Arrived, KVVerdict
+from pegboard.plugins.kv_handoff.api.transfer import TransferError
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.admission_gate import Seat
     from pegboard.core.interfaces.req import Req
     from pegboard.plugins.disagg.options import DisaggOptions
     from pegboard.plugins.disagg.reading import Reader
+    from pegboard.plugins.kv_handoff.api import KVReservation
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class _Open(NamedTuple):
 
 
 class DecodeSide:
-    """Requests wait here until their KV is in their seats. What fails ends in a verdict, and nothing waits for another
+    """Requests wait here until their KV is in their memory. What fails ends in a verdict, and nothing waits for another
     room.
     """
 
@@ -100,10 +101,10 @@ class DecodeSide:
                 self._forget(room)
         return news
 
-    def seated(self, req: Req, seat: Seat) -> None:
+    def reserved(self, req: Req, reservation: KVReservation) -> None:
         room = self._rooms.get(req.rid)
         if room is not None:
-            room.seated(seat)
+            room.reserved(reservation)
             self.pump()
 
     def cancel(self, req: Req) -> bool:
@@ -270,16 +271,16 @@ class DecodeSide:
             return
         self._tell_taken(room)
         if room.meta is not None and room.through:
-            room.verdict = Verdict(GateState.OPEN, arrived=room.arrived(room.meta))
+            room.verdict = KVVerdict(GateState.OPEN, arrived=room.arrived(room.meta))
         elif room.source.shape[0] and room.shown != room.kept:
             room.shown = room.kept
             share = room.kept / room.length
-            room.verdict = Verdict.blocked(f"{room.kept} of {room.length} tokens have come", share, seat=True)
+            room.verdict = KVVerdict.asking(f"{room.kept} of {room.length} tokens have come", share)
 
     def _tell_taken(self, room: DecodeRoom) -> None:
         here = room.here
         last = room.meta is not None and here == room.length
-        if room.link is None or room.seat is None or room.void or room.stale:
+        if room.link is None or room.memory is None or room.void or room.stale:
             return
         if here > room.told or (last and not room.told_last):
             room.told, room.told_last = here, last
@@ -315,9 +316,9 @@ class DecodeSide:
     def _compute_here(self, room: DecodeRoom) -> None:
         """Let it through with what was confirmed; the rest is computed on this server."""
         if room.verdict is None or room.verdict.state is not GateState.OPEN:
-            started = 0 if room.seat is None else min(room.seat.start, room.length)
+            started = 0 if room.memory is None else min(room.memory.start, room.length)
             arrived = Arrived(room.kept) if room.kept > started else None
-            room.verdict = Verdict(GateState.OPEN, arrived=arrived)
+            room.verdict = KVVerdict(GateState.OPEN, arrived=arrived)
 
     def _drop(self, room: DecodeRoom, reason: str) -> None:
         if room.link is not None and room.failure is None:
@@ -337,7 +338,7 @@ class DecodeSide:
             if self._held[room.principal] > least
             and (asking is None or room.address == asking.address)
             and room.failure is None
-            and room.seat is None
+            and room.memory is None
             and not room.source.shape[0]
         ]
         if not found:

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pegboard.core.interfaces.admission_gate import Arrived, Seat, Verdict
+from pegboard.core.interfaces.step import TokenValues
 from pegboard.plugins.disagg.events import Address, RoomState
 from pegboard.plugins.disagg.messages import Meta, Ready, RoomKey
+from pegboard.plugins.kv_handoff.api import Arrived
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.admission_gate import Verdict
+    from pegboard.plugins.kv_handoff.api import KVReservation
 
 NO_EPOCH = -1
 
@@ -48,11 +52,11 @@ class DecodeRoom:
     void: bool = False
     """Whether this epoch has ended, so that nothing of it is to be read."""
     meta: Meta | None = None
-    seat: Seat | None = None
+    memory: KVReservation | None = None
     begun: int = 0
     pieces: list[Piece] = field(default_factory=list)
     stale: set[int] = field(default_factory=set)
-    """Reads of what does not count any more, which may still write to the seat."""
+    """Reads of what does not count any more, which may still write to its memory."""
     kept: int = 0
     told: int = 0
     told_last: bool = False
@@ -70,11 +74,11 @@ class DecodeRoom:
             return RoomState.FAILED
         if self.link is None and not self.instance:
             return RoomState.BOOTSTRAPPING
-        return RoomState.WAITING if self.seat is None else RoomState.TRANSFERRING
+        return RoomState.WAITING if self.memory is None else RoomState.TRANSFERRING
 
     @property
     def handles(self) -> set[int]:
-        """Reads that may still write to the seat."""
+        """Reads that may still write to its memory."""
         return self.stale.union(piece.handle for piece in self.pieces if piece.handle is not None)
 
     @property
@@ -126,9 +130,9 @@ class DecodeRoom:
         self.pieces = done
         self.begun = self.told
 
-    def seated(self, seat: Seat) -> None:
-        self.seat = seat
-        self.kept = self.told = self.begun = min(seat.start, self.length)
+    def reserved(self, memory: KVReservation) -> None:
+        self.memory = memory
+        self.kept = self.told = self.begun = min(memory.start, self.length)
 
     def confirmed(self, upto: int) -> None:
         """Note that what was taken up to here was valid throughout."""
@@ -137,12 +141,5 @@ class DecodeRoom:
 
     def arrived(self, meta: Meta) -> Arrived:
         """Return what has come: the whole prompt, with its token."""
-        return Arrived(
-            self.length,
-            meta.token,
-            meta.logprob,
-            meta.tops,
-            meta.chosen,
-            meta.rows,
-            meta.cached_tokens,
-        )
+        values = TokenValues(meta.logprob, meta.tops, meta.chosen, meta.rows, meta.cached_tokens)
+        return Arrived(self.length, meta.token, values)

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, Verdict
+from pegboard.core.interfaces.admission_gate import AdmissionGateContext, Verdict
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.plugins.disagg.decode import DecodeSide
 from pegboard.plugins.disagg.handshake import INSTANCE, Self
@@ -20,22 +20,23 @@ from pegboard.plugins.disagg.options import DisaggOptions, split_address
 from pegboard.plugins.disagg.prefill import PrefillSide
 from pegboard.plugins.disagg.reading import Reader
 from pegboard.plugins.disagg.requests import has_room
+from pegboard.plugins.kv_handoff.api import HandoffGate
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.admission_gate import KVAccess, Seat
-    from pegboard.core.interfaces.kv_transfer import KVTransfer
+    from pegboard.core.interfaces.admission_gate import KVAccess
     from pegboard.core.interfaces.req import Req
     from pegboard.plugins.disagg.events import Network
+    from pegboard.plugins.kv_handoff.api import KVReservation, KVTransfer
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 128
 
 
-class DisaggGate(AdmissionGate[DisaggOptions]):
+class DisaggGate(HandoffGate[DisaggOptions]):
     """A request that names a room is computed on a prefill server and answered on a decode server.
 
     On prefill it goes through with one token, and is held until its KV was read. On decode it waits until its KV is
@@ -45,43 +46,50 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
     def __init__(self, options: DisaggOptions, ctx: AdmissionGateContext, network: Network | None = None) -> None:
         super().__init__(options, ctx)
         kv = ctx.kv
-        if kv is None:
+        if kv is None or self.handoff is None:
             raise ConfigError("the gate `disagg` needs a KV pool, and there is none here")
-        self._transfer = transfer = kv.transfer()
+        self._transfer = transfer = self.handoff.transfer(kv.pool)
         self.network = network or self._connected(kv, transfer)
+        regions = transfer.ctx.regions
         self.side: PrefillSide | DecodeSide
         if options.role == "prefill":
-            tokens = kv.regions[0].nbytes // kv.regions[0].slot_bytes
+            tokens = regions[0].nbytes // regions[0].slot_bytes
             self.side = PrefillSide(
-                options, self.network, transfer, clock=ctx.clock, rows=ctx.rows, page_size=kv.page_size, tokens=tokens
-            )
+                options, self.network, transfer,
+                clock=ctx.clock, rows=self.handoff.first_rows, page_size=kv.page_size, tokens=tokens,
+            )  # fmt: skip
         else:
-            reader = Reader(transfer, [one.slot_bytes for one in kv.regions], options.max_bytes_in_flight)
+            reader = Reader(transfer, [one.slot_bytes for one in regions], options.max_bytes_in_flight)
             self.side = DecodeSide(options, self.network, reader)
 
     @classmethod
     def supports(cls, options: DisaggOptions, ctx: AdmissionGateContext) -> str | None:
-        return "there is no KV pool here that could be read or filled" if ctx.kv is None else None
+        if ctx.kv is None:
+            return "there is no KV pool here that could be read or filled"
+        return super().supports(options, ctx)
 
     def concerns(self, req: Req) -> bool:
         if not req.samples:
             return False
         return has_room(req) or not self.options.allow_plain
 
-    def enter(self, req: Req) -> Verdict:
+    def judge(self, req: Req) -> Verdict:
         if not has_room(req):
             text = "this server takes requests that name a room only: bootstrap_host, bootstrap_port, bootstrap_room"
             return Verdict.failed(text, code="room_required", param="bootstrap_room")
         return self.side.enter(req)
 
-    def poll(self, blocked: Sequence[Req]) -> Mapping[str, Verdict]:
+    def news(self, blocked: Sequence[Req]) -> Mapping[str, Verdict]:
         return self.side.poll(blocked)
 
-    def seated(self, req: Req, seat: Seat) -> None:
+    def reserved(self, req: Req, reservation: KVReservation) -> None:
         if isinstance(self.side, PrefillSide):
-            super().seated(req, seat)
+            super().reserved(req, reservation)
         else:
-            self.side.seated(req, seat)
+            self.side.reserved(req, reservation)
+
+    def follows(self, req: Req) -> bool:
+        return isinstance(self.side, PrefillSide) and self.concerns(req)
 
     def computed(self, req: Req, slots: NDArray[np.int32]) -> None:
         if isinstance(self.side, DecodeSide):
@@ -89,7 +97,7 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
         else:
             self.side.computed(req, slots)
 
-    def cancel(self, req: Req) -> bool | None:
+    def forget(self, req: Req) -> bool | None:
         return self.side.cancel(req)
 
     def finished(self, req: Req) -> bool:
@@ -112,9 +120,10 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
         return {**self.side.stats(), **told}
 
     def close(self) -> None:
-        """End all connections."""
+        """End all connections, and close the transfer engine, before the memory of the pool goes."""
         if isinstance(self.network, ThreadedNetwork):
             self.network.close()
+        self._transfer.close()
 
     @property
     def port(self) -> int:
@@ -122,13 +131,13 @@ class DisaggGate(AdmissionGate[DisaggOptions]):
         return self.network.port if isinstance(self.network, ThreadedNetwork) else 0
 
     def _connected(self, kv: KVAccess, transfer: KVTransfer) -> ThreadedNetwork:
-        options = self.options
+        options, regions = self.options, transfer.ctx.regions
         facts = Facts(
             identity=kv.identity,
             described=dict(kv.described),
             engine=type(transfer).__name__,
-            heads=tuple(region.heads for region in kv.regions),
-            head_bytes=tuple(region.slot_bytes // region.heads for region in kv.regions),
+            heads=tuple(region.heads for region in regions),
+            head_bytes=tuple(region.slot_bytes // region.heads for region in regions),
         )
         prefill = options.role == "prefill"
         try:

@@ -113,8 +113,8 @@ class DisaggOptions(GateOptions):
         return self
 
     def provides(self, declared: frozenset[str]) -> frozenset[str]:
-        """Prefill holds and follows requests, and decode seats them."""
-        return declared & ({"holds", "follows"} if self.role == "prefill" else {"seats"})
+        """Prefill holds requests, and decode brings their KV."""
+        return declared & ({"holds"} if self.role == "prefill" else {"brings_kv"})
 
     def secret(self) -> bytes:
         """Return what both sides know, b"" where nothing is needed. Raises ValueError for a file that is too short,

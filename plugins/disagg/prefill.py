@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.clock import Clock
-    from pegboard.core.interfaces.kv_transfer import KVTransfer
     from pegboard.core.interfaces.req import Req
     from pegboard.plugins.disagg.options import DisaggOptions
+    from pegboard.plugins.kv_handoff.api.transfer import KVTransfer
 
 LOOKS = 0.05
 """Seconds between two looks at whose time is up."""

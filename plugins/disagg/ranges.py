@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pegboard.core.interfaces.kv_transfer import Ranges
+from pegboard.plugins.kv_handoff.api.transfer import Ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Reads of rooms: what is announced is brought into seats, in the order in which it was asked for."""
+"""Reads of rooms: what is announced is brought into reserved memory, in the order in which it was asked for."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.kv_transfer import TransferError, TransferState
 from pegboard.plugins.disagg.decode_room import DecodeRoom, Piece
 from pegboard.plugins.disagg.ranges import ranges_of
+from pegboard.plugins.kv_handoff.api.transfer import TransferError, TransferState
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.kv_transfer import KVTransfer, Ranges
+    from pegboard.plugins.kv_handoff.api.transfer import KVTransfer, Ranges
 
 AT_ONCE = 2
 """Pieces of one room that are under way at most."""
@@ -52,7 +52,7 @@ class Reader:
         self._sources: dict[bytes, _Source] = {}
         """By instance of the prefill server."""
         self._unsafe: dict[str, set[int]] = {}
-        """Reads that may still write to seats whose requests are gone, by rid."""
+        """Reads that may still write to the memory of requests that are gone, by rid."""
         self._safe: list[str] = []
         self.bytes_begun = 0
 
@@ -93,7 +93,7 @@ class Reader:
                 self._read(room)
 
     def _may_begin(self, room: DecodeRoom) -> bool:
-        if room.seat is None or room.stale or room.void or room.failure is not None:
+        if room.memory is None or room.stale or room.void or room.failure is not None:
             return False
         under_way = sum(piece.handle is not None for piece in room.pieces)
         return under_way < AT_ONCE and room.begun < room.source.shape[0]
@@ -107,13 +107,13 @@ class Reader:
         return min(int(room.source.shape[0]) - room.begun, most)
 
     def _read(self, room: DecodeRoom) -> None:
-        assert room.seat is not None
+        assert room.memory is not None
         start, stop = room.begun, room.begun + self._size(room)
         piece = Piece(start, stop)
         room.pieces.append(piece)
         room.begun = stop
         try:
-            here = ranges_of(room.seat.slots[start:stop], self._slot_bytes)
+            here = ranges_of(room.memory.slots[start:stop], self._slot_bytes)
             there = ranges_of(room.source[start:stop], self._slot_bytes)
             piece.handle = self._begin(room, there, here)
         except Exception:
@@ -146,7 +146,7 @@ class Reader:
             raise TransferError(f"{type(error).__name__}: {error}") from error
 
     def abandon(self, room: DecodeRoom) -> None:
-        """Let go of everything that is being read for a room. Its seat is written to until it has no handles."""
+        """Let go of everything that is being read for a room. Its memory is written to until it has no handles."""
         room.set_back()
         for handle in room.stale:
             read = self._reads[handle]
@@ -195,7 +195,7 @@ class Reader:
     # ---- quarantine -----------------------------------------------------------------------------------------------
 
     def leave(self, room: DecodeRoom) -> bool:
-        """Let go of a room whose request is gone. Return whether its seat may still be written to: `safe` tells then
+        """Let go of a room whose request is gone. Return whether its memory may still be written to: `safe` tells then
         when it is not any more.
         """
         self.abandon(room)
@@ -204,7 +204,7 @@ class Reader:
         return bool(room.handles)
 
     def safe(self) -> list[str]:
-        """Return the rids whose seats are written to no more, once."""
+        """Return the rids whose memory is written to no more, once."""
         safe, self._safe = self._safe, []
         return safe
 

@@ -6,6 +6,7 @@ plugin = Plugin(
     name="gate_prefetch",
     version="0.1.0",
     summary="lets requests wait, for a while, for what storages have of their prompts",
+    requires=("kv_tiers",),
     providers=(
         Provider(
             contract="admission_gate",

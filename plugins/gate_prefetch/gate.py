@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from pegboard.core.interfaces.admission_gate import OPEN, AdmissionGate, AdmissionGateContext, GateState, Verdict
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.plugins.gate_prefetch.options import PrefetchGateOptions
+from pegboard.plugins.kv_tiers.api import Prefetching
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.prefix_cache import Prefetch
     from pegboard.core.interfaces.req import Req
+    from pegboard.plugins.kv_tiers.api import Prefetch
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ class PrefetchGate(AdmissionGate[PrefetchGateOptions]):
 
     @classmethod
     def supports(cls, options: PrefetchGateOptions, ctx: AdmissionGateContext) -> str | None:
-        return "there is no prefix cache here that could prefetch" if ctx.cache is None else None
+        cache: object = ctx.cache
+        return None if isinstance(cache, Prefetching) else "there is no prefix cache here that could prefetch"
 
     def concerns(self, req: Req) -> bool:
         return req.input_len >= self.options.threshold
@@ -57,11 +59,12 @@ class PrefetchGate(AdmissionGate[PrefetchGateOptions]):
     def enter(self, req: Req) -> Verdict:
         self._leave_admitted()
         self._close(req)
-        if self.ctx.cache is None:
+        cache: object = self.ctx.cache
+        if not isinstance(cache, Prefetching):
             return OPEN
         now = self.ctx.clock()
         try:
-            prefetch = self.ctx.cache.prefetch(req.matchable_key())
+            prefetch = cache.prefetch(req.matchable_key())
         except Exception as error:
             self._failed(error)
             return OPEN

@@ -6,6 +6,7 @@ plugin = Plugin(
     name="memory_host",
     version="0.1.0",
     summary="two host pools, for prefix caches with tiers",
+    requires=("kv_tiers",),
     providers=(
         Provider(
             contract="host_pool",

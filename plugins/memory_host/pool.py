@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pegboard.core.interfaces.host_pool import HostPool
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.kv_tiers.api import HostPool
 from pegboard.plugins.memory_host.buffer import HostBuffer, Part
 from pegboard.plugins.memory_host.copies import Copies, DirectCopies, QueuedCopies
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.host_pool import HostPoolContext
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.layers import LayerSpec
+    from pegboard.plugins.kv_tiers.api import HostPoolContext
 
 _PREPARED_AT_ONCE = 2**25
 """Bytes, in all buffers together."""

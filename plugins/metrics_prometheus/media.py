@@ -53,7 +53,7 @@ def encoding(families: Families, stats: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 class MediaCollector(Collector):
-    """What `EngineClient.media_stats` says, of media of these `kinds`."""
+    """What the figures of a MediaService say, of media of these `kinds`."""
 
     def __init__(self, model_name: str, kinds: Collection[str], stats: Mapping[str, Any]) -> None:
         self._families = Families(model_name)

@@ -18,6 +18,7 @@ from pegboard.plugins.metrics_prometheus.media import MediaCollector
 from pegboard.plugins.metrics_prometheus.options import MetricsOptions
 from pegboard.toolkit.http.levels import ADMIN, PUBLIC, USER
 from pegboard.toolkit.http.routing import api_router
+from pegboard.toolkit.media.service import service_of
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +57,10 @@ class MetricsRouter(ApiRouter[MetricsOptions]):
 
     def _media(self) -> str:
         """Return what this process knows of media; nothing of a model that takes none."""
-        if self.client.media is None:
+        service = service_of(self.client)
+        if service is None:
             return ""
-        kinds, stats = self.client.media.kinds, self.client.media_stats()
-        return MediaCollector(self.client.info.served_name, kinds, stats).render()
+        return MediaCollector(self.client.info.served_name, service.reader.kinds, service.figures()).render()
 
     async def _scheduler(self) -> str | None:
         if self._asking is None or self._asking.done():

@@ -6,6 +6,7 @@ plugin = Plugin(
     name="mm_qwen_vl",
     version="0.1.0",
     summary="pictures and video for the Qwen-VL families",
+    requires=("media",),
     providers=(
         Provider(
             contract="media_processor",

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaLimits
+from pegboard.plugins.media.api import MediaLimits
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.interfaces.media import MediaEncoder, MediaStates
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.media.api import MediaEncoder, MediaStates
 from pegboard.plugins.mm_qwen_vl.patches import grid_of, patches_of
 from pegboard.plugins.mm_qwen_vl.pixel_spec import CLIP, HALF, PixelSpec
 from pegboard.plugins.mm_qwen_vl.vision_spec import VisionSpec
@@ -22,8 +22,9 @@ from pegboard.toolkit.model.weights import check_weights, checkpoint_files, load
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pegboard.core.interfaces.media import MediaItem, MediaKind, MediaPiece
     from pegboard.core.interfaces.model_family import ModelContext
+    from pegboard.plugins.media.api import MediaItem, MediaPiece
+    from pegboard.toolkit.media.inputs import MediaKind
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaLimits, MediaSettings
+from pegboard.plugins.media.api import MediaLimits
 from pegboard.plugins.mm_qwen_vl.settings import ModelSettings
+from pegboard.toolkit.media.inputs import MediaSettings
 
 
 def check_sampling(asked: MediaSettings, limits: MediaLimits) -> None:

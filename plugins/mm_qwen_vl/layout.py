@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import Encode, MediaItem, MediaKind, MediaLayout, MediaLimits, MediaShape, MediaSpan
+from pegboard.plugins.media.api import Encode, MediaItem, MediaLayout, MediaLimits, MediaShape, MediaSpan
 from pegboard.plugins.mm_qwen_vl.settings import ModelSettings
+from pegboard.toolkit.media.inputs import MediaKind
 
 AfterVideo = Literal["trained", "transformers"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.media import MediaItem, MediaPiece
+    from pegboard.plugins.media.api import MediaItem, MediaPiece
     from pegboard.plugins.mm_qwen_vl.pixel_spec import PixelSpec
     from pegboard.plugins.mm_qwen_vl.vision_spec import VisionSpec
 

@@ -15,7 +15,7 @@ from PIL.ExifTags import Base
 from PIL.Image import Transpose
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaLimits, MediaShape, MediaSource
+from pegboard.plugins.media.api import MediaLimits, MediaShape, MediaSource
 from pegboard.plugins.mm_qwen_vl.damage import check_source, decoding
 from pegboard.plugins.mm_qwen_vl.settings import ModelSettings
 from pegboard.plugins.mm_qwen_vl.sizes import image_size

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pegboard.core.interfaces.media import MediaKind
 from pegboard.plugins.mm_qwen_vl.vision_spec import bad_value
+from pegboard.toolkit.media.inputs import MediaKind
 from pegboard.toolkit.model.hf_files import read_json_object
 
 Channels = tuple[float, float, float]

@@ -11,11 +11,10 @@ import msgspec
 import numpy as np
 
 from pegboard.core.interfaces.errors import InvalidRequest, ModelError
-from pegboard.core.interfaces.media import (
+from pegboard.plugins.media.api import (
     Encode,
     MediaContext,
     MediaItem,
-    MediaKind,
     MediaLayout,
     MediaProcessor,
     MediaShape,
@@ -25,6 +24,7 @@ from pegboard.plugins.mm_qwen_vl.layout import encoded_shape, lay_out, places
 from pegboard.plugins.mm_qwen_vl.options import QwenVLProcessorOptions
 from pegboard.plugins.mm_qwen_vl.settings import read_settings
 from pegboard.plugins.mm_qwen_vl.survey import expected_pixels
+from pegboard.toolkit.media.inputs import MediaKind
 
 _KINDS: frozenset[MediaKind] = frozenset(("image", "video"))
 VIDEO_PIXELS = 2**26

@@ -8,8 +8,9 @@ import math
 from dataclasses import dataclass
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaLimits, MediaSettings
+from pegboard.plugins.media.api import MediaLimits
 from pegboard.plugins.mm_qwen_vl.settings import Geometry, ModelSettings
+from pegboard.toolkit.media.inputs import MediaSettings
 
 LOW_DETAIL_TOKENS = 256
 """Most tokens of a picture, and of each frame before two are merged in time, with `detail: low`."""

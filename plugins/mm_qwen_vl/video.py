@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaLimits, MediaSettings, MediaShape, MediaSource
+from pegboard.plugins.media.api import MediaLimits, MediaShape, MediaSource
 from pegboard.plugins.mm_qwen_vl.damage import check_source, decoding
 from pegboard.plugins.mm_qwen_vl.frames import check_sampling, choose_frames, frame_times
 from pegboard.plugins.mm_qwen_vl.settings import ModelSettings
 from pegboard.plugins.mm_qwen_vl.sizes import Size, video_size
+from pegboard.toolkit.media.inputs import MediaSettings
 
 # Lists and playlists, which name other files, are not among them.
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,flv,asf,mpegts,mpeg,ogg,gif"

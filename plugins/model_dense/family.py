@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.layers import ModelSpec
     from pegboard.core.interfaces.model_family import Network
+    from pegboard.plugins.model_dense.network import DenseNetwork
 
 
 class DenseFamily(ModelFamily[DenseOptions]):
@@ -48,24 +49,37 @@ class DenseFamily(ModelFamily[DenseOptions]):
         return self._spec
 
     def load(self) -> Network:
-        """Allocate the network, copy every tensor into its place, one at a time, and pack. Raises ModelError, and
-        ConfigError where packing is insisted on and cannot be done.
+        """Allocate the network, copy every tensor into its place, and pack. Raises ModelError, and ConfigError where
+        packing is insisted on and cannot be done.
         """
-        from pegboard.plugins.model_dense.network import DenseNetwork
-        from pegboard.toolkit.model.decoder_names import DecoderNames
-        from pegboard.toolkit.model.weights import check_weights, load_weights
-
-        def network_on(device: torch.device) -> DenseNetwork:
-            return DenseNetwork(self._decoder, dtype=self.ctx.dtype, device=device)
-
-        directory = self.ctx.directory
-        names = DecoderNames.of(self._decoder, directory)
-        check_weights(directory, names.targets(network_on(torch.device("meta")).targets()), ignore=names.ignores)
-        network = network_on(self.ctx.device)
-        load_weights(directory, names.targets(network.targets()), ignore=names.ignores)
+        network = self._drawn() if self.options.load_format == "dummy" else self._read()
         if self._packs():
             network.pack()
         return network.eval()
+
+    def _network_on(self, device: torch.device) -> DenseNetwork:
+        from pegboard.plugins.model_dense.network import DenseNetwork
+
+        return DenseNetwork(self._decoder, dtype=self.ctx.dtype, device=device)
+
+    def _read(self) -> DenseNetwork:
+        from pegboard.toolkit.model.decoder_names import DecoderNames
+        from pegboard.toolkit.model.weights import check_weights, load_weights
+
+        directory = self.ctx.directory
+        names = DecoderNames.of(self._decoder, directory)
+        check_weights(directory, names.targets(self._network_on(torch.device("meta")).targets()), ignore=names.ignores)
+        network = self._network_on(self.ctx.device)
+        load_weights(directory, names.targets(network.targets()), ignore=names.ignores)
+        return network
+
+    def _drawn(self) -> DenseNetwork:
+        from pegboard.toolkit.model.dummy import draw_weights
+
+        logger.warning("model.load_format is dummy: weights are random, and answers have no meaning")
+        network = self._network_on(self.ctx.device)
+        draw_weights(network)
+        return network
 
     def kv_scales(self) -> Mapping[int, tuple[float, float]]:
         from pegboard.toolkit.model.kv_scales import read_kv_scales

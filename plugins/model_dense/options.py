@@ -8,7 +8,11 @@ from pegboard.core.interfaces.options import Options
 
 
 class DenseOptions(Options):
-    """How the network keeps its weights."""
+    """Where the network's weights come from, and how they are kept."""
+
+    load_format: Literal["auto", "dummy"] = "auto"
+    """`dummy` draws random weights, for benchmarks: `model.path` needs no weights then, only config.json and a
+    tokenizer. Set `model.use` to `dense` with it."""
 
     packed: Literal["auto", "on", "off"] = "auto"
     """Weights on a CPU in the layout in which oneDNN multiplies: `auto` where that can be done, `on` insists, `off`

@@ -44,13 +44,12 @@ class HFSource(DirectorySource[HFOptions]):
         local = Path(self.ctx.reference).expanduser()
         return self._checked(local if local.is_dir() else self._fetch())
 
-    @staticmethod
-    def _checked(directory: Path) -> Path:
+    def _checked(self, directory: Path) -> Path:
         """Return the directory. Raises ModelError where it lacks files of a model."""
         for name in ("config.json", "tokenizer.json"):
             if not (directory / name).is_file():
                 raise ModelError(f"model.path: {directory} has no {name}, so it is not in Hugging Face's layout")
-        if not any(directory.glob("*.safetensors")):
+        if self.options.needs_weights and not any(directory.glob("*.safetensors")):
             raise ModelError(
                 f"model.path: {directory} has no *.safetensors; pickled weights are never read. Convert them with "
                 f"AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"

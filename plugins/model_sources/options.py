@@ -15,3 +15,6 @@ class HFOptions(Options):
 
     offline: bool = Field(default=False)
     """Use only what the hub's local cache holds; HF_HUB_OFFLINE=1 has the same effect."""
+
+    needs_weights: bool = True
+    """Whether a directory without safetensors is refused. Off with `model.load_format: dummy`, which reads none."""

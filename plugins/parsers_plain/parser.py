@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pegboard.core.interfaces.output_parser import Content, OutputEvent, OutputParser, ParserStream, ToolFunction
+from pegboard.toolkit.parsing.output_parser import Content, OutputEvent, OutputParser, ParserStream, ToolFunction
 
 
 class _PlainStream(ParserStream):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pegboard.core.interfaces.options import Options
-from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext, ParserStream, ToolFunction
 from pegboard.plugins.parsers_reasoning.options import MarkerOptions
+from pegboard.toolkit.parsing.output_parser import OutputParser, OutputParserContext, ParserStream, ToolFunction
 from pegboard.toolkit.parsing.text_stream import Reading, TextStream
 
 _BEGIN, _END = "<think>", "</think>"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
-from pegboard.core.interfaces.output_parser import ToolFunction
+from pegboard.toolkit.parsing.output_parser import ToolFunction
 
 
 def chosen(tools: Sequence[ToolFunction], name: str) -> list[ToolFunction]:

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.output_parser import (
+from pegboard.plugins.parsers_tools.grammars import Around, any_call, chosen, tagged
+from pegboard.toolkit.parsing.call_stream import CallStream
+from pegboard.toolkit.parsing.json_stream import write
+from pegboard.toolkit.parsing.output_parser import (
     EarlierCall,
     OutputParser,
     OutputParserContext,
     ParserStream,
     ToolFunction,
 )
-from pegboard.plugins.parsers_tools.grammars import Around, any_call, chosen, tagged
-from pegboard.toolkit.parsing.call_stream import CallStream
-from pegboard.toolkit.parsing.json_stream import write
 from pegboard.toolkit.parsing.text_stream import Broken, Reading
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")

@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 
 from pegboard.core.interfaces.json_value import JsonValue
-from pegboard.core.interfaces.output_parser import ToolFunction
 from pegboard.plugins.parsers_tools.grammars import parameters_of, properties_of
+from pegboard.toolkit.parsing.output_parser import ToolFunction
 
 _PYTHON_RULES = r"""
 value ::= string | number | boolean | "None" | list | dict

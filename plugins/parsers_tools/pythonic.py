@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.output_parser import (
+from pegboard.plugins.parsers_tools.grammars import chosen
+from pegboard.plugins.parsers_tools.literals import python_calls
+from pegboard.toolkit.parsing.call_stream import CallStream
+from pegboard.toolkit.parsing.json_stream import MAX_DEPTH, Tell, ignore
+from pegboard.toolkit.parsing.output_parser import (
     EarlierCall,
     OutputParser,
     OutputParserContext,
     ParserStream,
     ToolFunction,
 )
-from pegboard.plugins.parsers_tools.grammars import chosen
-from pegboard.plugins.parsers_tools.literals import python_calls
-from pegboard.toolkit.parsing.call_stream import CallStream
-from pegboard.toolkit.parsing.json_stream import MAX_DEPTH, Tell, ignore
 from pegboard.toolkit.parsing.text_stream import Broken, Reading
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"

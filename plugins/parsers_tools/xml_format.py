@@ -20,18 +20,18 @@ from collections.abc import Callable, Sequence
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.output_parser import (
+from pegboard.plugins.parsers_tools.grammars import chosen, parameters_of, properties_of
+from pegboard.plugins.parsers_tools.literals import tagged_calls
+from pegboard.toolkit.grammars.schema_values import PossibleTypes, type_of
+from pegboard.toolkit.parsing.call_stream import CallStream
+from pegboard.toolkit.parsing.json_stream import write
+from pegboard.toolkit.parsing.output_parser import (
     EarlierCall,
     OutputParser,
     OutputParserContext,
     ParserStream,
     ToolFunction,
 )
-from pegboard.plugins.parsers_tools.grammars import chosen, parameters_of, properties_of
-from pegboard.plugins.parsers_tools.literals import tagged_calls
-from pegboard.toolkit.grammars.schema_values import PossibleTypes, type_of
-from pegboard.toolkit.parsing.call_stream import CallStream
-from pegboard.toolkit.parsing.json_stream import write
 from pegboard.toolkit.parsing.text_stream import Broken, Reading
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"

@@ -6,6 +6,7 @@ plugin = Plugin(
     name="pooler_basic",
     version="0.1.0",
     summary="embeddings by the last token's hidden state, the mean of all, or the first token's",
+    requires=("row_outputs",),
     providers=(
         Provider(
             contract="pooler",

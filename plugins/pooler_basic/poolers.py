@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.pooler import Pooler, PoolerContext, PoolSpan
+from pegboard.plugins.row_outputs.api import Pooler, PoolerContext, PoolSpan
 
 _FILE = "1_Pooling/config.json"
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, ModelInfo, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.frontend import FrontendStage, Price
 from pegboard.core.interfaces.messages import TokenizedRequest
-from pegboard.core.interfaces.stage import FrontendStage, Price
 from pegboard.plugins.row_outputs.messages import NAME, Asked, Said
 
 

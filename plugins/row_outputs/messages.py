@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.pooler import Pooler, PoolSpan
     from pegboard.core.interfaces.sampling import LogprobRequest
     from pegboard.core.interfaces.stage import StageContext
+    from pegboard.plugins.row_outputs.api import Pooler, PoolSpan
 
 NAME = "row_outputs"
 
@@ -55,8 +55,8 @@ class Rows:
 
 def pooler_of(ctx: StageContext) -> Pooler | None:
     """Return the chosen pooler; None where the runner gives no hidden states to pool."""
-    from pegboard.core.interfaces.contracts import POOLER
-    from pegboard.core.interfaces.pooler import PoolerContext
+    from pegboard.plugins.row_outputs import POOLER
+    from pegboard.plugins.row_outputs.api import PoolerContext
 
     if "hidden_states" not in ctx.runner:
         return None

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pegboard.core.interfaces.pooler import PoolSpan
 from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.sampling import LogprobRequest
+from pegboard.plugins.row_outputs.api import PoolSpan
 from pegboard.plugins.row_outputs.messages import Rows
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.pooler import Pooler
     from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.interfaces.stage import LaunchedStep
+    from pegboard.plugins.row_outputs.api import Pooler
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.req import WHOLE_PREFIX
+from pegboard.core.interfaces.req import WHOLE_PREFIX, KeyedTokens
 from pegboard.core.interfaces.stage import Interest, Sent, Stage
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.plugins.row_outputs.messages import NAME, Asked, Entry, Said, pooler_of
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.batch import BatchExtras
     from pegboard.core.interfaces.messages import TokenizedRequest
-    from pegboard.core.interfaces.pooler import PoolSpan
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.stage import LaunchedStep, StageContext, StepResult
+    from pegboard.plugins.row_outputs.api import PoolSpan
 
     Found = Mapping[str, NDArray[Any]]
 
@@ -50,7 +50,7 @@ class RowOutputs(Stage):
         if asked.embed:
             if self.pooler is None:
                 raise InvalidRequest("this engine makes no embeddings", code="no_embeddings")
-            if req.media is not None:
+            if isinstance(req.tokens, KeyedTokens):
                 raise InvalidRequest("this engine takes no media here", code="unsupported")
             wanted.pooling, req.samples = Pooling(self.pooler.first(req.input_len)), False
         wanted.start = asked.logprob_start

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+KeyT = TypeVar("KeyT", bound=tuple[Any, ...])
+
 _WARM = 2
 """Runs before one is recorded: the first compiles and makes what is made once, the second is as all others are."""
 
@@ -35,6 +37,42 @@ def why_not(ctx: ModelRunnerContext) -> str | None:
     if len(ctx.spec.kv_groups) != 1:
         return f"the model has {len(ctx.spec.kv_groups)} KV groups"
     return None if ctx.network is None else ctx.network.capture_objection()
+
+
+class Rows:
+    """One tensor of which each graph writes the first rows: with results of their own, all sizes of decode batches up
+    to 256 would take 1.1 GiB for a vocabulary of 128k. Made beside the largest graph, which is recorded first.
+    """
+
+    def __init__(self) -> None:
+        self._all: torch.Tensor | None = None
+
+    def of(self, result: torch.Tensor) -> torch.Tensor:
+        """Return where as many rows are kept."""
+        if self._all is None:
+            self._all = torch.empty_like(result)
+        return self._all[: len(result)]
+
+
+def record_all(graphs: dict[KeyT, Any], wanted: Iterable[KeyT], record: Callable[[KeyT], bool]) -> None:
+    """Record all that is wanted, the largest first: what it takes is enough for the others. Where memory is short, for
+    which `record` returns False, the largest ones are given up.
+    """
+    for key in wanted:
+        while not record(key):
+            if not graphs:
+                break
+            del graphs[max(graphs)]
+
+
+def reads_the_same(batch: ForwardBatch, ctx: ModelRunnerContext, pool: KVPool | None, row_table: torch.Tensor) -> bool:
+    """Return whether a batch is over the memory that graphs were recorded with, and has one position per token."""
+    if batch.kv_pool is not pool or batch.attn_backend is not ctx.attention:
+        return False  # what attention reads is watched
+    table = batch.kv_groups[0].row_table
+    if len(batch.kv_groups) != 1 or table.data_ptr() != row_table.data_ptr() or table.shape != row_table.shape:
+        return False
+    return batch.positions.dim() == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +101,7 @@ class DecodeGraphs:
         self._refused: set[tuple[int, ExtraShapes]] = set()
         self._pool: KVPool | None = None
         self._table = torch.empty(0)
-        self._logits: torch.Tensor | None = None
-        """float32 [largest size, vocab], of which each graph writes the first rows: with logits of their own, all sizes
-        up to 256 would take 1.1 GiB for 128k tokens. Made beside the largest graph, which is recorded first."""
+        self._logits = Rows()
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -73,16 +109,11 @@ class DecodeGraphs:
         return self._sizes
 
     def record(self, pool: KVPool, row_table: torch.Tensor) -> None:
-        """Record all sizes, the largest first: what it takes is enough for the others. Where memory is short the
-        largest ones are given up. Raises RuntimeError for what cannot be recorded.
-        """
+        """Record all sizes. Raises RuntimeError for what cannot be recorded."""
         self._pool, self._table = pool, row_table
         wanted = self.ctx.graph_sizes
-        for size in reversed(wanted):
-            while not self._recorded(size, ()):
-                if not self._graphs:
-                    break
-                del self._graphs[max(self._graphs)]
+        keys: list[tuple[int, ExtraShapes]] = [(size, ()) for size in reversed(wanted)]
+        record_all(self._graphs, keys, lambda key: self._recorded(*key))
         self._sizes = tuple(sorted(size for size, _ in self._graphs))
         if lost := [size for size in wanted if size not in self._sizes]:
             logger.warning(
@@ -110,15 +141,9 @@ class DecodeGraphs:
 
         for _ in range(_WARM):
             ctx.attention.prepare(static.batch)
-            logits = self._room_for(capture.warm(run))
+            logits = self._logits.of(capture.warm(run))
         ctx.attention.prepare(static.batch)
         return _Graph(static, *capture.capture(lambda: logits.copy_(run())))
-
-    def _room_for(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return where as many logits are kept."""
-        if self._logits is None:
-            self._logits = torch.empty_like(logits)
-        return self._logits[: len(logits)]
 
     def _static(self, size: int, extras: ExtraShapes) -> StaticBatch:
         assert self._pool is not None
@@ -164,12 +189,8 @@ class DecodeGraphs:
         """Return whether a batch is a plain decode over the memory that graphs were recorded with."""
         if batch.forward_mode is not ForwardMode.DECODE or batch.num_tokens != batch.batch_size:
             return False
-        if batch.kv_pool is not self._pool or batch.attn_backend is not self.ctx.attention:
-            return False  # what attention reads is watched
-        table = batch.kv_groups[0].row_table
-        if len(batch.kv_groups) != 1 or table.data_ptr() != self._table.data_ptr() or table.shape != self._table.shape:
-            return False
-        return batch.positions.dim() == 1 and all(one is None for one in _further(batch))
+        same = reads_the_same(batch, self.ctx, self._pool, self._table)
+        return same and all(one is None for one in _further(batch))
 
 
 def _further(batch: ForwardBatch) -> Iterator[object]:

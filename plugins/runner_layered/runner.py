@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,9 +15,13 @@ from pegboard.core.interfaces.model_runner import ModelEnds, ModelRunner, ModelR
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.plugins.runner_layered.graphs import DecodeGraphs, why_not
 from pegboard.plugins.runner_layered.options import LayeredOptions
-from pegboard.toolkit.graphs import default_sizes
+from pegboard.plugins.runner_layered.prefill_graphs import PrefillGraphs
+from pegboard.toolkit.graphs import default_sizes, prefill_sizes
 from pegboard.toolkit.sampling.logprobs import prompt_logprobs
 from pegboard.toolkit.sampling.sample import sample
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.graphs import GraphCapture
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +30,7 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
     """Model family, attention backend, processors and sampler, each doing its own part.
 
     Hidden states are gathered before the vocabulary projection: logits exist for sampled rows only, and not at all in a
-    batch that samples nothing. Decode steps are replayed where there is a graph for them.
+    batch that samples nothing. Decode steps and prefills are replayed where there is a graph for them.
     """
 
     def __init__(self, options: LayeredOptions, ctx: ModelRunnerContext) -> None:
@@ -34,6 +39,7 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
             raise ValueError("the layered runner needs a loaded network; ModelRunnerContext.network is None")
         self._network = ctx.network
         self._graphs: DecodeGraphs | None = None
+        self._prefills: PrefillGraphs | None = None
         self._counts = {"replayed_steps": 0, "eager_decode_steps": 0}
 
     @classmethod
@@ -51,9 +57,16 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
             return default_sizes(max_batch)
         return tuple(sorted({min(size, max_batch) for size in options.graph_sizes}))
 
+    def prefill_graph_sizes(self) -> tuple[int, ...]:
+        able = "graph_extend" in self.ctx.provides.get("attention", ())
+        if self.options.graphs == "off" or not able or why_not(self.ctx) is not None:
+            return ()
+        wanted = self.options.prefill_graph_sizes
+        return prefill_sizes() if wanted is None else tuple(sorted(set(wanted)))
+
     @torch.inference_mode()
     def start(self, pool: KVPool, row_table: torch.Tensor) -> None:
-        """Record the graphs of decode steps, or say once why there are none. Raises ConfigError where they are insisted
+        """Record graphs, or say once why there are none. Raises ConfigError where those of decode steps are insisted
         on.
         """
         capture, wanted = self.ctx.capture, self.options.graphs
@@ -69,10 +82,24 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
             else:
                 self._graphs = graphs
                 reason = None if graphs.sizes else "there is no memory for any"
+                self._record_prefills(capture, pool, row_table)
         if reason is not None:
             if wanted == "on":
                 raise ConfigError(f"runner.graphs is 'on', but {reason}; set it to auto or off")
             logger.warning("graphs are off, and every decode step calls its operators: %s", reason)
+
+    def _record_prefills(self, capture: GraphCapture, pool: KVPool, row_table: torch.Tensor) -> None:
+        """Record the graphs of prefills, behind those of decode steps: whose memory they use, too."""
+        if not (sizes := self.prefill_graph_sizes()):
+            return
+        graphs = PrefillGraphs(self._network, self.ctx, capture, sizes)
+        try:
+            graphs.record(pool, row_table)
+        except RuntimeError as error:
+            logger.warning("graphs: prefills run without, since one cannot be recorded: %s", error)
+            return
+        self._prefills = graphs
+        self._counts |= {"replayed_prefills": 0, "eager_prefills": 0}
 
     def figures(self) -> dict[str, int]:
         return dict(self._counts) if self._graphs is not None else {}
@@ -92,6 +119,11 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
             if sampling is not None and not return_hidden_states and (logits := self._graphs.logits(batch)) is not None:
                 return self._sampled(logits, sampling, return_logits)
             self._counts["eager_decode_steps"] += 1
+        if self._prefills is not None and batch.forward_mode in (ForwardMode.EXTEND, ForwardMode.MIXED):
+            if not return_hidden_states and (hidden := self._prefills.hidden(batch)) is not None:
+                self._counts["replayed_prefills"] += 1
+                return self._output(hidden, batch, sampling, return_logits, False)
+            self._counts["eager_prefills"] += 1
         self.ctx.attention.prepare(batch)
         hidden = self._network.forward(batch)
         return self._output(hidden, batch, sampling, return_logits, return_hidden_states)

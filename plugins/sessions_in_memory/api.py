@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Generic
 
 from pydantic import BaseModel, ConfigDict
 
-from pegboard.core.interfaces.client import MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.options import NoOptions, OptionsT
+from pegboard.toolkit.media.inputs import MediaPrompt
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.api_router import ApiContext

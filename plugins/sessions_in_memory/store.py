@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pegboard.core.interfaces.client import MediaPrompt, OutputStream
+from pegboard.core.interfaces.client import AnnotatedPrompt, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.sessions_in_memory.api import SessionParams, SessionStore, SessionStoreContext
 from pegboard.plugins.sessions_in_memory.options import SessionStoreOptions
@@ -300,7 +300,7 @@ class InMemorySessions(SessionStore[SessionStoreOptions]):
     async def _new_tokens(self, client: EngineClient, request: GenerateRequest, turn: _Running) -> list[int]:
         """Return what a request appends. The token that begins every prompt stays out of the middle."""
         prompt, tokenizer = request.prompt, client.tokenizer
-        if isinstance(prompt, MediaPrompt):
+        if isinstance(prompt, AnnotatedPrompt):
             text = "a session keeps tokens, and no pictures or videos: send the whole conversation without one"
             raise InvalidRequest(text, param="session_params", code="unsupported")
         if isinstance(prompt, str):

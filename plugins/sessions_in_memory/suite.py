@@ -9,9 +9,10 @@ import pytest
 
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.conformance.suite import ContractSuite
-from pegboard.core.interfaces.client import GenerateRequest, MediaInput, MediaPrompt, OutputStream
+from pegboard.core.interfaces.client import AnnotatedPrompt, GenerateRequest, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.sessions_in_memory.api import SessionParams, SessionStore, SessionStoreContext
+from pegboard.toolkit.media.inputs import MediaInput, MediaPrompt
 
 ANSWER = "abc"
 
@@ -47,7 +48,7 @@ class Talk:
     @property
     def seen(self) -> str:
         prompt = self.client.requests[-1].prompt
-        assert not isinstance(prompt, MediaPrompt)
+        assert not isinstance(prompt, AnnotatedPrompt)
         return prompt if isinstance(prompt, str) else "".join(map(chr, prompt))
 
 

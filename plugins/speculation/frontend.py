@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pegboard.core.interfaces.stage import FrontendStage
+from pegboard.core.interfaces.frontend import FrontendStage
 from pegboard.plugins.speculation.messages import NAME, Said
 
 if TYPE_CHECKING:

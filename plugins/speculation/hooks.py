@@ -9,7 +9,8 @@ from pegboard.plugins.speculation import SPECULATOR
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.ahead import Reserve, ReserveContext
-    from pegboard.core.interfaces.stage import DevicePart, FrontendStage, Stage, StageContext
+    from pegboard.core.interfaces.frontend import FrontendStage
+    from pegboard.core.interfaces.stage import DevicePart, Stage, StageContext
     from pegboard.plugins.speculation.api import Speculator
 
 

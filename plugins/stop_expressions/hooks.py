@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from pegboard.core.interfaces.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.stage import FrontendStage, Stage, StageContext
+    from pegboard.core.interfaces.frontend import FrontendStage
+    from pegboard.core.interfaces.stage import Stage, StageContext
 
 
 class StopExpressionHooks:

@@ -10,7 +10,8 @@ from weakref import WeakValueDictionary
 
 from pegboard.core.interfaces.client import EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.stage import FrontendStage, Interest, Price, Stage
+from pegboard.core.interfaces.frontend import FrontendStage, Price
+from pegboard.core.interfaces.stage import Interest, Stage
 from pegboard.plugins.stop_expressions.matcher import RegexMatcher
 from pegboard.plugins.stop_expressions.program import Program, StopRegexError
 

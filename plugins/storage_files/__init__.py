@@ -6,6 +6,7 @@ plugin = Plugin(
     name="storage_files",
     version="0.1.0",
     summary="blocks of KV in files",
+    requires=("kv_tiers",),
     providers=(
         Provider(
             contract="kv_storage",

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext, StorageError
+from pegboard.plugins.kv_tiers.api import KVStorage, KVStorageContext, StorageError
 from pegboard.plugins.storage_files.folders import HEX, Folders, Place, read_all
 from pegboard.plugins.storage_files.index import Index, on_disk
 from pegboard.plugins.storage_files.options import FilesOptions

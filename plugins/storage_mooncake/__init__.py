@@ -6,6 +6,7 @@ plugin = Plugin(
     name="storage_mooncake",
     version="0.1.0",
     summary="blocks of KV in Mooncake Store",
+    requires=("kv_tiers",),
     providers=(
         Provider(
             contract="kv_storage",

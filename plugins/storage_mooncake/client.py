@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pegboard.core.interfaces.kv_storage import StorageError
+from pegboard.plugins.kv_tiers.api import StorageError
 from pegboard.plugins.storage_mooncake.options import MooncakeOptions
 
 logger = logging.getLogger(__name__)

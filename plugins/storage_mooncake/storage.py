@@ -6,7 +6,7 @@ import itertools
 import logging
 from collections.abc import Mapping, Sequence
 
-from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext, StorageError
+from pegboard.plugins.kv_tiers.api import KVStorage, KVStorageContext, StorageError
 from pegboard.plugins.storage_mooncake.client import Client, library
 from pegboard.plugins.storage_mooncake.options import MooncakeOptions
 from pegboard.toolkit.cache.block_frames import BlockFrames

@@ -6,6 +6,7 @@ plugin = Plugin(
     name="storage_redis",
     version="0.1.0",
     summary="blocks of KV behind Redis' protocol",
+    requires=("kv_tiers",),
     providers=(
         Provider(
             contract="kv_storage",

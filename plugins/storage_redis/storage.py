@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 from redis.connection import ConnectionPool
 from redis.retry import Retry
 
-from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext, StorageError
+from pegboard.plugins.kv_tiers.api import KVStorage, KVStorageContext, StorageError
 from pegboard.plugins.storage_redis.options import RedisOptions
 from pegboard.plugins.storage_redis.pace import MOST_KEYS, Pace
 from pegboard.toolkit.cache.block_frames import BlockFrames

@@ -6,6 +6,7 @@ plugin = Plugin(
     name="transfer_inproc",
     version="0.1.0",
     summary="copies of KV between engines of one process, with faults on demand",
+    requires=("kv_handoff",),
     providers=(
         Provider(
             contract="kv_transfer",

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pegboard.core.interfaces.kv_transfer import (
+from pegboard.plugins.kv_handoff.api.pieces import Memory, Pieces, check_read, objection
+from pegboard.plugins.kv_handoff.api.transfer import (
     KVTransfer,
     KVTransferContext,
     Ranges,
@@ -20,7 +21,6 @@ from pegboard.core.interfaces.kv_transfer import (
     TransferState,
 )
 from pegboard.plugins.transfer_inproc.options import InprocOptions
-from pegboard.toolkit.transfer.pieces import Memory, Pieces, check_read, objection
 
 _MAGIC = b"pegboard inproc "
 _TOKEN = 16

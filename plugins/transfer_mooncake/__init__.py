@@ -6,6 +6,7 @@ plugin = Plugin(
     name="transfer_mooncake",
     version="0.1.0",
     summary="KV of other servers through Mooncake's transfer engine",
+    requires=("kv_handoff",),
     providers=(
         Provider(
             contract="kv_transfer",

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from pegboard.core.interfaces.kv_transfer import TransferError
-from pegboard.toolkit.transfer.links import Wire
+from pegboard.plugins.kv_handoff.api.links import Wire
+from pegboard.plugins.kv_handoff.api.transfer import TransferError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.kv_transfer import Region
+    from pegboard.plugins.kv_handoff.api.links import Part
+    from pegboard.plugins.kv_handoff.api.transfer import Region
     from pegboard.plugins.transfer_mooncake.options import MooncakeTransferOptions
-    from pegboard.toolkit.transfer.links import Part
 
 TOKEN = 16
 """Bytes of the token of a run."""

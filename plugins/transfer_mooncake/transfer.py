@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from pegboard.core.interfaces.kv_transfer import KVTransferContext, TransferError
+from pegboard.plugins.kv_handoff.api.descriptions import pack, unpack
+from pegboard.plugins.kv_handoff.api.linked_transfer import LinkedTransfer, Reach
+from pegboard.plugins.kv_handoff.api.links import Limits
+from pegboard.plugins.kv_handoff.api.staging import Staging
+from pegboard.plugins.kv_handoff.api.staging_reader import StagingPlace
+from pegboard.plugins.kv_handoff.api.transfer import KVTransferContext, TransferError
 from pegboard.plugins.transfer_mooncake.engine import Engine, MooncakeWire, Pieces, library
 from pegboard.plugins.transfer_mooncake.options import MooncakeTransferOptions
-from pegboard.toolkit.transfer.descriptions import pack, unpack
-from pegboard.toolkit.transfer.linked_transfer import LinkedTransfer, Reach
-from pegboard.toolkit.transfer.links import Limits
-from pegboard.toolkit.transfer.staging import Staging
-from pegboard.toolkit.transfer.staging_reader import StagingPlace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

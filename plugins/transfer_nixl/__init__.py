@@ -6,6 +6,7 @@ plugin = Plugin(
     name="transfer_nixl",
     version="0.1.0",
     summary="KV of other servers through NVIDIA's NIXL",
+    requires=("kv_handoff",),
     providers=(
         Provider(
             contract="kv_transfer",

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pegboard.core.interfaces.kv_transfer import TransferError
+from pegboard.plugins.kv_handoff.api.transfer import TransferError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.kv_transfer import Region
+    from pegboard.plugins.kv_handoff.api.transfer import Region
     from pegboard.plugins.transfer_nixl.options import NixlOptions
 
 BACKEND = "UCX"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pegboard.toolkit.transfer.staging import StagingOptions
+from pegboard.plugins.kv_handoff.api.staging import StagingOptions
 
 
 class NixlOptions(StagingOptions):

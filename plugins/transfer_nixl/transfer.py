@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from pegboard.core.interfaces.kv_transfer import KVTransferContext, Ranges, TransferError
+from pegboard.plugins.kv_handoff.api.descriptions import pack, unpack
+from pegboard.plugins.kv_handoff.api.linked_transfer import LinkedTransfer, Reach
+from pegboard.plugins.kv_handoff.api.links import Limits, Part, Wire
+from pegboard.plugins.kv_handoff.api.staging import Staging
+from pegboard.plugins.kv_handoff.api.staging_reader import StagingPlace
+from pegboard.plugins.kv_handoff.api.transfer import KVTransferContext, Ranges, TransferError
 from pegboard.plugins.transfer_nixl.agent import Agent, Transfer, memory_of
 from pegboard.plugins.transfer_nixl.options import NixlOptions
-from pegboard.toolkit.transfer.descriptions import pack, unpack
-from pegboard.toolkit.transfer.linked_transfer import LinkedTransfer, Reach
-from pegboard.toolkit.transfer.links import Limits, Part, Wire
-from pegboard.toolkit.transfer.staging import Staging
-from pegboard.toolkit.transfer.staging_reader import StagingPlace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.kv_transfer import Region
+    from pegboard.plugins.kv_handoff.api.transfer import Region
 
 KIND = b"pegboard nixl 2\n"
 PART_BYTES = 4 * 2**20

@@ -6,6 +6,7 @@ plugin = Plugin(
     name="transfer_tcp",
     version="0.1.0",
     summary="KV of other servers over TCP",
+    requires=("kv_handoff",),
     providers=(
         Provider(
             contract="kv_transfer",

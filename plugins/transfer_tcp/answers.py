@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pegboard.plugins.kv_handoff.api.pieces import Memory, Pieces
+from pegboard.plugins.kv_handoff.api.protocol import BadFrame
 from pegboard.plugins.transfer_tcp.frames import ANSWER, END, REASONS, Status
 from pegboard.plugins.transfer_tcp.streams import CHUNK, MOST_BUFFERS, Chunks, Filling
-from pegboard.toolkit.transfer.pieces import Memory, Pieces
-from pegboard.toolkit.transfer.protocol import BadFrame
 
 if TYPE_CHECKING:
     from pegboard.plugins.transfer_tcp.reads import Part

@@ -13,8 +13,8 @@ from __future__ import annotations
 import enum
 import struct
 
-from pegboard.core.interfaces.kv_transfer import TransferError
-from pegboard.toolkit.transfer.listening import TOKEN
+from pegboard.plugins.kv_handoff.api.listening import TOKEN
+from pegboard.plugins.kv_handoff.api.transfer import TransferError
 
 MAGIC = b"PBKVTCP1"
 HELLO = len(MAGIC) + TOKEN

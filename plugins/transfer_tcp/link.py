@@ -13,17 +13,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from pegboard.plugins.kv_handoff.api.protocol import BadFrame, pack_request
 from pegboard.plugins.transfer_tcp.answers import Incoming
 from pegboard.plugins.transfer_tcp.frames import MAGIC
 from pegboard.plugins.transfer_tcp.streams import new_buffer
-from pegboard.toolkit.transfer.protocol import BadFrame, pack_request
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
+    from pegboard.plugins.kv_handoff.api.leases import Counts
+    from pegboard.plugins.kv_handoff.api.pieces import Memory
     from pegboard.plugins.transfer_tcp.options import TcpOptions
     from pegboard.plugins.transfer_tcp.reads import Part
-    from pegboard.toolkit.transfer.leases import Counts
-    from pegboard.toolkit.transfer.pieces import Memory
 
 logger = logging.getLogger(__name__)
 

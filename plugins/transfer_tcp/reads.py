@@ -6,12 +6,12 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.kv_transfer import TransferNews, TransferState
+from pegboard.plugins.kv_handoff.api.transfer import TransferNews, TransferState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pegboard.core.interfaces.kv_transfer import Ranges
+    from pegboard.plugins.kv_handoff.api.transfer import Ranges
 
 
 class Read:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pegboard.plugins.kv_handoff.api.leases import Leases
+from pegboard.plugins.kv_handoff.api.listening import Listener, receive
+from pegboard.plugins.kv_handoff.api.pieces import Memory, Pieces, objection
+from pegboard.plugins.kv_handoff.api.protocol import RANGE, REQUEST, BadFrame, unpack_ranges
 from pegboard.plugins.transfer_tcp.frames import ANSWER, END, MAGIC, MAX_RANGES, MAX_TOTAL, Status
 from pegboard.plugins.transfer_tcp.streams import CHUNK, MOST_BUFFERS, Chunks, beyond, new_buffer
-from pegboard.toolkit.transfer.leases import Leases
-from pegboard.toolkit.transfer.listening import Listener, receive
-from pegboard.toolkit.transfer.pieces import Memory, Pieces, objection
-from pegboard.toolkit.transfer.protocol import RANGE, REQUEST, BadFrame, unpack_ranges
 
 if TYPE_CHECKING:
     import socket
 
-    from pegboard.core.interfaces.kv_transfer import Ranges
+    from pegboard.plugins.kv_handoff.api.leases import Counts
+    from pegboard.plugins.kv_handoff.api.transfer import Ranges
     from pegboard.plugins.transfer_tcp.options import TcpOptions
-    from pegboard.toolkit.transfer.leases import Counts
 
 _ZEROS = bytes(CHUNK)
 

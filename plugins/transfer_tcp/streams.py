@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pegboard.toolkit.transfer.pieces import LARGE_PIECE, Memory, Pieces
+from pegboard.plugins.kv_handoff.api.pieces import LARGE_PIECE, Memory, Pieces
 
 CHUNK = 2**20
 """Bytes that are gathered or dealt out at a time."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from pegboard.core.interfaces.kv_transfer import (
+from pegboard.plugins.kv_handoff.api.leases import Counts
+from pegboard.plugins.kv_handoff.api.pieces import Memory, Pieces, check_read
+from pegboard.plugins.kv_handoff.api.transfer import (
     KVTransfer,
     KVTransferContext,
     Ranges,
@@ -18,8 +20,6 @@ from pegboard.plugins.transfer_tcp.link import Link, Place
 from pegboard.plugins.transfer_tcp.options import TcpOptions
 from pegboard.plugins.transfer_tcp.reads import Part, Read
 from pegboard.plugins.transfer_tcp.source import Source
-from pegboard.toolkit.transfer.leases import Counts
-from pegboard.toolkit.transfer.pieces import Memory, Pieces, check_read
 
 PART_BYTES = 4 * 2**20
 PART_PIECES = 2**16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,17 @@ import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from benchmarks.gpu import load_row, make_model, profile_step, site, smoke, tune_attn
+from benchmarks.gpu import (
+    flashinfer_slim,
+    load_row,
+    loading,
+    make_model,
+    profile_prefill,
+    profile_step,
+    site,
+    smoke,
+    tune_attn,
+)
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.paged import Paged
 from pegboard.core.engine.engine import Engine
@@ -139,3 +150,48 @@ def test_the_smoke_test_passes_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> N
         smoke.main(["--device", "cpu", "--only", "llama"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.count("ok  ") == 12
+
+
+def test_first_tokens_are_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_model.make("tiny", tmp_path, with_weights=False)
+    settings = ("model.use=dense", "model.load_format=dummy", "model.source.use=hf", "model.source.needs_weights=false")
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    profile_prefill.main([str(tmp_path), "--device", "cpu", *chosen, "8", "40"])
+    out = capsys.readouterr().out
+    assert re.findall(r"^(\d+) tokens: wall", out, re.M) == ["8", "40"]
+    assert "scheduler.py" in out, "the host's functions"
+
+
+def wheel(path: Path, files: dict[str, str]) -> None:
+    with zipfile.ZipFile(path, "w") as new:
+        for name, text in files.items():
+            new.writestr(name, text)
+
+
+def test_a_repacked_wheel_has_what_it_includes(tmp_path: Path) -> None:
+    record = "flashinfer-1.dist-info/RECORD"
+    files = {
+        "flashinfer/data/include/prefill.cuh": '#include "cutlass/util/line.h"\n#include <vector>\n',
+        "flashinfer/data/cutlass/tools/util/include/cutlass/util/line.h": "",
+        "flashinfer/data/csrc/fused_moe/large.cu": "",
+        record: "flashinfer/data/csrc/fused_moe/large.cu,,\nflashinfer/data/include/prefill.cuh,,\n",
+    }
+    wheel(tmp_path / "whole.whl", files)
+    flashinfer_slim.main([str(tmp_path / "whole.whl"), str(tmp_path / "slim")])
+    with zipfile.ZipFile(tmp_path / "slim" / "whole.whl") as slim:
+        assert set(slim.namelist()) == set(files) - {"flashinfer/data/csrc/fused_moe/large.cu"}
+        assert slim.read(record) == b"flashinfer/data/include/prefill.cuh,,\n"
+    assert len(list((tmp_path / "slim").iterdir())) == 1 + len(flashinfer_slim.UNUSED)
+
+
+def test_a_repacked_wheel_that_lacks_a_header_is_refused(tmp_path: Path) -> None:
+    files = {"flashinfer/data/csrc/page.cu": '#include "moe_page.cuh"\n', "flashinfer/data/csrc/moe_page.cuh": ""}
+    wheel(tmp_path / "whole.whl", files)
+    with pytest.raises(SystemExit, match=r"page\.cu includes moe_page\.cuh"):
+        flashinfer_slim.main([str(tmp_path / "whole.whl"), str(tmp_path / "slim")])
+
+
+def test_loading_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_model.make("tiny", tmp_path)
+    loading.main([str(tmp_path), "--device", "cpu"])
+    assert len(re.findall(r"0\.00 GB in [\d.]+ s: [\d.]+ GB/s", capsys.readouterr().out)) == 3

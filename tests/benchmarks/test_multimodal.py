@@ -132,9 +132,10 @@ def test_figures_of_text() -> None:
 
 def test_a_step_log_tells_steps_apart() -> None:
     counters, lines = Counters(), list[str]()
-    log = StepLog(counters, lines.append)
+    told = {"encode_steps": 0, "encode_time": 0.0}
+    log = StepLog(counters, lambda: told, lines.append)
     log()
-    counters.encode_steps, counters.encode_time = 1, 0.25
+    told |= {"encode_steps": 1, "encode_time": 0.25}
     log()
     counters.prefill_steps, counters.forward_time, counters.schedule_time, counters.generated_tokens = 1, 0.5, 0.125, 9
     log()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pegboard.conformance.media_encoder import MediaEncoderContract
-from pegboard.core.interfaces.media import MediaItem
+from pegboard.plugins.media.api import MediaItem
 from tests.fakes.colour_encoder import ColourEncoder, colour_items, colour_model
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from pegboard.conformance.checkpoints import VOCAB_SIZE
 from pegboard.conformance.media_processor import MediaProcessorContract
 from pegboard.conformance.media_toy import KEY, ToyProcessor
-from pegboard.core.interfaces.media import MediaKind
+from pegboard.toolkit.media.inputs import MediaKind
 from tests.fakes.toy_media import ppm, toy_settings
 
 

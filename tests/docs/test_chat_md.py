@@ -12,10 +12,10 @@ from pegboard.conformance.streams import feed, one_by_one
 from pegboard.conformance.tool_parser import TOOLS, ToolParserContract
 from pegboard.core.config.compose import compose
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.output_parser import OutputParserContext
 from pegboard.core.registry.registry import Registry
 from pegboard.toolkit.chat import tool_schema
 from pegboard.toolkit.chat.rendering import RENDER_BYTES, RENDER_SECONDS
+from pegboard.toolkit.parsing.output_parser import OutputParserContext
 from tests.docs.test_docs import blocks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "chat.md").read_text("utf-8")

@@ -10,11 +10,11 @@ import pytest
 
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.frontend import budget
-from pegboard.core.pipeline.frontend.budget import Budget, BudgetLimits, Demand
 from pegboard.core.pipeline.points import encoded
 from pegboard.plugins.row_outputs.messages import NAME, Asked
 from pegboard.plugins.stop_expressions.stage import NAME as EXPRESSIONS
+from pegboard.toolkit.http import budget
+from pegboard.toolkit.http.budget import Budget, BudgetLimits, Demand
 from tests.features import prices
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -6,18 +6,20 @@ from typing import Any
 
 import pytest
 
-from pegboard.conformance.admission_gate import AdmissionGateContract, ManualClock, gated_request
+from pegboard.conformance.admission_gate import ManualClock, gated_request
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, Rejected
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.pipeline.gates import GateKeeper
+from pegboard.plugins.kv_handoff.api import HandoffGate
+from pegboard.plugins.kv_handoff.suite.gate import HandoffGateContract
 from pegboard_drills.gate import DrillGate
 from pegboard_drills.options import DrillGateOptions
 from tests.core.pipeline.harness import Harness, oracle
 
 
-class TestDrillGate(AdmissionGateContract):
+class TestDrillGate(HandoffGateContract):
     provider = "drill"
 
     def blocked_request(self, gate: AdmissionGate) -> Req:
@@ -26,10 +28,10 @@ class TestDrillGate(AdmissionGateContract):
     def held_request(self, gate: AdmissionGate) -> Req:
         return gated_request({"drill": {"hold": 0.5}})
 
-    def seated_request(self, gate: AdmissionGate) -> Req:
+    def reserving_request(self, gate: HandoffGate) -> Req:
         return gated_request({"drill": {"act": "bring", "token": 9, "linger": 0.5}})
 
-    def followed_request(self, gate: AdmissionGate) -> Req:
+    def followed_request(self, gate: HandoffGate) -> Req:
         return gated_request({"drill": {"hold": 0.5}})
 
 

@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import save
 
 from pegboard.conformance.vl_checkpoints import vl_checkpoint
-from pegboard.core.interfaces.client import MediaInput
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import EncodedForm, MediaContext, MediaItem, MediaPiece, MediaSource
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.media.api import MediaContext, MediaItem, MediaPiece, MediaSource
 from pegboard.plugins.mm_qwen_vl.encoder import QwenVLEncoder
 from pegboard.plugins.mm_qwen_vl.options import QwenVLProcessorOptions
 from pegboard.plugins.mm_qwen_vl.processor import QwenVLProcessor
+from pegboard.toolkit.media.inputs import EncodedForm, MediaInput
 from pegboard.toolkit.model.model_config import read_model_config
 from tests.e2e.test_multimodal import asked, clip, engine, picture, requests
 

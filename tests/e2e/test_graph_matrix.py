@@ -1,4 +1,4 @@
-"""Decode steps as graphs: the same tokens as without, whatever the scheduler does.
+"""Decode steps, prefills and mixed batches as graphs: the same tokens as without, whatever the scheduler does.
 
 A CPU's graphs (`TapeCapture`) are as forgetful as a device's: what is not in a fixed place is as it was when the graph
 was recorded, and one graph's memory is overwritten by the next. Requests come, go, are aborted and are retracted, so
@@ -21,7 +21,7 @@ import pytest
 
 from pegboard.conformance.checkpoints import VOCAB_SIZE, tiny_checkpoint
 from pegboard.conformance.covering import covering
-from pegboard.conformance.fixed_attention import FixedAttention
+from pegboard.conformance.fixed_attention import FixedExtends
 from pegboard.conformance.tape import TapeCapture
 from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine, GenerateOutput
@@ -44,7 +44,9 @@ BURSTS = (70, 25, 9, 6, 5, 2, 2, 1)
 MIN_COMPARED = 0.9
 """Share of all tokens that must have been compared."""
 MIN_REPLAYED = 0.8
-"""Share of decode steps that must have been replays."""
+"""Share of decode steps, and of prefills, that must have been replays."""
+PREFILLS = (8, 32, 64, 128, 320)
+"""Tokens of prefills that are graphs."""
 
 FIXED = Plugin(
     name="fixed",
@@ -54,9 +56,9 @@ FIXED = Plugin(
         Provider(
             contract="attention",
             name="fixed",
-            factory="pegboard.conformance.fixed_attention:FixedAttention",
+            factory="pegboard.conformance.fixed_attention:FixedExtends",
             summary="for tests",
-            provides=FixedAttention.PROVIDES,
+            provides=FixedExtends.PROVIDES,
         ),
     ),
 )
@@ -77,7 +79,7 @@ class Cell(NamedTuple):
         return {
             "model": {"path": str(path), "dtype": "float32", "device": "cpu", "context_length": CONTEXT},
             "attention": {"use": "fixed"},
-            "runner": {"use": "layered"},
+            "runner": {"use": "layered", "prefill_graph_sizes": PREFILLS},
             "memory": {"page_size": self.page_size, "max_total_tokens": self.tokens, "kv_dtype": self.kv},
             "scheduler": {
                 "loop": self.loop,
@@ -232,7 +234,7 @@ def check(answers: Sequence[Answer], found: Mapping[str, list[int]], near: float
 def run_cell(cell: Cell, world: World) -> None:
     answers, capture = world.answers(cell), TapeCapture()
     with engine_of(cell, world, capture) as engine:
-        assert capture.captured == len(default_sizes(MOST))
+        assert capture.captured == len(default_sizes(MOST)) + 2 * len(PREFILLS)
         found = drive(engine, [answer.request for answer in answers], seed=ALL.index(cell))
         stats = engine.stats()
         attention = engine.built.runner.ctx.attention
@@ -241,11 +243,15 @@ def run_cell(cell: Cell, world: World) -> None:
     assert stats["book_errors"] == stats["failed_batches"] == stats["plugin_failures"] == 0
     figures = stats["runner"]
     steps = figures["replayed_steps"] + figures["eager_decode_steps"]
-    assert capture.replayed == figures["replayed_steps"] >= MIN_REPLAYED * steps
-    assert isinstance(attention, FixedAttention)
+    prefills = figures["replayed_prefills"] + figures["eager_prefills"]
+    assert capture.replayed == figures["replayed_steps"] + figures["replayed_prefills"]
+    assert figures["replayed_steps"] >= MIN_REPLAYED * steps
+    assert figures["replayed_prefills"] >= MIN_REPLAYED * prefills
+    assert isinstance(attention, FixedExtends)
     used = {size for size, count in attention.fixed.items() if count}
     # Where decodes ride along with chunks of prompts, fewer steps are decodes alone.
     assert len(used) >= (6 if cell.mixed or cell.tokens == TIGHT else 9), f"only graphs of {sorted(used)} requests"
+    assert len([size for size, count in attention.extended.items() if count]) >= 3, "only prefills of a size or two"
     assert stats["retractions"] >= len(BURSTS)
 
 
@@ -268,13 +274,14 @@ def test_kernels_are_part_of_graphs(world: World, interpreted_triton: None) -> N
         capture = TapeCapture()
         more = {
             "attention": {"use": "triton"},
-            "runner": {"use": "layered", "graphs": graphs, "graph_sizes": [1, 2, 4]},
+            "runner": {"use": "layered", "graphs": graphs, "graph_sizes": [1, 2, 4], "prefill_graph_sizes": [64, 128]},
         }
         with engine_of(PLAIN, world, capture, **more) as engine:
             found.append([one.token_ids[:8] for one in engine.run([_shorter(one) for one in requests])])
             figures = engine.stats()["runner"]
-        assert capture.replayed == figures.get("replayed_steps", 0)
-    assert figures == {"replayed_steps": 4, "eager_decode_steps": 3}, "with five requests there is no graph for it"
+        assert capture.replayed == figures.get("replayed_steps", 0) + figures.get("replayed_prefills", 0)
+    expected = {"replayed_steps": 4, "eager_decode_steps": 3, "replayed_prefills": 1, "eager_prefills": 0}
+    assert figures == expected, "with five requests there is no graph for it"
     assert found[0] == found[1]
 
 

@@ -15,11 +15,12 @@ from PIL import Image
 
 from pegboard.conformance.covering import covering
 from pegboard.conformance.vl_checkpoints import VL_FAMILIES, vl_checkpoint
-from pegboard.core.config.media_section import MediaSection
 from pegboard.core.engine.engine import Engine, GenerateOutput
-from pegboard.core.engine.media import piece_tokens
-from pegboard.core.interfaces.client import GenerateRequest, MediaInput, MediaPrompt
+from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.plugins.media.choosing import piece_tokens
+from pegboard.plugins.media.options import MediaSection
+from pegboard.toolkit.media.inputs import MediaInput, MediaPrompt
 from tests.e2e.vl_reference import VLAnswer, VLReference
 from tests.plugins.mm_qwen_vl.clips import clip_frames, video_file
 
@@ -239,7 +240,7 @@ def test_a_step_encodes_what_the_device_can(checkpoints: Path) -> None:
     path = vl_checkpoint(checkpoints, "qwen3_vl")
     shown = asked(picture(1, 200, 200))
     with engine(path) as made:
-        assert made.info.max_piece_tokens == 2048
+        assert made.info.stages["media"]["piece_tokens"] == 2048
         whole = made.run(requests([shown], 1))[0].prompt_tokens
     with engine(path, media={"max_piece_tokens": 16}) as made:
         assert made.run(requests([shown], 1))[0].prompt_tokens == whole - 36 + 16

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from pegboard.conformance.vl_checkpoints import IMAGE_PAD, VIDEO_PAD
-from pegboard.core.interfaces.client import MediaInput, MediaPrompt
-from pegboard.core.interfaces.media import MediaContext, MediaItem, MediaShape, MediaSource
+from pegboard.plugins.media.api import MediaContext, MediaItem, MediaShape, MediaSource
 from pegboard.plugins.mm_qwen_vl.options import QwenVLProcessorOptions
 from pegboard.plugins.mm_qwen_vl.processor import QwenVLProcessor
+from pegboard.toolkit.media.inputs import MediaInput, MediaPrompt
 from pegboard.toolkit.model.model_config import read_model_config
 
 EOS = 2

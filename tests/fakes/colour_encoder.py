@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pegboard.core.interfaces.media import MediaEncoder, MediaItem, MediaPiece, MediaStates
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.media.api import MediaEncoder, MediaItem, MediaPiece, MediaStates
 from pegboard.toolkit.model.weights import check_weights, load_weights
 
 BLOCK = 8

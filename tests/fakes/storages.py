@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext, StorageError
 from pegboard.core.interfaces.options import Options
+from pegboard.plugins.kv_tiers.api import KVStorage, KVStorageContext, StorageError
 from pegboard.toolkit.cache.block_frames import BlockFrames
 
 CALLS = ("exists", "get", "set", "delete", "clear")

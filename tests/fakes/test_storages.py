@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pegboard.conformance.kv_storage import KVStorageContract
-from pegboard.core.interfaces.kv_storage import KVStorage, StorageError
+from pegboard.plugins.kv_tiers.api import KVStorage, StorageError
+from pegboard.plugins.kv_tiers.suite.kv_storage import KVStorageContract
 from tests.fakes.storages import FakeStorage, FakeStorageOptions
 
 FAR = float("inf")

@@ -13,8 +13,8 @@ from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
 from pegboard.core.interfaces.client import GenerateRequest, ModelInfo
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import Accepted
-from pegboard.core.pipeline.frontend.budget import BudgetLimits
 from pegboard.core.server.client import AsyncEngineClient
+from pegboard.toolkit.http.budget import BudgetLimits
 from pegboard.toolkit.http.generation import Answers
 from tests.features import FEATURES
 

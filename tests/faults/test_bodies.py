@@ -30,9 +30,9 @@ from benchmarks.hostile.measure import Client, Memory
 from pegboard.conformance.asgi import Exchange
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.server.http.limits import PLAIN_BODY
 from pegboard.toolkit.http.bodies import parse_body
 from pegboard.toolkit.http.events import until_disconnect
+from pegboard.toolkit.http.limits import PLAIN_BODY
 from tests.core.server.api_server import Server, running, wait_for
 from tests.faults.whole_api import questions, whole_app
 

@@ -21,7 +21,13 @@ from pegboard.core.interfaces.client import GenerateRequest, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import Accepted, TokenOutput, TokenOutputs
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.frontend.budget import (
+from pegboard.core.pipeline.frontend.outputs import OutputState, merge
+from pegboard.core.pipeline.points import encoded
+from pegboard.core.server.client import AsyncEngineClient
+from pegboard.core.server.wire import ApiWire, Endpoint, SchedulerWire, WireError, decode_from_scheduler, output_frames
+from pegboard.plugins.api_native.responses import Responder
+from pegboard.toolkit.http.answer_stream import AnswerWriter, _Direct
+from pegboard.toolkit.http.budget import (
     BILL,
     ENTRY_BYTES,
     FREE_BYTES,
@@ -30,15 +36,9 @@ from pegboard.core.pipeline.frontend.budget import (
     Bill,
     BudgetLimits,
 )
-from pegboard.core.pipeline.frontend.outputs import OutputState, merge
-from pegboard.core.pipeline.points import encoded
-from pegboard.core.pipeline.text.stop import compiled
-from pegboard.core.server.client import AsyncEngineClient
-from pegboard.core.server.wire import ApiWire, Endpoint, SchedulerWire, WireError, decode_from_scheduler, output_frames
-from pegboard.plugins.api_native.responses import Responder
-from pegboard.toolkit.http.answer_stream import AnswerWriter, _Direct
 from pegboard.toolkit.http.generation import Answer
 from pegboard.toolkit.text.encoding import LONG_CHARS, encode
+from pegboard.toolkit.text.stop import compiled
 from pegboard.toolkit.text.tokenizer import Tokenizer
 from tests.faults.stage import play, refused, submitted
 

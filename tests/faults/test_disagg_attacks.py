@@ -32,8 +32,8 @@ from pegboard.plugins.disagg.messages import (
     Welcome,
     encode,
 )
+from pegboard.plugins.kv_handoff.api.protocol import REQUEST
 from pegboard.plugins.transfer_tcp.frames import MAGIC, unpack_description
-from pegboard.toolkit.transfer.protocol import REQUEST
 from tests.faults.disagg_strangers import MANNERS, Manner, Recorder, Signed, closed, false_prefill, sends
 from tests.faults.disagg_world import DECODE, PREFILL, TIMES, Server
 from tests.faults.memory import peak

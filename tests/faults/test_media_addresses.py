@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.pipeline.frontend.media.addresses import resolve
-from pegboard.core.pipeline.frontend.media.fetch import Fetcher, FetchLimits
-from tests.core.pipeline.frontend.media.web import CLOSED, OPEN, Web, endless, fetcher, moved, web, whole
+from pegboard.plugins.media.frontend.addresses import resolve
+from pegboard.plugins.media.frontend.fetch import Fetcher, FetchLimits
+from tests.plugins.media.frontend.web import CLOSED, OPEN, Web, endless, fetcher, moved, web, whole
 
 HIDDEN = "this address cannot be fetched"
 

@@ -20,12 +20,12 @@ import httpx
 import psutil
 import pytest
 
-from pegboard.core.pipeline.frontend.media.store import PREFIX
-from tests.core.pipeline.frontend.media.scene import picture, toy_model
+from pegboard.toolkit.system.scratch import PREFIX
 from tests.core.server.api_server import PATIENCE, Server, running, wait_for
 from tests.fakes.toy_media import ppm
+from tests.plugins.media.frontend.scene import picture, toy_model
 
-HELPER = "pegboard.core.pipeline.frontend.media.worker"
+HELPER = "pegboard.plugins.media.frontend.worker"
 SCHEDULER = "pegboard.core.server.scheduler_process"
 LONG = 100_000
 """Tokens of a request that does not end by itself."""

@@ -22,10 +22,10 @@ from pegboard.core.config.sections import EngineConfig, ServerSection
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.hooks import hookimpl
 from pegboard.core.server.client import AsyncEngineClient
-from pegboard.core.server.http.keys import Keys
-from pegboard.core.server.http.routes import levels
-from pegboard.core.server.logs import configure_logging
 from pegboard.core.server.serve import exposure, listen
+from pegboard.toolkit.http.keys import Keys
+from pegboard.toolkit.http.route_table import levels
+from pegboard.toolkit.system.logs import configure_logging
 from tests.faults.whole_api import ADMIN_KEY, API_KEY, ask, bearer, questions, whole_app
 
 LEVELS = {
@@ -298,8 +298,8 @@ def test_30166_no_field_of_the_config_that_is_secret_is_called_otherwise() -> No
     """Redaction goes by names, so whoever adds a secret must name it so. These are all that there are; what is not a
     text is shown, as `cache_salt_by_key` is.
     """
-    from pegboard.core.config.describe import core_keys_of
-    from pegboard.core.config.redact import HIDDEN, is_secret, redact
+    from pegboard.toolkit.system.redact import HIDDEN, is_secret, redact
+    from pegboard.tools.config.describe import core_keys_of
 
     secret = {key.path for key in core_keys_of() if is_secret(key.path)}
     assert secret == {"server.api_key", "server.admin_key", "server.cache_salt_by_key"}

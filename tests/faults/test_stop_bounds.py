@@ -13,13 +13,13 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenOutput, TokenOutputs
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.frontend import stops as stops_of_requests
-from pegboard.core.pipeline.frontend.budget import CHARS_PER_STEP, FREE_STEPS, Budget, Demand
-from pegboard.core.pipeline.text import stop as stop_module
-from pegboard.core.pipeline.text.stop import StopMatcher, Stops, compiled
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.plugins.stop_expressions import stage as expressions_module
 from pegboard.plugins.stop_expressions.program import Program
 from pegboard.plugins.stop_expressions.stage import Expressions
+from pegboard.toolkit.http.budget import CHARS_PER_STEP, FREE_STEPS, Budget, Demand
+from pegboard.toolkit.text import stop as stop_module
+from pegboard.toolkit.text.stop import StopMatcher, Stops, compiled
 from tests.faults.test_bounds import Prepared, play, submitted  # type: ignore[attr-defined]
 from tests.features import prices
 

@@ -24,10 +24,11 @@ import redis
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.engine.engine import Engine
-from pegboard.core.engine.tiers import Tiers
-from pegboard.core.interfaces.kv_storage import KVStorage, StorageError
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.tiers.breaker import REST_SECONDS
+from pegboard.plugins.cache_hiradix.cache import HiRadixCache
+from pegboard.plugins.kv_tiers.api import KVStorage, StorageError
+from pegboard.plugins.kv_tiers.breaker import REST_SECONDS
+from pegboard.plugins.kv_tiers.build import LocalTiers
 from pegboard.plugins.storage_files.storage import FilesStorage
 from tests.faults.slow_link import SlowLink
 from tests.faults.tiers import VOCAB, Scene, World, answered, config, in_time, scene, settle, tiers
@@ -50,9 +51,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def storage_of(one: Scene) -> KVStorage:
-    below = one.engine.built.scheduler.stages.tiers
-    assert isinstance(below, Tiers)
-    return below.storages[0]
+    cache = one.engine.built.scheduler.stages.memory.cache
+    assert isinstance(cache, HiRadixCache)
+    assert isinstance(cache.tiers, LocalTiers)
+    return cache.tiers.storages[0]
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:

@@ -16,9 +16,9 @@ from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.config.compose import compose
 from pegboard.core.interfaces.http_front import HttpFront
 from pegboard.core.registry.hooks import Hooks
-from pegboard.core.server.http.routes import flat
 from pegboard.core.server.serve import build_api
 from pegboard.toolkit.http.openapi import example_of
+from pegboard.toolkit.http.route_table import flat
 
 API_KEY, ADMIN_KEY = "the-key-of-users", "the-key-of-admins"
 EVERY_API = tuple(record.name for record in builtin_registry().providers("api"))

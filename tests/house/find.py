@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pegboard.core.registry.names import nearest
+from pegboard.toolkit.text.near_names import nearest
 
 TESTS = Path(__file__).parents[1]
 

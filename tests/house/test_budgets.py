@@ -12,35 +12,37 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 20_700,
-    "core.cli": 1_020,
-    "core.config": 2_870,
-    "core.engine": 2_920,
-    "core.interfaces": 7_030,
-    "core.pipeline": 14_170,
-    "core.registry": 1_020,
-    "core.server": 3_180,
-    "plugins": 41_700,
-    "toolkit": 13_570,
-    "tools": 11_360,
+    "conformance": 19_720,
+    "core.cli": 300,
+    "core.config": 2_200,
+    "core.engine": 2_130,
+    "core.interfaces": 6_190,
+    "core.pipeline": 9_820,
+    "core.registry": 910,
+    "core.server": 2_020,
+    "plugins": 50_170,
+    "toolkit": 15_100,
+    "tools": 12_240,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
 HEART = ("scheduler", "planner", "admission", "memory", "batch", "worker", "results", "lifecycle", "gates", "running")
-HEART_LINES = 3_600
+HEART_LINES = 3_480
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {
     # Flags of other servers 7, figures of answers that users read 5, an error that tells which key to change 3; the
     # rest is of grammars, and leaves with these.
     "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 28),
-    "grammar": (r"grammars?|matchers?", 739),
-    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_469),
-    "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 288),
-    "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 44),
+    "grammar": (r"grammars?|matchers?", 656),
+    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 8),
+    "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 19),
+    # Two capabilities of caches by their names (4), keys and origins that answers and figures have (5), a list of other
+    # servers' flags (3), what `config check` does not look at, and a name of torch's.
+    "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 9),
     "split prefill": (r"split_prefill\w*", 6),
-    "hand-over of KV": (r"seats?|seated|kv_transfers?", 133),
-    "adapters": (r"loras?", 5),
+    "hand-over of KV": (r"seats?|seated|kv_transfers?", 30),
+    "adapters": (r"loras?", 0),
 }
 """Whole words (also within identifiers) that name a feature, and how many of them core/ may have."""
 

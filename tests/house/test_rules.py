@@ -77,12 +77,12 @@ def provider_names() -> frozenset[str]:
     )
 
 
+def is_suite(path: Path) -> bool:
+    """Return whether a file is the suite of a plugin's contracts, or is in the folder of it."""
+    return "suite" in path.relative_to(ROOT).with_suffix("").parts
+
+
 _SUITE = re.compile(r"pegboard\.plugins\.\w+\.suite\.")
-
-
-def in_suite(path: Path) -> bool:
-    """Return whether a file is the suite of a plugin's contract, or part of it: `plugins/NAME/suite`."""
-    return path.relative_to(ROOT / "plugins").with_suffix("").parts[1:2] == ("suite",)
 
 
 @cache
@@ -128,8 +128,9 @@ class TestSecondRule:
     def test_imports(self, path: Path) -> None:
         name = path.relative_to(ROOT / "plugins").parts[0]
         allowed = (f"pegboard.plugins.{name}", *ALLOWED, *apis_required_by(name))
-        if in_suite(path):
-            allowed = (*allowed, "pegboard.conformance")
+        if is_suite(path):
+            suites = (f"{one.removesuffix('.api')}.suite" for one in apis_required_by(name))
+            allowed = (*allowed, "pegboard.conformance", *suites)
         ours = [name for name in imports(path) if name == "pegboard" or name.startswith("pegboard.")]
         found = [name for name in ours if not any(f"{name}.".startswith(f"{one}.") for one in allowed)]
         assert not found, (
@@ -139,8 +140,9 @@ class TestSecondRule:
 
     def test_no_plugin_imports_its_suite(self) -> None:
         """A suite needs pytest, which a server has not."""
-        others = [path for path in PLUGINS if not in_suite(path)]
-        assert not [relative(path) for path in others if any(_SUITE.match(name) for name in imports(path))]
+        others = (path for path in PLUGINS if not is_suite(path))
+        found = [relative(path) for path in others if any(_SUITE.match(name) for name in imports(path))]
+        assert not found
 
     def test_what_a_record_requires_is_there_and_imported(self) -> None:
         for name in plugin_names():
@@ -181,7 +183,7 @@ class TestThirdRule:
     def test_neither_do_options_and_config(self) -> None:
         code = (
             "from pegboard.core.registry.registry import Registry\n"
-            "from pegboard.core.config.schema import schema\n"
+            "from pegboard.tools.config.schema import schema\n"
             "schema(Registry.discover())"
         )
         assert self.loaded_by(code) == "[]"
@@ -191,12 +193,13 @@ class TestThirdRule:
         for name in plugin_names():
             found = {one.rpartition(".")[0] for one in imports(ROOT / "plugins" / name / "__init__.py")}
             # Types of its own contracts, which are imported for the type checker alone.
-            found -= {"__future__", "typing", f"pegboard.plugins.{name}.api"}
+            types = {one for one in found if one.startswith(("pegboard.toolkit.", f"pegboard.plugins.{name}.api"))}
+            found -= {"__future__", "typing", *types}
             assert found <= {"pegboard.core.interfaces.plugin", "pegboard.core.interfaces.contract"}, (
                 f"plugins/{name}/__init__.py: a record imports the modules plugin and contract of "
                 "pegboard.core.interfaces and nothing else"
             )
-            assert f"pegboard.plugins.{name}.api" not in self.at_run_time(ROOT / "plugins" / name / "__init__.py")
+            assert not types & self.at_run_time(ROOT / "plugins" / name / "__init__.py")
 
     @staticmethod
     def at_run_time(path: Path) -> set[str]:

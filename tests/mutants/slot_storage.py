@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.kv_tiers.api import KVStorage, KVStorageContext
 from pegboard.toolkit.cache.block_frames import BlockFrames
 
 

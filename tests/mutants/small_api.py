@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from pegboard.core.interfaces.api_router import ApiRouter
-from pegboard.core.interfaces.client import GenerateRequest, MediaPrompt
+from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.toolkit.chat.rendering import render_chat
 from pegboard.toolkit.http.answers import json_response
@@ -19,6 +19,7 @@ from pegboard.toolkit.http.levels import PUBLIC, USER
 from pegboard.toolkit.http.line_stream import LineStream, line
 from pegboard.toolkit.http.openapi import body_docs
 from pegboard.toolkit.http.routing import api_router
+from pegboard.toolkit.media.inputs import MediaPrompt
 
 EXAMPLE = {"text": "The capital of France is", "temperature": 0.0, "max_tokens": 16}
 

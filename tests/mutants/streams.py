@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pegboard.core.interfaces.output_parser import ParserStream
+from pegboard.toolkit.parsing.output_parser import ParserStream
 
 
 class Around(ParserStream):

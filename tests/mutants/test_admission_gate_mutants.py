@@ -12,6 +12,7 @@ from dataclasses import replace
 from time import sleep
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec import structs
 
@@ -24,11 +25,13 @@ from pegboard.core.interfaces.admission_gate import OPEN, AdmissionGate, GateOpt
 from pegboard.core.interfaces.plugin import BodyField, Provider
 from pegboard.core.interfaces.req import Req
 from pegboard.core.registry.registry import Registry
+from pegboard.plugins.kv_handoff.api import HandoffGate, KVVerdict
+from pegboard.plugins.kv_handoff.suite.gate import HandoffGateContract
 from pegboard_drills.gate import DrillGate
 from pegboard_drills.options import DrillGateOptions
 
 
-class GateSuite(AdmissionGateContract):
+class GateSuite(HandoffGateContract):
     """The suite as an author of such a gate would have it."""
 
     def blocked_request(self, gate: AdmissionGate) -> Req:
@@ -37,10 +40,10 @@ class GateSuite(AdmissionGateContract):
     def held_request(self, gate: AdmissionGate) -> Req:
         return gated_request({"drill": {"hold": 0.5}})
 
-    def seated_request(self, gate: AdmissionGate) -> Req:
+    def reserving_request(self, gate: HandoffGate) -> Req:
         return gated_request({"drill": {"act": "bring", "token": 9, "linger": 0.5}})
 
-    def followed_request(self, gate: AdmissionGate) -> Req:
+    def followed_request(self, gate: HandoffGate) -> Req:
         return gated_request({"drill": {"hold": 0.5}})
 
 
@@ -55,69 +58,69 @@ class ConcernsNobody(DrillGate):
 
 
 class TrustsTheRequest(DrillGate):
-    def enter(self, req):
-        return super().enter(req) if req.params["drill"].get("act") else OPEN
+    def judge(self, req):
+        return super().judge(req) if req.params["drill"].get("act") else OPEN
 
 
 class BlamesItself(DrillGate):
-    def enter(self, req):
-        verdict = super().enter(req)
+    def judge(self, req):
+        verdict = super().judge(req)
         return replace(verdict, status=500) if verdict.status else verdict
 
 
 class KeepsWhatItRefused(DrillGate):
-    def enter(self, req):
-        verdict = super().enter(req)
+    def judge(self, req):
+        verdict = super().judge(req)
         self._until[req.rid] = 0.0
         return verdict
 
 
 class SaysNothing(DrillGate):
-    def enter(self, req):
-        return replace(super().enter(req), reason=" ")
+    def judge(self, req):
+        return replace(super().judge(req), reason=" ")
 
 
 class CountsInPercent(DrillGate):
-    def enter(self, req):
-        return replace(super().enter(req), progress=20.0)
+    def judge(self, req):
+        return replace(super().judge(req), progress=20.0)
 
 
 class OpensTooEarly(DrillGate):
-    def poll(self, blocked):
+    def news(self, blocked):
         return dict.fromkeys([req.rid for req in blocked], OPEN)
 
 
 class NeverOpens(DrillGate):
-    def poll(self, blocked):
+    def news(self, blocked):
         return {}
 
 
 class FailsInTheEnd(DrillGate):
-    def poll(self, blocked):
-        found = super().poll(blocked)
+    def news(self, blocked):
+        found = super().news(blocked)
         return {rid: Verdict.failed("no") if one is OPEN else one for rid, one in found.items()}
 
 
 class TellsOfEverybody(DrillGate):
-    def poll(self, blocked):
+    def news(self, blocked):
         return {rid: self._verdict(rid) for rid in self._since}
 
 
 class ForgetsToCancel(DrillGate):
-    def cancel(self, req):
+    def forget(self, req):
         pass
 
 
 class CancelsOnce(DrillGate):
-    def cancel(self, req):
+    def forget(self, req):
         del self._since[req.rid]
 
 
 class CancelsEverybody(DrillGate):
-    def cancel(self, req):
+    def forget(self, req):
         self._since.clear()
 
-    def poll(self, blocked):
+    def news(self, blocked):
         return {req.rid: self._verdict(req.rid) for req in blocked if req.rid in self._since}
 
 
@@ -126,36 +129,36 @@ class RemembersNames(DrillGate):
         super().__init__(options, ctx)
         self._known = []
 
-    def enter(self, req):
+    def judge(self, req):
         if hash(req.rid) in self._known:
             return Verdict.failed("this name was here before")
         self._known.append(hash(req.rid))
-        return super().enter(req)
+        return super().judge(req)
 
 
 class WritesToTheRequest(DrillGate):
-    def enter(self, req):
+    def judge(self, req):
         req.blocked_by = "me"
-        return super().enter(req)
+        return super().judge(req)
 
 
 class NamesTheNamespaceItself(DrillGate):
-    def enter(self, req):
+    def judge(self, req):
         req.namespace = "red"
-        return super().enter(req)
+        return super().judge(req)
 
 
 class GivesASeed(DrillGate):
-    def enter(self, req):
+    def judge(self, req):
         req.seed = 7
-        return super().enter(req)
+        return super().judge(req)
 
 
 class CutsTokensItself(DrillGate):
-    def poll(self, blocked):
+    def news(self, blocked):
         for req in blocked:
             req.sampling = structs.replace(req.sampling, max_new_tokens=1)
-        return super().poll(blocked)
+        return super().news(blocked)
 
 
 class AsksInAnothersName(DrillGate):
@@ -165,16 +168,16 @@ class AsksInAnothersName(DrillGate):
 
 
 class WritesIntoTheParameters(DrillGate):
-    def enter(self, req):
-        verdict = super().enter(req)
+    def judge(self, req):
+        verdict = super().judge(req)
         req.params["drill"]["seen"] = True
         return verdict
 
 
 class Napping(DrillGate):
-    def enter(self, req):
+    def judge(self, req):
         sleep(0.001)
-        return super().enter(req)
+        return super().judge(req)
 
 
 class AsksTheNetwork(DrillGate):
@@ -187,25 +190,25 @@ class AsksTheNetwork(DrillGate):
 class WaitsForItsThread(DrillGate):
     """The work is in a thread, and the scheduler waits for it all the same."""
 
-    def poll(self, blocked):
+    def news(self, blocked):
         done = threading.Event()
         threading.Timer(0.02, done.set).start()
         done.wait(1.0)
-        return super().poll(blocked)
+        return super().news(blocked)
 
 
 class WaitsForAnAnswer(DrillGate):
-    def poll(self, blocked):
+    def news(self, blocked):
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(super().poll, blocked).result()
-        return super().poll(blocked)
+            pool.submit(super().news, blocked).result()
+        return super().news(blocked)
 
 
 class TrustsItsFields(DrillGate):
-    def enter(self, req):
+    def judge(self, req):
         said = req.params["drill"]
         float(said.get("delay", 0.0) if isinstance(said, dict) else 0.0)
-        return super().enter(req)
+        return super().judge(req)
 
 
 class Ticket:
@@ -223,9 +226,9 @@ class KeepsTickets(DrillGate):
         super().__init__(options, ctx)
         self._tickets = []
 
-    def enter(self, req):
+    def judge(self, req):
         self._tickets.append(Ticket(req))
-        return super().enter(req)
+        return super().judge(req)
 
 
 class KeepsCallbacks(DrillGate):
@@ -233,18 +236,18 @@ class KeepsCallbacks(DrillGate):
         super().__init__(options, ctx)
         self._then = []
 
-    def enter(self, req):
+    def judge(self, req):
         self._then.append(lambda: req.priority)
-        return super().enter(req)
+        return super().judge(req)
 
 
 SEEN = {}  # type: ignore[var-annotated]
 
 
 class KeepsThemInItsModule(DrillGate):
-    def enter(self, req):
+    def judge(self, req):
         SEEN[f"request/{req.rid}"] = True
-        return super().enter(req)
+        return super().judge(req)
 
 
 class LooksUnderAnotherName(DrillGate):
@@ -290,68 +293,87 @@ class HoldsWithoutSayingSo(DrillGate):
 
 class TellsNames(DrillGate):
     def stats(self):
-        return {f"seat of {rid}": 1.0 for rid in self._since}
+        return {f"memory of {rid}": 1.0 for rid in self._since}
+
+
+def without(verdict: Verdict) -> Verdict:
+    """The same verdict, with nothing that has arrived."""
+    return replace(verdict, arrived=None) if isinstance(verdict, KVVerdict) else verdict
 
 
 class LosesWhatItBrought(DrillGate):
-    def poll(self, blocked):
-        return {rid: replace(verdict, arrived=None) for rid, verdict in super().poll(blocked).items()}
+    def news(self, blocked):
+        return {rid: without(verdict) for rid, verdict in super().news(blocked).items()}
 
 
 class BringsTooMuch(DrillGate):
     """The token's KV, too, which is not there."""
 
-    def poll(self, blocked):
-        verdicts = dict(super().poll(blocked))
+    def news(self, blocked):
+        verdicts = dict(super().news(blocked))
         for rid, verdict in verdicts.items():
-            if verdict.arrived is not None:
+            if isinstance(verdict, KVVerdict) and verdict.arrived is not None:
                 arrived = replace(verdict.arrived, length=verdict.arrived.length + 1)
                 verdicts[rid] = replace(verdict, arrived=arrived)
         return verdicts
 
 
-class ReleasesSeatsAtOnce(DrillGate):
+class ReleasesMemoryAtOnce(DrillGate):
     def released(self):
         free = [*super().released(), *self._until]
         self._until.clear()
-        self._seats.clear()
+        self._reservations.clear()
         return free
 
 
-class KeepsSeats(DrillGate):
+class KeepsReservations(DrillGate):
     def released(self):
-        gone = dict(self._seats)
+        gone = dict(self._reservations)
         free = super().released()
-        self._seats |= {rid: seat for rid, seat in gone.items() if rid in free}
+        self._reservations |= {rid: memory for rid, memory in gone.items() if rid in free}
         return free
 
 
-class FearsForSeatsItNeverHad(DrillGate):
-    def cancel(self, req):
-        super().cancel(req)
+class FearsForMemoryItNeverHad(DrillGate):
+    def forget(self, req):
+        super().forget(req)
         return True
 
 
 class Plain(DrillGate):
     """As a gate is that brings nothing and follows nothing."""
 
-    seated = AdmissionGate.seated
-    computed = AdmissionGate.computed
+    reserved = HandoffGate.reserved
+    computed = HandoffGate.computed
+    follows = HandoffGate.follows
 
 
-class AsksForSeatsInSecret(Plain):
+class AsksForMemoryInSecret(Plain):
     """Of the core, which was not told that it does."""
 
-    def enter(self, req):
-        return replace(super().enter(req), seat=True)
+    def judge(self, req):
+        return KVVerdict.asking(super().judge(req).reason)
 
 
-class TakesSeatsInSecret(Plain):
-    seated = DrillGate.seated
+class TakesMemoryInSecret(Plain):
+    reserved = DrillGate.reserved
 
 
 class FollowsInSecret(Plain):
     computed = DrillGate.computed
+
+
+class FollowsEverything(DrillGate):
+    def follows(self, req):
+        return True
+
+
+class KeepsWhatItFollows(DrillGate):
+    """From before the request has come to the gate."""
+
+    def follows(self, req):
+        self.places[req.rid] = np.empty(0, np.int32)
+        return super().follows(req)
 
 
 class MindsRetractions(DrillGate):
@@ -367,12 +389,12 @@ class KeepsEachDelay(DrillGate):
         super().__init__(options, ctx)
         self.waiting = {}
 
-    def enter(self, req):
+    def judge(self, req):
         said = req.params.get("drill")
         act = said.get("act") if isinstance(said, dict) else None
         if isinstance(act, str):
             self.waiting[act] = 0
-        return super().enter(req)
+        return super().judge(req)
 
 
 KNOWN: dict[str, Any] = {}
@@ -393,11 +415,11 @@ class AsksTheMachine(DrillGate):
 
 
 class AddsADefault(DrillGate):
-    def enter(self, req):
+    def judge(self, req):
         if isinstance(req.params.get("drill"), dict):
             req.params["drill"].setdefault("delay", 0.5)
             req.params["drill"]["most"] = None
-        return super().enter(req)
+        return super().judge(req)
 
 
 class DividesByItsRequests(DrillGate):
@@ -419,7 +441,7 @@ class AnswersNothing(DrillGate):
 class AnswersRequests(DrillGate):
     """Where rids belong."""
 
-    def poll(self, blocked):
+    def news(self, blocked):
         return {req: self._verdict(req.rid) for req in blocked}
 
 
@@ -532,7 +554,7 @@ class KeepsPlaces(DrillGate):
 
 QUIET = ("-p", "no:faulthandler", "-p", "no:threadexception", "-p", "no:unraisableexception", "-p", "no:timeout")
 HOLDS = frozenset({"holds"})
-SEATS, FOLLOWS = frozenset({"seats"}), frozenset({"follows"})
+BRINGS = frozenset({"brings_kv"})
 
 
 def mutant(factory: type, caught_by: str, provides: frozenset[str] = HOLDS, says: str = "") -> Mutant:
@@ -551,16 +573,18 @@ MUTANTS = [
     mutant(KeepsEachDelay, "test_what_requests_said_is_forgotten", HOLDS, "(self.waiting)"),
     Mutant(KeepsEmptyTenants, TenantSuite, "test_what_requests_said_is_forgotten", says="(self.running)"),
     mutant(TellsNames, "test_it_tells_of_itself_in_numbers"),
-    mutant(LosesWhatItBrought, "test_what_was_brought_arrives", SEATS),
-    mutant(BringsTooMuch, "test_what_was_brought_arrives", SEATS),
-    mutant(ReleasesSeatsAtOnce, "test_a_seat_that_is_given_back_is_forgotten", SEATS),
-    mutant(KeepsSeats, "test_a_seat_that_is_given_back_is_forgotten", SEATS),
-    mutant(FearsForSeatsItNeverHad, "test_a_request_may_end_before_it_is_seated", SEATS),
-    mutant(AsksForSeatsInSecret, "test_no_seat_is_asked_for"),
-    mutant(TakesSeatsInSecret, "test_no_seat_is_asked_for"),
-    mutant(MindsRetractions, "test_what_is_computed_is_followed", FOLLOWS),
-    mutant(KeepsPlaces, "test_what_is_computed_is_followed", FOLLOWS),
-    mutant(FollowsInSecret, "test_nothing_is_followed"),
+    mutant(LosesWhatItBrought, "test_what_was_brought_arrives", BRINGS),
+    mutant(BringsTooMuch, "test_what_was_brought_arrives", BRINGS),
+    mutant(ReleasesMemoryAtOnce, "test_memory_that_is_given_back_is_forgotten", BRINGS),
+    mutant(KeepsReservations, "test_memory_that_is_given_back_is_forgotten", BRINGS),
+    mutant(FearsForMemoryItNeverHad, "test_a_request_may_end_before_it_has_memory", BRINGS),
+    mutant(AsksForMemoryInSecret, "test_no_memory_is_asked_for"),
+    mutant(TakesMemoryInSecret, "test_no_memory_is_asked_for"),
+    mutant(MindsRetractions, "test_what_is_computed_is_followed", HOLDS),
+    mutant(KeepsPlaces, "test_what_is_computed_is_followed", HOLDS),
+    mutant(FollowsInSecret, "test_a_gate_that_follows_nothing_is_told_nothing"),
+    mutant(FollowsEverything, "test_what_does_not_concern_it_is_not_followed"),
+    mutant(KeepsWhatItFollows, "test_what_does_not_concern_it_is_not_followed"),
     mutant(ConcernsEverybody, "test_a_request_that_asks_for_nothing_does_not_concern_it"),
     mutant(ConcernsNobody, "test_blocked_until_the_way_is_clear"),
     mutant(TrustsTheRequest, "test_nonsense_is_taken_or_refused"),

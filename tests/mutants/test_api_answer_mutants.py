@@ -15,13 +15,14 @@ from fastapi import Request, Response
 from pegboard.conformance import asgi
 from pegboard.conformance.api_router import ApiRouterContract
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.core.interfaces.client import GenerateRequest, MediaPrompt
+from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.toolkit.chat.chat_template import ChatTemplate
 from pegboard.toolkit.http.answers import json_response
 from pegboard.toolkit.http.events import EventStream, event
 from pegboard.toolkit.http.generation import Answers
 from pegboard.toolkit.http.line_stream import LineStream, line
+from pegboard.toolkit.media.inputs import MediaPrompt
 from tests.mutants.small_api import SmallApi, SmallChat, SmallLines, TextBody
 
 

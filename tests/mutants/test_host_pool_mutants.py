@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.conformance.host_pool import HostPoolContract
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.kv_pool import KVPool
+from pegboard.plugins.kv_tiers.suite.host_pool import HostPoolContract
 from pegboard.plugins.memory_host.buffer import Part, records_of
 from pegboard.plugins.memory_host.copies import Copies, DirectCopies
 from pegboard.plugins.memory_host.pool import LayerFirst, PageFirst

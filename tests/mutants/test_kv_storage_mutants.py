@@ -8,7 +8,7 @@ import time
 import pytest
 
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.core.interfaces.kv_storage import KVStorageContext, StorageError
+from pegboard.plugins.kv_tiers.api import KVStorageContext, StorageError
 from pegboard.toolkit.cache.block_frames import MAGIC, BlockFrames
 from tests.fakes.storages import FakeStorage
 from tests.fakes.test_storages import TestFakeStorage as Suite

@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from pegboard.conformance.kv_transfer import KVTransferContract
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.core.interfaces.kv_transfer import Ranges, TransferError, TransferNews, TransferState
+from pegboard.plugins.kv_handoff.api.transfer import Ranges, TransferError, TransferNews, TransferState
+from pegboard.plugins.kv_handoff.suite import KVTransferContract
 from pegboard.plugins.transfer_inproc.transfer import InprocTransfer
 
 

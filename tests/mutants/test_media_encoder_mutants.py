@@ -8,7 +8,7 @@ import torch
 from pegboard.conformance.media_encoder import MediaEncoderContract
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.interfaces.media import MediaPiece, MediaStates
+from pegboard.plugins.media.api import MediaPiece, MediaStates
 from tests.fakes.colour_encoder import ColourEncoder, colour_items, colour_model
 
 

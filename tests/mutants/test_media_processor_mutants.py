@@ -12,8 +12,9 @@ import pytest
 
 from pegboard.conformance.media_processor import MediaProcessorContract
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.core.interfaces.media import MediaKind, MediaLayout, MediaShape, MediaSpan
+from pegboard.plugins.media.api import MediaLayout, MediaShape, MediaSpan
 from pegboard.plugins.mm_qwen_vl.processor import QwenVLProcessor
+from pegboard.toolkit.media.inputs import MediaKind
 from tests.plugins.mm_qwen_vl.models import config
 from tests.plugins.mm_qwen_vl.test_processor_conformance import FILES, PLACEHOLDERS, files
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.conformance.pooler import PoolerContract
 from pegboard.plugins.pooler_basic.poolers import ClsPooler, LastPooler, MeanPooler
+from pegboard.plugins.row_outputs.suite import PoolerContract
 
 
 class MeansTheMeans(MeanPooler):

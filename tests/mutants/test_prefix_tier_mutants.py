@@ -7,9 +7,10 @@ import pytest
 
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.prefix_cache import PrefixCacheContract
-from pegboard.core.interfaces.prefix_cache import PageLoad, Prefetch
 from pegboard.plugins.cache_hiradix.prefetching import NothingMore
 from pegboard.plugins.cache_radix.cache import RadixCache
+from pegboard.plugins.kv_tiers.api import PageLoad, Prefetch
+from pegboard.plugins.kv_tiers.suite.tiered_cache import TieredPrefixCacheContract
 from tests.mutants import tier_caches as broken
 
 
@@ -28,6 +29,9 @@ CAUGHT = {
     PrefetchesWithoutStorages: "test_without_prefetch_it_is_refused",
     broken.FindsNothingOnTheHost: "test_what_was_evicted_comes_back_from_the_host",
     broken.LoadsInTheWrongOrder: "test_what_was_evicted_comes_back_from_the_host",
+    broken.MiscountsOrigins: "test_the_host_goes_on_where_the_device_ends",
+    broken.NamesOtherOrigins: "test_the_host_goes_on_where_the_device_ends",
+    broken.NamesNoLoader: "test_what_was_evicted_comes_back_from_the_host",
     broken.CountsTheDeviceAlone: "test_the_host_goes_on_where_the_device_ends",
     broken.NoEpoch: "test_a_copy_of_a_page_that_was_evicted_meanwhile_is_none",
     broken.BelievesCopies: "test_a_copy_that_failed_is_none",
@@ -54,7 +58,11 @@ CAUGHT = {
     broken.FetchesTwice: "test_two_who_want_the_same_get_it_once",
     broken.WaitsWithoutStorages: "test_nothing_is_awaited_without_storages",
 }
-MUTANTS = [Mutant(cls, suite=PrefixCacheContract, caught_by=test) for cls, test in CAUGHT.items()]
+WITHOUT = {LoadsWithoutATier, PrefetchesWithoutStorages}
+MUTANTS = [
+    Mutant(cls, suite=PrefixCacheContract if cls in WITHOUT else TieredPrefixCacheContract, caught_by=test)
+    for cls, test in CAUGHT.items()
+]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)

@@ -8,8 +8,8 @@ import pytest
 
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.reasoning_parser import ReasoningParserContract
-from pegboard.core.interfaces.output_parser import Content, Reasoning
 from pegboard.plugins.parsers_reasoning.parsers import ThinkParser
+from pegboard.toolkit.parsing.output_parser import Content, Reasoning
 from tests.mutants.streams import Around, around
 
 

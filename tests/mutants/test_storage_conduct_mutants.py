@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from pegboard.conformance.collecting import InMemory
-from pegboard.conformance.kv_storage import KVStorageContract
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.outcomes import Outcomes
-from pegboard.core.interfaces.kv_storage import StorageError
+from pegboard.plugins.kv_tiers.api import StorageError
+from pegboard.plugins.kv_tiers.suite.kv_storage import KVStorageContract
 from pegboard.plugins.storage_files.storage import FilesStorage
 from tests.fakes.storages import FakeStorage
 from tests.fakes.test_storages import TestFakeStorage as Suite

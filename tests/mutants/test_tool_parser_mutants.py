@@ -10,11 +10,11 @@ import pytest
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.tool_parser import ToolParserContract
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.output_parser import Content, ToolCallArguments, ToolCallStart
 from pegboard.plugins.parsers_plain.parser import PlainParser
 from pegboard.plugins.parsers_tools.grammars import Around as Form
 from pegboard.plugins.parsers_tools.grammars import tagged
 from pegboard.plugins.parsers_tools.json_formats import HermesParser
+from pegboard.toolkit.parsing.output_parser import Content, ToolCallArguments, ToolCallStart
 from tests.mutants.streams import Around, around
 
 pytestmark = pytest.mark.full

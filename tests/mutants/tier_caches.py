@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 from pegboard.core.interfaces.keys import PrefixKey
-from pegboard.core.interfaces.page_mover import Job
-from pegboard.core.interfaces.prefix_cache import PageLoad
 from pegboard.plugins.cache_hiradix import writing
 from pegboard.plugins.cache_hiradix.cache import HiRadixCache
 from pegboard.plugins.cache_hiradix.handle import TierHandle
 from pegboard.plugins.cache_hiradix.prefetching import Fetch
+from pegboard.plugins.kv_tiers.api import NAME, Job, PageLoad, tiers_of
+from pegboard.plugins.kv_tiers.api import Tiers as Lent
 from pegboard.toolkit.cache.block_keys import BlockKeys
 
 
@@ -127,19 +127,26 @@ class _Believing:
         return self._mover.wait([getattr(job, "job", job) for job in jobs], timeout)
 
 
+def _believing(ctx, kind):
+    tiers = tiers_of(ctx)
+    if tiers is None:
+        return ctx
+    return replace(ctx, services={NAME: Lent(_Believing(tiers.mover, kind), tiers.identity)})
+
+
 class BelievesCopies(Tiers):
     def __init__(self, options, ctx):
-        super().__init__(options, replace(ctx, mover=ctx.mover and _Believing(ctx.mover, "save")))
+        super().__init__(options, _believing(ctx, "save"))
 
 
 class BelievesBlocks(Tiers):
     def __init__(self, options, ctx):
-        super().__init__(options, replace(ctx, mover=ctx.mover and _Believing(ctx.mover, "fetch")))
+        super().__init__(options, _believing(ctx, "fetch"))
 
 
 class FetchesWithoutAsking(Tiers):
     def __init__(self, options, ctx):
-        super().__init__(options, replace(ctx, mover=ctx.mover and _Believing(ctx.mover, "find")))
+        super().__init__(options, _believing(ctx, "find"))
 
 
 class LoadsInTheWrongOrder(Tiers):
@@ -155,9 +162,29 @@ class EvictionWaits(Tiers):
         return 0 if self._writing is not None and len(self._writing.saver) else super().evict(num_tokens)
 
 
+class MiscountsOrigins(Tiers):
+    """Counts what a storage has brought twice."""
+
+    def match(self, key):
+        found = super().match(key)
+        return replace(found, promised_from={"host": found.promised, "storage": found.promised})
+
+
+class NamesOtherOrigins(Tiers):
+    """Says that tokens come from where it does not say that any do."""
+
+    def match(self, key):
+        found = super().match(key)
+        return replace(found, promised_from={"moon": found.promised})
+
+
+class NamesNoLoader(Tiers):
+    loader = ""
+
+
 class NeverLoading(Tiers):
     def match(self, key):
-        return replace(super().match(key), loading=False)
+        return replace(super().match(key), arriving=False)
 
 
 class LoadsAreNoNews(Tiers):
@@ -235,7 +262,7 @@ class FindsNothingOnTheHost(Tiers):
         found = super().match(key)
         assert isinstance(found.handle, TierHandle)
         found.handle.tail, found.handle.end = None, len(found)
-        return replace(found, host_len=0)
+        return replace(found, promised=0, promised_from={})
 
 
 class WantsHostPages(Tiers):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pegboard.conformance.transfer_rig import LEASE, ranges
-from pegboard.core.interfaces.kv_transfer import KVTransfer, TransferNews, TransferState
+from pegboard.plugins.kv_handoff.api.transfer import KVTransfer, TransferNews, TransferState
+from pegboard.plugins.kv_handoff.suite.rig import LEASE, ranges
 from tests.plugins.transfer_process import Process, build, source
 
 DONE, FAILED, GONE = TransferState.DONE, TransferState.FAILED, TransferState.GONE

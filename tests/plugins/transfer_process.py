@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pegboard.conformance.transfer_rig import LEASE
-from pegboard.core.interfaces.kv_transfer import KVTransfer, KVTransferContext, Region
 from pegboard.core.registry.registry import Registry
+from pegboard.plugins.kv_handoff.api.transfer import KVTransfer, KVTransferContext, Region
+from pegboard.plugins.kv_handoff.suite.rig import LEASE
 
 
 def build(name: str, options: Mapping[str, object], *memory: np.ndarray) -> KVTransfer:

@@ -7,10 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from pegboard.conformance.kv_transfer import KVTransferContract
-from pegboard.conformance.transfer_rig import LEASE, pages
-from pegboard.conformance.transfer_suite import FAILED, MIB, Servers
-from pegboard.core.interfaces.kv_transfer import TransferState
+from pegboard.plugins.kv_handoff.api.transfer import TransferState
+from pegboard.plugins.kv_handoff.suite import KVTransferContract
+from pegboard.plugins.kv_handoff.suite.rig import LEASE, pages
+from pegboard.plugins.kv_handoff.suite.servers import FAILED, MIB, Servers
 
 
 class StagedReads(KVTransferContract):

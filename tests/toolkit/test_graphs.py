@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupV
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.toolkit import graphs
-from pegboard.toolkit.graphs import StaticBatch, default_sizes, extra_shapes, padded
+from pegboard.toolkit.graphs import StaticBatch, StaticExtend, default_sizes, extra_shapes, padded, prefill_sizes
 
 CPU = torch.device("cpu")
 TABLE = torch.zeros((9, 16), dtype=torch.int32)
@@ -106,3 +108,84 @@ def test_a_cpu_records_nothing_unless_a_test_does() -> None:
     with graphs.recorded("cpu", lambda device: TapeCapture()):
         assert isinstance(graphs.capture_of(CPU), TapeCapture)
     assert graphs.capture_of(CPU) is None
+
+
+def extend(*requests: tuple[int, int], seed: int = 0) -> ForwardBatch:
+    """Return an extend batch of requests with so many tokens of KV, and new ones."""
+    draw = torch.Generator().manual_seed(seed)
+    prefix, new = (torch.tensor(one) for one in zip(*requests, strict=True))
+    tokens, count = int(new.sum()), len(requests)
+
+    def numbers(size: int) -> torch.Tensor:
+        return torch.randint(1, 9, (size,), generator=draw)
+
+    return ForwardBatch(
+        forward_mode=ForwardMode.EXTEND,
+        batch_size=count,
+        input_ids=numbers(tokens),
+        positions=numbers(tokens),
+        req_pool_indices=numbers(count),
+        seq_lens=prefix + new,
+        seq_lens_cpu=(prefix + new).numpy(),
+        kv_groups=(KVGroupView(TABLE, numbers(tokens)),),
+        kv_pool=make_pool(),
+        attn_backend=make_attention(),
+        extend_lens=new,
+        extend_prefix_lens=prefix,
+        extend_start_loc=new.cumsum(0) - new,
+        extend_lens_cpu=new.numpy(),
+        extend_prefix_lens_cpu=prefix.numpy(),
+    )
+
+
+def _extend_numbers(batch: ForwardBatch) -> list[torch.Tensor]:
+    """Return an extend batch's numbers by token, and by request."""
+    lengths = batch.extend_lens, batch.extend_prefix_lens, batch.extend_start_loc
+    by_token = [batch.input_ids, batch.positions, batch.kv_groups[0].out_cache_loc]
+    return [*by_token, batch.req_pool_indices, batch.seq_lens, *(one for one in lengths if one is not None)]
+
+
+def test_everything_but_the_prefill_is_padding() -> None:
+    """Whatever stood there, and always at the same addresses."""
+    pool, attention = make_pool(), make_attention()
+    static = StaticExtend(12, 2, 3, (TABLE,), pool, attention)
+    fixed = static.batch
+    places = [one.data_ptr() for one in _extend_numbers(fixed)]
+    assert (fixed.batch_size, fixed.num_tokens, fixed.prefills, fixed.fixed) == (6, 12, 2, True)
+    assert fixed.forward_mode is ForwardMode.MIXED
+    assert StaticExtend(12, 2, 0, (TABLE,), pool, attention).batch.forward_mode is ForwardMode.EXTEND
+    for seed, requests in enumerate((((0, 6), (3, 1), (4, 5)), ((1, 2),), ((5, 1), (0, 1), (2, 1)), ((0, 12),))):
+        batch = extend(*requests, seed=seed)
+        assert static.has_room(batch)
+        assert static.fill(batch) is fixed
+        assert fixed.real_size == len(requests)
+        assert [one.data_ptr() for one in _extend_numbers(fixed)] == places
+        for mine, other in zip(_extend_numbers(fixed), _extend_numbers(batch), strict=True):
+            assert torch.equal(mine[: len(other)], other)
+            assert not mine[len(other) :].any()
+        for mine, other in (
+            (fixed.seq_lens, fixed.seq_lens_cpu),
+            (fixed.extend_lens, fixed.extend_lens_cpu),
+            (fixed.extend_prefix_lens, fixed.extend_prefix_lens_cpu),
+        ):
+            assert mine is not None
+            assert other is not None
+            assert mine.tolist() == other.tolist()
+
+
+def test_what_a_prefill_has_room_for() -> None:
+    static = StaticExtend(12, 2, 1, (TABLE,), make_pool(), make_attention())
+    assert static.has_room(extend((0, 5), (0, 6), (9, 1)))
+    for requests in (((0, 13),), ((0, 2), (0, 2), (0, 2)), ((3, 1), (4, 1))):
+        assert not static.has_room(extend(*requests))
+
+
+def test_sizes_of_prefills() -> None:
+    """From 65 tokens on a third of a graph is padding at most, from 193 on a quarter."""
+    sizes = prefill_sizes()
+    assert sizes[:8] == (16, 32, 64, 96, 128, 192, 256, 320)
+    assert sizes[-4:] == (1280, 1536, 1792, 2048)
+    assert prefill_sizes(300) == (16, 32, 64, 96, 128, 192, 256)
+    padding = {before + 1: (after - before - 1) / after for before, after in pairwise(sizes)}
+    assert max(share for tokens, share in padding.items() if tokens >= 65) < 1 / 3
+    assert max(share for tokens, share in padding.items() if tokens >= 193) < 1 / 4

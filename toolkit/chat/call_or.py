@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.output_parser import Content, OutputEvent, ParserStream, ToolCallStart
+from pegboard.toolkit.parsing.output_parser import Content, OutputEvent, ParserStream, ToolCallStart
 
 if TYPE_CHECKING:
     from collections.abc import Callable

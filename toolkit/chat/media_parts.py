@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.client import MediaInput, MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.toolkit.chat.chat_prompt import MEDIA_NAMES, ChatPrompt
+from pegboard.toolkit.media.inputs import MediaInput, MediaPrompt
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.media import MediaProcessor
+    from pegboard.toolkit.media.service import MediaReader
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class MediaParts:
     `take` is called for each message, in order; `items` are then the media in theirs.
     """
 
-    processor: MediaProcessor | None
+    processor: MediaReader | None
     items: list[MediaInput] = field(default_factory=list)
 
     def take(self, content: object) -> object:
@@ -65,7 +65,7 @@ def prompt_text(prompt: str | MediaPrompt) -> str:
     return prompt if isinstance(prompt, str) else str(prompt.base)
 
 
-def refuse_others(processor: MediaProcessor | None, item: MediaInput) -> None:
+def refuse_others(processor: MediaReader | None, item: MediaInput) -> None:
     """Raise InvalidRequest for media of a kind that the model does not take."""
     if processor is None or item.kind not in processor.kinds:
         where = item.place or "messages"

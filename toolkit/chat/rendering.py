@@ -1,8 +1,8 @@
 """For chat APIs: prompts of conversations, rendered where no template can hold up other requests.
 
-``prompt = await render_chat(self.client, messages, tools=tools, tool_parser=ctx.tool_parser, kwargs=...)`` is all that
-a route needs. Templates run in a few helper processes (`pegboard.toolkit.chat.render_process`), which end when one
-takes too long; the event loop and its thread pool have no part in it.
+``prompt = await render_chat(self.client, messages, tools=tools, tool_parser=tool_parser_of(ctx), kwargs=...)`` is
+all that a route needs. Templates run in a few helper processes (`pegboard.toolkit.chat.render_process`), which end when
+one takes too long; the event loop and its thread pool have no part in it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from pegboard.toolkit.chat.chat_prompt import ChatPrompt
 from pegboard.toolkit.chat.chat_template import ChatTemplateError, select_source
 from pegboard.toolkit.chat.media_parts import MediaParts
 from pegboard.toolkit.chat.render_process import Rendered
+from pegboard.toolkit.media.service import reader_of
 from pegboard.toolkit.parsing.json_weight import JsonTexts
 from pegboard.toolkit.system.helper_child import HelperChild, HelperEnded, Look
 from pegboard.toolkit.system.helper_pool import HelperKind, HelperPool
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.client import EngineClient, MediaPrompt
-    from pegboard.core.interfaces.output_parser import OutputParser
+    from pegboard.core.interfaces.client import EngineClient
     from pegboard.toolkit.chat.tool_calls import Tools
+    from pegboard.toolkit.media.inputs import MediaPrompt
+    from pegboard.toolkit.parsing.output_parser import OutputParser
 
 RENDER_SECONDS = 5.0
 """Computing time that one conversation may take; the clock on the wall allows three times as much."""
@@ -71,7 +73,7 @@ async def render_chat(
     wrong shape, a template that takes too long or too much memory (400), and full queues and lost helpers (503).
     """
     active = tools if tools is not None and tools.active else None
-    texts, media = JsonTexts(), MediaParts(client.media)
+    texts, media = JsonTexts(), MediaParts(reader_of(client))
     prompt = ChatPrompt(
         source=select_source(client.tokenizer.chat_templates, name=template, with_tools=active is not None),
         messages=[_message(i, one, texts, media) for i, one in enumerate(messages)],

@@ -3,10 +3,11 @@
 ::
 
     tools = Tools(checked_functions(body.tools, find), choice, parallel=body.parallel)
-    prompt = await render_chat(client, messages, tools=tools, tool_parser=ctx.tool_parser)
-    grammar = tools.grammar(ctx.tool_parser)
+    prompt = await render_chat(client, messages, tools=tools, tool_parser=tool_parser_of(ctx))
+    grammar = tools.grammar(tool_parser_of(ctx))
     ...
-    stream = ChatStream(tools=tools, tool_parser=ctx.tool_parser, reasoning_parser=ctx.reasoning_parser, prompt=prompt)
+    parsers = {"tool_parser": tool_parser_of(ctx), "reasoning_parser": reasoning_parser_of(ctx)}
+    stream = ChatStream(tools=tools, **parsers, prompt=prompt)
     events = stream.feed(chunk.text)       # for each chunk, then stream.finish()
     answer = stream.answer()               # all of it: content, reasoning, calls
 """
@@ -18,7 +19,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.output_parser import (
+from pegboard.toolkit.chat.call_or import CallOrStream
+from pegboard.toolkit.chat.tool_schema import Choice, outline
+from pegboard.toolkit.grammars.grammar import any_of
+from pegboard.toolkit.parsing.output_parser import (
     Content,
     OutputEvent,
     OutputParser,
@@ -28,9 +32,6 @@ from pegboard.core.interfaces.output_parser import (
     ToolCallStart,
     ToolFunction,
 )
-from pegboard.toolkit.chat.call_or import CallOrStream
-from pegboard.toolkit.chat.tool_schema import Choice, outline
-from pegboard.toolkit.grammars.grammar import any_of
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar

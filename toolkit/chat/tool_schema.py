@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
-from pegboard.core.interfaces.output_parser import ToolFunction
+from pegboard.toolkit.parsing.output_parser import ToolFunction
 
 MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 512 * 1024

@@ -13,14 +13,15 @@ from pegboard.toolkit.chat.media_parts import prompt_text
 from pegboard.toolkit.chat.rendering import render_chat
 from pegboard.toolkit.chat.tool_calls import ChatStream, Tools, skip_special_tokens
 from pegboard.toolkit.http.events import until_disconnect
+from pegboard.toolkit.parsing.output_parser import reasoning_parser_of, tool_parser_of
 
 if TYPE_CHECKING:
     from fastapi import Request
 
     from pegboard.core.interfaces.api_router import ApiContext
-    from pegboard.core.interfaces.client import MediaPrompt
     from pegboard.core.interfaces.grammar import Grammar
-    from pegboard.core.interfaces.output_parser import OutputParser
+    from pegboard.toolkit.media.inputs import MediaPrompt
+    from pegboard.toolkit.parsing.output_parser import OutputParser
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ async def take_turn(
             ctx.client,
             messages,
             tools=tools,
-            tool_parser=ctx.tool_parser,
+            tool_parser=tool_parser_of(ctx),
             kwargs=kwargs,
             hints=hints,
             add_generation_prompt=add_generation_prompt and not continue_final_message,
@@ -113,7 +114,7 @@ def _form(ctx: ApiContext, tools: Tools, grammar: Grammar | None) -> _Form:
     """Reconcile tools and the request's own grammar; `take_turn` says how, and what it raises."""
     if not tools.active:
         return _Form(grammar)
-    if ctx.tool_parser is None:
+    if tool_parser_of(ctx) is None:
         raise InvalidRequest(
             "tools: no tool parser fits this model's chat template, so its calls cannot be read; set tool_parser.use "
             "in the server's config, or leave tools out",
@@ -130,7 +131,7 @@ def _form(ctx: ApiContext, tools: Tools, grammar: Grammar | None) -> _Form:
             )
         return _Form(None)
     if grammar.kind in ("json_schema", "json_object"):
-        either = tools.grammar_or(grammar, ctx.tool_parser, features=ctx.client.info.features)
+        either = tools.grammar_or(grammar, tool_parser_of(ctx), features=ctx.client.info.features)
         if either is not None and _fits(either[0], ctx.client.info.max_grammar_bytes):
             return _Form(*either)
     return _Form(grammar)
@@ -147,9 +148,10 @@ def _turn(
     skip_special: bool,
 ) -> Turn:
     """Choose how the answer to this prompt is constrained and read."""
-    tool_parser = ctx.tool_parser if tools.active and (form.openings or not form.whole) else None
-    reasoning_parser = ctx.reasoning_parser if separate_reasoning else None
-    grammar = form.grammar or tools.grammar(ctx.tool_parser, features=ctx.client.info.features)
+    calls = tool_parser_of(ctx)
+    tool_parser = calls if tools.active and (form.openings or not form.whole) else None
+    reasoning_parser = reasoning_parser_of(ctx) if separate_reasoning else None
+    grammar = form.grammar or tools.grammar(calls, features=ctx.client.info.features)
     return Turn(
         prompt=prompt,
         prefill=prefill,

@@ -10,20 +10,12 @@ from typing import Any
 
 import msgspec
 
-from pegboard.core.interfaces.client import (
-    EngineClient,
-    GenerateRequest,
-    Logprob,
-    MediaPrompt,
-    ModelInfo,
-    OutputChunk,
-    OutputStream,
-)
+from pegboard.core.interfaces.client import EngineClient, GenerateRequest, Logprob, ModelInfo, OutputChunk, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaKind
 from pegboard.core.interfaces.sampling import SAMPLING_DEFAULTS, SamplingParams
 from pegboard.toolkit.http.bodies import RequestModel
 from pegboard.toolkit.http.processors import processors_of
+from pegboard.toolkit.media.inputs import MediaPrompt
 
 Submit = Callable[[Sequence[GenerateRequest]], Awaitable[list[OutputStream]]]
 """What submits requests in place of `EngineClient.submit_all`."""
@@ -164,9 +156,8 @@ class Answer:
     num_retractions: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    cached_host: int = 0
-    cached_storage: int = 0
-    media_tokens: Mapping[MediaKind, int] = field(default_factory=dict)
+    cached_from: Mapping[str, int] = field(default_factory=dict)
+    media_tokens: Mapping[str, int] = field(default_factory=dict)
     """Of the prompt's tokens those of media, by kind."""
 
     def add(self, chunk: OutputChunk, *, whole: bool = True) -> None:
@@ -181,7 +172,7 @@ class Answer:
         self.prompt_tokens, self.completion_tokens = chunk.prompt_tokens, chunk.completion_tokens
         self.cached_tokens, self.num_retractions = chunk.cached_tokens, chunk.num_retractions
         self.drafted_tokens, self.accepted_tokens = chunk.drafted_tokens, chunk.accepted_tokens
-        self.cached_host, self.cached_storage = chunk.cached_host, chunk.cached_storage
+        self.cached_from = chunk.cached_from
 
 
 LARGE_ANSWERS = 4096
@@ -207,7 +198,7 @@ class Answers:
     def __init__(self, streams: Sequence[OutputStream], *, whole: bool = True) -> None:
         self._streams = list(streams)
         self._whole = whole
-        self.answers = [Answer(stream.rid, media_tokens=stream.media_tokens) for stream in self._streams]
+        self.answers = [Answer(stream.rid, media_tokens=stream.item_tokens) for stream in self._streams]
         """What has been read so far, in the order of the requests."""
         self._pumps: list[asyncio.Future[None]] = []
         self._source = self._read()

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from pegboard.core.interfaces.client import MediaInput
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import EncodedForm, MediaKind, MediaSettings
+from pegboard.toolkit.media.inputs import EncodedForm, MediaInput, MediaKind, MediaSettings
 
 COMMON = "mm_processor_kwargs"
 """The field of a body, by vLLM's name, whose settings hold for all of its media."""

@@ -83,3 +83,11 @@ class ErrorFormats:
                 return self._writers[path]
             path = path.rpartition("/")[0]
         return error_response
+
+
+def write_error(scope: Scope, error: InvalidRequest) -> Response:
+    """Return the answer to an error, in the format of the API to which the request's path belongs. The application's
+    `state.errors` has the formats.
+    """
+    formats: ErrorFormats = scope["app"].state.errors
+    return answer_error(error, formats.at(scope["path"]))

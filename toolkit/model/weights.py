@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.toolkit.model.hf_files import read_json_object
+from pegboard.toolkit.model.staging import Stored, stage
 from pegboard.toolkit.system.progress import progress
 
 _INDEX = "model.safetensors.index.json"
@@ -83,19 +84,34 @@ def load_weights(
 ) -> None:
     """Copy every tensor of the checkpoint into the buffer that `targets` gives for its name, in the buffer's dtype.
 
-    A tensor whose dtype is the buffer's is read from the file straight into the buffer, another in small pieces; what
-    goes to a GPU or into a strided buffer passes through a copy of itself, so memory beyond the buffers is that of one
-    tensor at most. Names for which `ignore` is true are skipped.
+    On a CPU a tensor whose dtype is the buffer's is read from the file straight into the buffer, another in small
+    pieces; what goes into a strided buffer passes through a copy of itself, so memory beyond the buffers is that of one
+    tensor at most. What goes to a GPU is read ahead, see `staging`. Names for which `ignore` is true are skipped.
     Raises ModelError for a tensor that has no buffer, a buffer that got no tensor, and shapes that differ; it names the
     file, the tensors and the shapes.
     """
     files = _matched(directory, targets, ignore)
     with progress("reading weights", sum(one.nbytes for stored in files.values() for one in stored.values())) as read:
+        devices = {target.device for target in targets.values()}
+        if len(devices) == 1 and (device := devices.pop()).type == "cuda":
+            for count in stage(_places(files, targets), device):
+                read(count)
+            return
         for file, stored in files.items():
             with file.open("rb", buffering=0) as stream:
                 for name, tensor in stored.items():
                     _read(stream, tensor, targets[name])
                     read(tensor.nbytes)
+
+
+def _places(
+    files: Mapping[Path, Mapping[str, StoredTensor]], targets: Mapping[str, Tensor]
+) -> list[tuple[Stored, Tensor]]:
+    return [
+        (Stored(file, tensor.dtype, tensor.shape, tensor.start), targets[name])
+        for file, stored in files.items()
+        for name, tensor in stored.items()
+    ]
 
 
 def check_weights(

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pegboard.core.interfaces.output_parser import ToolFunction
 from pegboard.toolkit.parsing.json_stream import as_object, ignore, read_string, read_value
+from pegboard.toolkit.parsing.output_parser import ToolFunction
 from pegboard.toolkit.parsing.text_stream import Broken, Reading, TextStream
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

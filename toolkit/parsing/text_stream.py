@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from pegboard.core.interfaces.output_parser import (
+from pegboard.toolkit.parsing.output_parser import (
     Content,
     OutputEvent,
     ParserStream,

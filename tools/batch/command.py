@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pegboard.core.cli.config import Json, Overrides
-from pegboard.core.cli.output import note, quiet_logging, spinner, write, write_json
 from pegboard.core.interfaces.errors import PegboardError
+from pegboard.toolkit.system.output import note, quiet_logging, spinner, write, write_json
 from pegboard.tools.batch.options import FileOptions, MediaOptions, SamplingOptions, TemplateOptions
 from pegboard.tools.option_groups import with_option_groups
 
 if TYPE_CHECKING:
-    from pegboard.core.cli.signals import Signals
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.engine.engine import Engine
-    from pegboard.core.interfaces.client import MediaInput, MediaPrompt
+    from pegboard.toolkit.media.inputs import MediaInput, MediaPrompt
     from pegboard.tools.batch.lines import Defaults, PromptFile
     from pegboard.tools.batch.output import Output
+    from pegboard.tools.signals import Signals
 
 STOPPED = 130
 """Exit code of a run that was stopped, as shells have it for Ctrl-C."""
@@ -83,7 +83,7 @@ def _one(
     as_json: bool,
 ) -> None:
     from pegboard.core.engine.engine import Engine
-    from pegboard.core.interfaces.client import MediaPrompt
+    from pegboard.toolkit.media.inputs import MediaPrompt
     from pegboard.tools.batch.lines import sampling_of
 
     sampling = sampling_of(values)
@@ -112,7 +112,9 @@ def _one(
 def _conversation(engine: Engine, prompt: str, media: Sequence[MediaInput], system: str) -> str | MediaPrompt:
     """Return the prompt of a conversation of one message."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    if engine.media is None and not media:
+    from pegboard.toolkit.media.service import reader_of
+
+    if reader_of(engine) is None and not media:
         return engine.tokenizer.apply_chat_template([*messages, {"role": "user", "content": prompt}])
     from pegboard.tools.chat.conversation import Interlocutor
 
@@ -142,9 +144,9 @@ class _Command:
 
     def run(self, file: Path, output: Path) -> int:
         """Answer the prompts of `file` into `output`; return the exit code."""
-        from pegboard.core.cli.signals import Signals
         from pegboard.tools.batch.lines import PromptFile
         from pegboard.tools.batch.output import Output
+        from pegboard.tools.signals import Signals
 
         with contextlib.ExitStack() as stack:
             signals = stack.enter_context(Signals())

@@ -14,7 +14,7 @@ from pegboard.core.interfaces.errors import PegboardError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pegboard.core.interfaces.client import MediaInput
+    from pegboard.toolkit.media.inputs import MediaInput
     from pegboard.tools.batch.output import Mode
 
 _FILE = "With --file"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pegboard.core.cli.output import note, spinner, write, write_table
+from pegboard.toolkit.system.output import note, spinner, write, write_table
 from pegboard.tools.bench import local_commands as bench_local
 from pegboard.tools.bench import options
 from pegboard.tools.bench.output import (

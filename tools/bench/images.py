@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pegboard.core.interfaces.client import MediaInput, MediaPrompt
 from pegboard.core.interfaces.errors import ConfigError, PegboardError
+from pegboard.toolkit.media.inputs import MediaInput, MediaPrompt
+from pegboard.toolkit.media.service import reader_of
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -88,6 +89,7 @@ def image_part(engine: Engine) -> dict[str, object]:
     """Return the content part that the model's chat template takes for a picture. Raises PegboardError where the model
     takes none.
     """
-    if engine.media is None or "image" not in engine.media.kinds:
+    reader = reader_of(engine)
+    if reader is None or "image" not in reader.kinds:
         raise PegboardError(f"the model {engine.info.served_name} takes no pictures")
-    return dict(engine.media.part("image"))
+    return dict(reader.part("image"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pegboard.core.cli.config import Files, Overrides
-from pegboard.core.cli.output import note, quiet_logging, spinner, write, write_table
+from pegboard.toolkit.system.output import note, quiet_logging, spinner, write, write_table
 from pegboard.tools.bench import options
 from pegboard.tools.bench.output import (
     check_results,
@@ -54,10 +54,10 @@ def offline(
 ) -> None:
     """Measure an engine in this process, without HTTP."""
     check_results(results.json_file, results.plot)
-    from pegboard.core.cli.signals import Signals
     from pegboard.core.config.compose import compose
     from pegboard.tools.bench.files import read_lines
     from pegboard.tools.bench.offline import OfflineBench, OfflineSettings
+    from pegboard.tools.signals import Signals
 
     lines = None if workload.file is None else read_lines(workload.file)
     settings = OfflineSettings(

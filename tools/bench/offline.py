@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pegboard.core.engine.engine import Engine
-from pegboard.core.interfaces.client import GenerateRequest, MediaPrompt, OutputChunk, failure
+from pegboard.core.interfaces.client import GenerateRequest, OutputChunk, failure
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.toolkit.media.inputs import MediaPrompt
 from pegboard.tools.bench.apis import Prompt
 from pegboard.tools.bench.files import Lines, has_messages, make_workload
 from pegboard.tools.bench.images import chat_prompt

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pegboard.core.cli.output import check_writable, note, write, write_json, write_table
 from pegboard.core.interfaces.errors import PegboardError
+from pegboard.toolkit.system.output import check_writable, note, write, write_json, write_table
 
 if TYPE_CHECKING:
     from pegboard.tools.bench.load import Progress, Watcher

@@ -14,12 +14,13 @@ import numpy as np
 from pegboard.core import __version__
 from pegboard.core.config.compose import ResolvedConfig, compose
 from pegboard.core.engine.engine import Engine
-from pegboard.core.interfaces.client import GenerateRequest, MediaInput, MediaPrompt
+from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.hooks import hookimpl
 from pegboard.core.interfaces.plugin import Plugin
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.media.inputs import MediaInput, MediaPrompt
 from pegboard.tools.bench.images import ImageSize, draw, image_part
 from pegboard.tools.bench.target import token_range_of
 
@@ -277,7 +278,7 @@ class StepBench:
     @property
     def _encoded(self) -> float:
         """Seconds that the encoder has taken since the start."""
-        return self._engine.built.scheduler.counters.encode_time
+        return float(self._engine.stats()["encode_time"])
 
     @property
     def _drafting(self) -> float:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pegboard.core.interfaces.errors import PegboardError
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.client import MediaInput
-    from pegboard.core.interfaces.media import MediaKind
+    from pegboard.toolkit.media.inputs import MediaInput, MediaKind
 
 Part = dict[str, Any]
 Content = str | list[Part]
@@ -27,7 +26,7 @@ _SHOWN = {"image": "[picture]", "video": "[video]"}
 
 def read_media(path: Path, kind: MediaKind, where: str) -> MediaInput:
     """Return the picture or video in a file. Raises PegboardError, naming the option or command `where`."""
-    from pegboard.core.interfaces.client import MediaInput
+    from pegboard.toolkit.media.inputs import MediaInput
 
     try:
         data = path.expanduser().read_bytes()
@@ -76,7 +75,7 @@ def _has_value(part: Mapping[str, Any]) -> bool:
 
 def for_template(content: object) -> object:
     """Return a content with MediaInput in place of its pictures and videos."""
-    from pegboard.core.interfaces.client import MediaInput
+    from pegboard.toolkit.media.inputs import MediaInput
 
     if not isinstance(content, list):
         return content

@@ -101,9 +101,9 @@ class EngineSpeaker:
         """As Speaker's. Ctrl-C is heard between two steps of the scheduler; a second one at once."""
         import signal
 
-        from pegboard.core.cli.signals import Signals
         from pegboard.core.interfaces.client import GenerateRequest, failure
         from pegboard.toolkit.chat.turn import effort_hints
+        from pegboard.tools.signals import Signals
 
         plain = dict(settings)
         prompt = self._interlocutor.prompt(messages, effort_hints(plain.pop("reasoning_effort", None)))
@@ -159,7 +159,7 @@ def _note(figures: Figures, chunk: OutputChunk) -> None:
 
 
 def _pieces(events: Sequence[Any]) -> Iterator[Piece]:
-    from pegboard.core.interfaces.output_parser import Reasoning
+    from pegboard.toolkit.parsing.output_parser import Reasoning
 
     for event in events:
         if event.text:

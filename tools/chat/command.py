@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pegboard.core.cli.config import Files, Overrides
-from pegboard.core.cli.output import quiet_logging, spinner
 from pegboard.core.interfaces.errors import PegboardError
+from pegboard.toolkit.system.output import quiet_logging, spinner
 from pegboard.tools.option_groups import with_option_groups
 
 if TYPE_CHECKING:

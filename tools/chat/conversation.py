@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pegboard.core.config.select import Selection
-from pegboard.core.interfaces.contracts import REASONING_PARSER
 from pegboard.core.interfaces.errors import PegboardError
-from pegboard.core.interfaces.output_parser import OutputParserContext
 from pegboard.toolkit.chat.chat_prompt import ChatPrompt
 from pegboard.toolkit.chat.chat_template import ChatTemplates
 from pegboard.toolkit.chat.media_parts import MediaParts, prompt_text
 from pegboard.toolkit.chat.tool_calls import ChatStream, skip_special_tokens
+from pegboard.toolkit.media.service import reader_of
+from pegboard.toolkit.parsing.output_parser import OutputParser, OutputParserContext
 from pegboard.tools.chat.attachments import check_content, for_template
 
 if TYPE_CHECKING:
     from pegboard.core.engine.engine import Engine
-    from pegboard.core.interfaces.client import MediaPrompt
     from pegboard.core.interfaces.sampling import SamplingParams
+    from pegboard.toolkit.media.inputs import MediaPrompt
 
 Message = Mapping[str, Any]
 
@@ -47,7 +47,7 @@ class Interlocutor:
     """How one engine's model is talked to. Raises PegboardError where it has no chat template."""
 
     def __init__(self, engine: Engine) -> None:
-        self._media = engine.media
+        self._media = reader_of(engine)
         self._tokenizer = engine.tokenizer
         if not self._tokenizer.has_chat_template:
             raise PegboardError(
@@ -60,7 +60,9 @@ class Interlocutor:
             architecture=engine.info.architecture,
             model=engine.info.path,
         )
-        self._parser = Selection(engine.resolved).choose(REASONING_PARSER, about).build(about)
+        self._parser: OutputParser | None = None
+        if (contract := engine.resolved.shape.contracts.get("reasoning_parser")) is not None:
+            self._parser = Selection(engine.resolved).choose(contract, about).build(about)
         self._skip_special = skip_special_tokens(None, None, self._parser)
 
     def prompt(self, messages: Sequence[Message], hints: Mapping[str, Any] | None = None) -> str | MediaPrompt:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
-from pegboard.core.registry.names import did_you_mean
+from pegboard.toolkit.text.near_names import did_you_mean
 from pegboard.tools.chat.attachments import OF_A_FILE, addresses, attachment, shown, with_attached
 from pegboard.tools.chat.backends import Figures, sampling_params
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.media import MediaKind
+    from pegboard.toolkit.media.inputs import MediaKind
     from pegboard.tools.chat.attachments import Content, Part
     from pegboard.tools.chat.backends import Message, Speaker
     from pegboard.tools.chat.terminal import Terminal

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pegboard.core.config.compose import ResolvedConfig, compose
@@ -18,7 +19,6 @@ from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import LocalExecutor
 from pegboard.core.pipeline.gates import GateKeeper
-from pegboard.core.pipeline.media.encoding import MEDIA
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
@@ -26,14 +26,12 @@ from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.pipeline.step_log import StepReport
-from pegboard.tools.lab.tiers import IDENTITY
 
 if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig
     from pegboard.core.interfaces.clock import Clock
+    from pegboard.core.interfaces.stage import Stage
     from pegboard.core.pipeline.executor import Launch, RunStage
-    from pegboard.core.pipeline.media.arrival import MediaStage
-    from pegboard.plugins.speculation.stage import Speculation
     from pegboard.tools.lab.tiers import LabTiers
 
 DEFAULT_TOKENS = 200_000
@@ -56,13 +54,12 @@ def assemble(
     hooks: StepHooks,
     vocab_size: int,
     *,
-    media: MediaStage | None = None,
-    encode: RunStage | None = None,
-    speculation: Speculation | None = None,
+    joining: Sequence[Stage] = (),
+    runs: Mapping[str, RunStage] = MappingProxyType({}),
     tiers: LabTiers | None = None,
 ) -> Scheduler:
-    """Return a scheduler around `launch`, and around `encode` where it takes `media`; with drafts if there is
-    `speculation`, and a mover of `tiers`. Raise ConfigError where the config asks for what the lab cannot do.
+    """Return a scheduler around `launch` with the stages `joining`, whose work `runs` does, by their names, and with a
+    mover of `tiers`. Raise ConfigError where the config asks for what the lab cannot do.
     """
     config = resolved.engine
     _refuse_overlap(config)
@@ -72,16 +69,15 @@ def assemble(
     memory = _memory(selection, context, TokenAllocatorContext(pages, page_size), tiers, clock)
     policy_ctx = SchedulePolicyContext(memory.cache, config.scheduler.seed, clock)
     report = StepReport(0, clock, memory.total_tokens)
-    points = Points([] if speculation is None else [speculation])
+    points = Points(joining)
     stages = Stages(
         memory,
         selection.choose(SCHEDULE_POLICY, policy_ctx).build(policy_ctx),
         BatchBuilder(memory, (), vocab_size, points=points),
         ResultStage(None, {EOS}, points=points),
-        LocalExecutor(launch, stages={} if encode is None else {MEDIA: encode}),
+        LocalExecutor(launch, stages=runs),
         gates=_gates(selection, AdmissionGateContext(clock, memory.cache, report.prefill_speed)),
         report=report,
-        media=media,
         hooks=hooks,
         points=points,
     )
@@ -111,10 +107,10 @@ def _memory(
     resolved = selection.resolved
     rows = ReqToTokenPool(resolved.engine.scheduler.max_running_requests, context, ctx.page_size)
     allocator = selection.choose(TOKEN_ALLOCATOR, ctx).build(ctx)
-    cache_ctx = PrefixCacheContext(allocator, ctx.page_size, identity=IDENTITY, clock=clock)
+    cache_ctx = PrefixCacheContext(allocator, ctx.page_size, clock=clock)
     choice = selection.choose(PREFIX_CACHE, cache_ctx)
     if tiers is not None:
-        cache_ctx = replace(cache_ctx, mover=tiers.build(resolved, choice, ctx.num_pages))
+        cache_ctx = replace(cache_ctx, services=tiers.build(resolved, choice, ctx.num_pages))
     return MemoryManager(rows, allocator, choice.build(cache_ctx))
 
 

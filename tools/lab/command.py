@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pegboard.core.cli.config import Overrides
-from pegboard.core.cli.output import check_writable, write, write_json, write_table
+from pegboard.toolkit.system.output import check_writable, write, write_json, write_table
 from pegboard.tools.option_groups import with_option_groups
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.registry.names import or_hint
+from pegboard.toolkit.text.near_names import or_hint
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
+    from pegboard.core.interfaces.batch import ModelWorkerBatch
+    from pegboard.plugins.media.work import EncodeWork
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]

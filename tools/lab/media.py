@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.interfaces.media import MediaItem, MediaSpan
-from pegboard.core.interfaces.messages import RequestMedia
-from pegboard.core.pipeline.media.arrival import MediaStage
-from pegboard.core.pipeline.media.encoder_cache import EncoderCache
+from pegboard.plugins.media.api import MediaItem, MediaSpan, RequestMedia
+from pegboard.plugins.media.arrival import Arrivals
+from pegboard.plugins.media.encoder_cache import EncoderCache
+from pegboard.plugins.media.options import MediaFields, MediaSection
+from pegboard.plugins.media.stage import MediaStage
 
 if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig
-    from pegboard.core.pipeline.counters import Counters
     from pegboard.tools.lab.cost import CostModel
 
 MEDIA_TOKEN = 3
@@ -68,6 +68,11 @@ class CountedTokens:
         return item.grid[2]
 
 
+def media_section(config: object) -> MediaSection:
+    """Return what a config says of media; without the plugin, that there are none."""
+    return config.media if isinstance(config, MediaFields) else MediaSection(enabled=False)
+
+
 class LabMedia:
     """The media of one run. `stage` is the scheduler's."""
 
@@ -78,17 +83,18 @@ class LabMedia:
                 f"cost model {cost.name or '(a file)'} does not say what encoding costs (encode_base, "
                 "encode_per_token), and the workload has media; take h200-8b, or a file of your own"
             )
-        section = config.media
+        section = media_section(config)
         step_tokens = section.encode_tokens or chunk or config.scheduler.max_prefill_tokens
         books = EncoderCache(section.cache_bytes, cost.encoded_token_bytes, step_tokens)
-        self.stage = MediaStage(CountedTokens(), books, config.memory.page_size)
+        page_size = config.memory.page_size
+        self.stage = MediaStage(Arrivals(CountedTokens(), books, page_size, Path()), page_size)
         self._files: set[str] = set()
 
     @contextlib.contextmanager
     def files(self) -> Iterator[None]:
         """Have a folder for files: the scheduler looks for the file of each item."""
         with tempfile.TemporaryDirectory(prefix="pegboard-lab-") as folder:
-            self.stage.directory = Path(folder)
+            self.stage.arrivals.directory = Path(folder)
             yield
 
     def request(self, media: Sequence[Medium], length: int) -> RequestMedia | None:
@@ -106,17 +112,12 @@ class LabMedia:
 
     def _write(self, item: MediaItem) -> None:
         """Write a file for all items of as many pieces."""
-        assert self.stage.directory is not None
         if item.file not in self._files:
             self._files.add(item.file)
-            (self.stage.directory / item.file).write_bytes(bytes(math.prod(item.shape)))
+            (self.stage.arrivals.directory / item.file).write_bytes(bytes(math.prod(item.shape)))
 
-    def figures(self, counters: Counters) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         """Return how much was encoded, and how often that was there already. `encode_time` in virtual seconds."""
-        books = self.stage.books
-        return {
-            "encode_steps": counters.encode_steps,
-            "encode_time": counters.encode_time,
-            "encoded_pieces": books.encoded,
-            "encoder_hits": books.hits,
-        }
+        found = self.stage.figures()
+        names = ("encode_steps", "encode_time", "encoded_pieces")
+        return {**{name: found[name] for name in names}, "encoder_hits": found["encoder_cache_hits"]}

@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.page_mover import Job
+    from pegboard.plugins.kv_tiers.api import Job
     from pegboard.tools.lab.clock import VirtualClock
 
 Kind = Literal["save", "store", "find", "fetch"]

@@ -8,7 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,13 +17,15 @@ from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.messages import Rejected, TokenizedBatch, TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.executor import Done
+from pegboard.core.pipeline.points import encoded
 from pegboard.core.pipeline.stages import StepHooks
+from pegboard.plugins.media.work import NAME
 from pegboard.toolkit.cache.radix_tree import RadixTree
 from pegboard.toolkit.sampling.tree import walk
 from pegboard.tools.lab.assemble import EOS, assemble, chunk_of
 from pegboard.tools.lab.clock import VirtualClock
 from pegboard.tools.lab.drafts import accept, speculation_of
-from pegboard.tools.lab.media import LabMedia
+from pegboard.tools.lab.media import LabMedia, media_section
 from pegboard.tools.lab.tiers import LabTiers
 from pegboard.tools.lab.workloads import FIRST_TOKEN, VOCAB, Ask, Workload
 
@@ -31,9 +33,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.config.compose import ResolvedConfig
-    from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch, ScheduleBatch
-    from pegboard.core.interfaces.media import PieceKey
+    from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.stage import Stage
+    from pegboard.plugins.media.api import PieceKey
+    from pegboard.plugins.media.work import EncodeWork
     from pegboard.tools.lab.cost import CostModel
 
 Progress = Callable[[int], None]
@@ -119,7 +123,8 @@ class ModelledDevice:
         return Done(seconds)
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
-        if not all(part.key in self._encoded for part in work.overlay):
+        parts: Any = work.payloads.get(NAME, ())
+        if not all(part.key in self._encoded for part in parts):
             raise RuntimeError("a prefill reads media that are not encoded")
         self._clock.now += self._cost.seconds(work) + self._tiers.load(work)
         sampling = work.sampling
@@ -156,13 +161,13 @@ class Simulation:
         self._tiers = LabTiers(cost, self.clock)
         self.device = ModelledDevice(cost, self.clock, self._tiers, resolved.engine.scheduler.seed, rates)
         hooks = StepHooks(batch_committed=(self._committed,), requests_finished=(self._finished,))
-        wants_media = workload.has_media and resolved.engine.media.enabled
+        wants_media = workload.has_media and media_section(resolved.engine).enabled
         self._media = LabMedia(resolved.engine, cost, chunk_of(resolved.engine)) if wants_media else None
-        stage = None if self._media is None else self._media.stage
-        speculation = speculation_of(resolved, rates, VOCAB, self.clock) if rates else None
+        joining: list[Stage] = [] if self._media is None else [self._media.stage]
+        joining += [speculation_of(resolved, rates, VOCAB, self.clock)] if rates else []
         self.scheduler = assemble(
             resolved, lambda work: Done(self.device(work)), self.clock, hooks, VOCAB,
-            media=stage, encode=self.device.encode, speculation=speculation, tiers=self._tiers,
+            joining=joining, runs={NAME: self.device.encode}, tiers=self._tiers,
         )  # fmt: skip
         self._asks = workload.arrivals()
         self._next = next(self._asks, None)
@@ -234,8 +239,9 @@ class Simulation:
             params = SamplingParams(max_new_tokens=max(0, min(ask.limit, room)), temperature=0.0, seed=number)
             packed = prompt.astype("<i4").tobytes()
             media = None if self._media is None else self._media.request(ask.media, len(prompt))
+            features = {} if media is None else {NAME: encoded(media)}
             messages.append(
-                TokenizedRequest(rid=rid, prompt=packed, sampling=params, priority=ask.priority, media=media)
+                TokenizedRequest(rid=rid, prompt=packed, sampling=params, priority=ask.priority, features=features)
             )
         for reply in self.scheduler.receive([TokenizedBatch(requests=messages)]):
             if isinstance(reply, Rejected):
@@ -262,7 +268,8 @@ class Simulation:
             ask, record = self._open.pop(req.rid)
             times = req.timing
             record.output_len, record.cached = req.output_len, req.output.cached_tokens
-            record.cached_host, record.cached_storage = req.output.cached_host, req.output.cached_storage
+            origins = req.output.cached_from
+            record.cached_host, record.cached_storage = origins.get("host", 0), origins.get("storage", 0)
             record.retractions = req.output.num_retractions
             record.scheduled, record.first_token, record.finished = (
                 times.first_scheduled, times.first_token, times.finished,
@@ -309,7 +316,7 @@ class Simulation:
             timeline=np.array(self._timeline or np.empty((0, 5)), np.float64).reshape(-1, 5),
             total_tokens=scheduler.stages.memory.total_tokens,
             rejected=self._rejected,
-            encoding=None if self._media is None else self._media.figures(counters),
+            encoding=None if self._media is None else self._media.figures(),
             accept_length=_accept_length(scheduler.stages.points.figures()) if self._rates else None,
             tiers=self._tiers.figures(),
             info={"book_errors": counters.book_errors},

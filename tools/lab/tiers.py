@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pegboard.core.engine.tier_sizes import HOST_TIMES, block_pages, has_tiers
-from pegboard.core.interfaces.contracts import KV_STORAGE
+from pegboard.core.engine.services import requiring, said
 from pegboard.core.interfaces.errors import ConfigError
+from pegboard.plugins.kv_tiers import KV_STORAGE
+from pegboard.plugins.kv_tiers.api import NAME, PageLoad, Tiers
+from pegboard.plugins.kv_tiers.sizes import HOST_TIMES, Facts, block_pages, has_tiers
 from pegboard.tools.lab.cost import GB
 from pegboard.tools.lab.moves import NEVER, Speed, VirtualMover, VirtualStore
 
@@ -38,19 +41,22 @@ class LabTiers:
 
     def build(
         self, resolved: ResolvedConfig, cache: Choice[PrefixCache, PrefixCacheContext], device_pages: int
-    ) -> VirtualMover | None:
-        """Make what is below a cache's device pages. Raises ConfigError as an engine does, and for a cost model that
-        does not say what a tier costs. No storage of the config is touched: a virtual one has its place.
+    ) -> dict[str, object]:
+        """Return the services of a cache: what is below its device pages. Raises ConfigError as an engine does, and for
+        a cost model that does not say what a tier costs. No storage of the config is touched: a virtual one has its
+        place.
         """
-        memory, cost = resolved.engine.memory, self._cost
-        if not has_tiers(resolved, cache):
-            return None
+        memory: Any = resolved.engine.memory
+        cost = self._cost
+        facts = Facts(resolved.engine, said(resolved), cache.name, cache.provides, partial(requiring, resolved))
+        if not has_tiers(facts):
+            return {}
         if cost.kv_token_bytes is None or cost.host is None:
             raise ConfigError(
                 f"cost model {cost.name or '(a file)'} does not say what tiers cost (kv_token_bytes, host), and the "
                 f"prefix cache {cache.name!r} has some; take cpu-smollm2 or h200-8b, or a file of your own"
             )
-        block, wanted = block_pages(memory), memory.host.max_total_tokens
+        block, wanted = block_pages(facts), memory.host.max_total_tokens
         pages = HOST_TIMES * device_pages if wanted is None else wanted // memory.page_size
         self._page_size = memory.page_size
         page_bytes = cost.kv_token_bytes * memory.page_size
@@ -58,13 +64,14 @@ class LabTiers:
         self.mover = VirtualMover(
             max(block, pages), block, _speed(cost.host, page_bytes), self._stores(resolved), self._clock
         )
-        return self.mover
+        return {NAME: Tiers(self.mover, IDENTITY)}
 
     def load(self, work: ModelWorkerBatch) -> float:
         """Return by how much a batch's loads make it longer. Raises RuntimeError for pages that were never filled."""
-        if not work.loads or not (work.part is None or work.part.first):
+        payload = work.payloads.get(NAME)
+        if not isinstance(payload, tuple) or not (work.part is None or work.part.first):
             return 0.0
-        host = np.concatenate([one.host for one in work.loads])
+        host = np.concatenate([load.host for load in payload if isinstance(load, PageLoad)])
         if self.mover is None or not self.mover.filled[host].all():
             raise RuntimeError("a prefill loads host pages that nothing was written to")
         tokens = int(host.shape[0]) * self._page_size

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.registry.names import or_hint
+from pegboard.toolkit.text.near_names import or_hint
 from pegboard.tools.lab.media import MEDIA_TOKEN, Medium
 
 if TYPE_CHECKING:

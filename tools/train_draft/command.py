@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from pegboard.core.cli.config import Files, Overrides
-from pegboard.core.cli.output import note, quiet_logging
 from pegboard.core.interfaces.errors import PegboardError
+from pegboard.toolkit.system.output import note, quiet_logging
 from pegboard.tools.option_groups import with_option_groups
 from pegboard.tools.train_draft.options import AnswerOptions, RunOptions, TrainOptions
 
@@ -34,11 +34,11 @@ def train_draft(
 
     The same command goes on with a run that was stopped, by Ctrl-C or anything else.
     """
-    from pegboard.core.engine.threads import yield_when_waiting
+    from pegboard.toolkit.system.threads import yield_when_waiting
 
     yield_when_waiting()
-    from pegboard.core.cli.signals import Signals
     from pegboard.core.config.compose import compose
+    from pegboard.tools.signals import Signals
 
     taps = answers.places()
     resolved = compose(files or (), overrides=overrides or ())

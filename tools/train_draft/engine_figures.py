@@ -6,10 +6,10 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pegboard.core.cli.output import note
 from pegboard.core.interfaces.client import GenerateRequest, failure
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.toolkit.system.output import note
 from pegboard.tools.train_draft.evaluate import CHAIN, AcceptLength
 
 if TYPE_CHECKING:

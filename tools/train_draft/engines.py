@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pegboard.core.cli.output import spinner
 from pegboard.core.config.compose import ResolvedConfig, compose
 from pegboard.core.engine.engine import Engine
+from pegboard.toolkit.system.output import spinner
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
-from pegboard.core.cli.output import note
+from pegboard.toolkit.system.output import note
 
 LINE_EVERY = 15.0
 """Seconds between two lines, where there is no terminal."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from pegboard.core.cli.output import note
 from pegboard.core.engine.engine import Engine
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
+from pegboard.toolkit.system.output import note
 from pegboard.tools.train_draft.answers import HELD_OUT, AnswerFiles, Answering
 from pegboard.tools.train_draft.data import StateFiles, write_states
 from pegboard.tools.train_draft.draft import DraftShape

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from pegboard.core.cli.output import note, write
 from pegboard.core.interfaces.errors import PegboardError
+from pegboard.toolkit.system.output import note, write
 from pegboard.tools.train_draft.answers import HELD_OUT, AnswerFiles
 from pegboard.tools.train_draft.card import Facts, card
 from pegboard.tools.train_draft.data import StateFiles, StoredStates, Vocabulary, plan

@@ -10,11 +10,12 @@ import msgspec
 
 from pegboard.core.interfaces.client import SAMPLING_FIELDS, STAGE_FIELDS, EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.stage import FrontendStage, Price
-from pegboard.core.registry.blame import in_words
+from pegboard.core.interfaces.frontend import FrontendStage, Price
+from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk
+    from pegboard.core.interfaces.frontend import PromptExpander
     from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
     from pegboard.core.interfaces.sampling import SamplingParams
     from pegboard.core.interfaces.stops import CompiledStops
@@ -37,6 +38,32 @@ class Features:
         self._preparing = _at(stages, "prepare")
         self._stopping = _at(stages, "compile_stops")
         self._pricing = {stage.name for stage in _at(stages, "price")}
+        self._expanding = _at(stages, "expander")
+        self._serving = _at(stages, "service")
+
+    def expanders(self, info: ModelInfo) -> dict[str, PromptExpander]:
+        """Return what stages do with the prompts of an engine, by their names."""
+        found = {stage.name: stage.expander(info) for stage in self._expanding}
+        return {name: expander for name, expander in found.items() if expander is not None}
+
+    def services(self, info: ModelInfo) -> dict[str, object]:
+        """Return what stages offer APIs, by their names."""
+        found = {stage.name: stage.service(info) for stage in self._serving}
+        return {name: service for name, service in found.items() if service is not None}
+
+    def figures(self, info: ModelInfo) -> dict[str, Mapping[str, object]]:
+        """Return the figures of stages that have some, by their names."""
+        found = {name: stage.figures(info) for name, stage in self._by_name.items()}
+        return {name: figures for name, figures in found.items() if figures}
+
+    def max_body_bytes(self, info: ModelInfo, most: int) -> int:
+        """Return the largest body of a request in bytes, `most` or what a stage allows beyond that."""
+        return max((most, *(stage.max_body_bytes(info) for stage in self._by_name.values())))
+
+    def close(self) -> None:
+        """End what stages have under way. May be called twice."""
+        for stage in self._by_name.values():
+            stage.close()
 
     def prepare(self, request: GenerateRequest | EmbedRequest, message: TokenizedRequest, info: ModelInfo) -> None:
         """Put into a message what stages are to know of it. Raises InvalidRequest, also for a field that no stage

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, MediaPrompt
+from pegboard.core.interfaces.client import AnnotatedPrompt, EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
@@ -80,10 +80,10 @@ class Intake:
         self._check_prompt(found)
         return pack_ids(found)
 
-    def pack_laid_out(self, ids: NDArray[np.int64], of_media: int) -> bytes:
-        """`pack` of a prompt in which `of_media` tokens are those of its media."""
+    def pack_expanded(self, ids: NDArray[np.int64], note: str) -> bytes:
+        """`pack` of a prompt with its items in it, of which `note` says how much they take."""
         if len(ids) > self._limit:
-            raise self._too_long(len(ids), of_media)
+            raise self._too_long(len(ids), note)
         if len(ids) and not 0 <= (worst := int(ids.min()) if ids.min() < 0 else int(ids.max())) < self._info.vocab_size:
             raise self._unknown_id("prompt", worst)
         return ids.astype("<i4").tobytes()
@@ -190,10 +190,10 @@ class Intake:
             raise self._too_long(len(ids))
         self._check_ids("prompt", ids)
 
-    def _too_long(self, length: int, of_media: int = 0) -> InvalidRequest:
+    def _too_long(self, length: int, note: str = "") -> InvalidRequest:
         text = overflow(length, self.max_prompt_len, self._limit)
-        if of_media:
-            text += f"; {of_media} tokens of the prompt are those of its media"
+        if note:
+            text += f"; {note}"
         return InvalidRequest(text, param="prompt", code="context_length_exceeded")
 
     def _check_ids(self, param: str, ids: Sequence[int]) -> None:
@@ -262,13 +262,12 @@ class Intake:
         )
 
 
-def text_of(prompt: Prompt | MediaPrompt) -> Prompt:
-    """Return a prompt without media, for a model that takes none. Raises InvalidRequest where it has any."""
-    if not isinstance(prompt, MediaPrompt):
+def text_of(prompt: Prompt | AnnotatedPrompt) -> Prompt:
+    """Return a prompt without items. Raises InvalidRequest where it has any."""
+    if not isinstance(prompt, AnnotatedPrompt):
         return prompt
-    if prompt.media:
-        place = prompt.media[0].place or None
-        raise InvalidRequest("this model takes no pictures or videos", param=place, code="unsupported")
+    if prompt.items:
+        raise prompt.refusal()
     return prompt.base
 
 

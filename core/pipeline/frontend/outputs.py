@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,8 +11,8 @@ from pegboard.core.interfaces.client import Embedding, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.pipeline.frontend.features import Features, not_served
-from pegboard.core.pipeline.text.detokenize import IncrementalDetokenizer
-from pegboard.core.pipeline.text.stop import StopMatcher, StopPrefixes, compiled
+from pegboard.toolkit.text.detokenize import IncrementalDetokenizer
+from pegboard.toolkit.text.stop import StopMatcher, StopPrefixes, compiled
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import EmbedRequest
@@ -50,18 +50,19 @@ class OutputState:
         """Whether text passes as it comes, until the end."""
         self._ignored = max(0, sampling.min_new_tokens - 1)
         """Tokens to come within which nothing that matches ends the output."""
-        self._counters = (0, 0, 0, 0, 0, 0)
+        self._counters = (0, 0, 0, 0)
+        self._cached_from: Mapping[str, int] = {}
 
     def push(self, output: TokenOutput) -> OutputChunk:
         """Return the chunk for these tokens. After the one with a finish reason there is none."""
-        prompt, completion, cached, host, storage, retractions = self._counters
+        prompt, completion, cached, retractions = self._counters
         if output.completion_tokens or output.prompt_tokens:
             prompt, completion = output.prompt_tokens, output.completion_tokens
             cached, retractions = output.cached_tokens, output.num_retractions
-            host, storage = output.cached_host, output.cached_storage
+            self._cached_from = output.cached_from or {}
         else:
             completion += len(output.token_ids)
-        self._counters = (prompt, completion, cached, host, storage, retractions)
+        self._counters = (prompt, completion, cached, retractions)
         chunk = OutputChunk(
             self.rid,
             self._text(output),
@@ -72,8 +73,7 @@ class OutputState:
             cached,
             retractions,
             output.logprobs,
-            cached_host=host,
-            cached_storage=storage,
+            cached_from=self._cached_from,
         )
         if output.features or output.rows:
             self._features.finish(chunk, output)
@@ -146,8 +146,7 @@ _COUNTERS = (
     "prompt_tokens",
     "completion_tokens",
     "cached_tokens",
-    "cached_host",
-    "cached_storage",
+    "cached_from",
     "num_retractions",
 )
 

@@ -1,5 +1,5 @@
-"""Prompts: from what requests say to what travels. Text becomes tokens beside the event loop, media are prepared and
-laid out among them, and what several requests share is made once.
+"""Prompts: from what requests say to what travels. Text becomes tokens beside the event loop, stages put items among
+them, and what several requests share is made once.
 """
 
 from __future__ import annotations
@@ -8,28 +8,22 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, MediaPrompt
-from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.pipeline.frontend.intake import text_of
+from pegboard.core.interfaces.client import AnnotatedPrompt, EmbedRequest, GenerateRequest
 from pegboard.toolkit.text.encoding import Ranges, Text, encode_each, encode_now
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.client import MediaInput
-    from pegboard.core.interfaces.media import MediaKind
-    from pegboard.core.interfaces.messages import RequestMedia, TokenizedRequest
+    from pegboard.core.interfaces.frontend import Expand, Held, PromptExpander
+    from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.tokenizer import Tokenizer
-    from pegboard.core.pipeline.frontend.budget import Budget
     from pegboard.core.pipeline.frontend.intake import Intake, Prompt
-    from pegboard.core.pipeline.frontend.media.frontend import MediaFrontend
-    from pegboard.core.pipeline.frontend.media.process import PreparedItem
-    from pegboard.core.pipeline.frontend.media.store import MediaFile
+    from pegboard.toolkit.http.budget import Budget
 
 Asked = GenerateRequest | EmbedRequest
 
@@ -39,44 +33,46 @@ LONG_IDS = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A prompt as it travels: `ids` int32 little-endian, and its media, of which `tokens` are part of it. They need
-    `files` until the request has ended.
+    """A prompt as it travels: `ids` int32 little-endian, and `features` for stages, by their names. `tokens` of it are
+    those of items, by kind. Requests need what is `held` until they have ended.
     """
 
     ids: bytes
-    media: RequestMedia | None = None
-    tokens: Mapping[MediaKind, int] = field(default_factory=dict)
-    files: tuple[MediaFile, ...] = ()
+    features: Mapping[str, msgspec.Raw] = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    held: tuple[Held, ...] = ()
 
     def array(self) -> NDArray[np.int32]:
         """Return the ids as an array [length]."""
         return np.frombuffer(self.ids, "<i4")
 
     def complete(self, request: TokenizedRequest) -> TokenizedRequest:
-        """Return the request with its media."""
-        return request if self.media is None else msgspec.structs.replace(request, media=self.media)
+        """Return the request with what stages send along with its prompt."""
+        request.features.update(self.features)
+        return request
 
     def keep(self) -> None:
-        """Have the files stay for one more request."""
-        for file in self.files:
-            file.keep()
+        """Hold what is needed for one more request."""
+        for one in self.held:
+            one.keep()
 
     def drop(self) -> None:
-        """Let go of the files: a request that kept them has ended."""
-        for file in self.files:
-            file.drop()
+        """Let go of what a request has kept that has ended."""
+        for one in self.held:
+            one.drop()
 
 
 @dataclass(eq=False, slots=True)
 class _Wanted:
-    """One prompt, of one request or several that share it. `items` once they are prepared."""
+    """One prompt, of one request or several that share it: as it was `stated`, and its text or tokens."""
 
+    stated: Prompt | AnnotatedPrompt
     base: Prompt
     special: bool
     literals: Ranges = ()
-    media: tuple[MediaInput, ...] = ()
-    items: Sequence[PreparedItem] = ()
     packed: Packed | None = None
+    expanders: list[str] = field(default_factory=list)
+    """Names of those that have something to put into it."""
 
     @property
     def text(self) -> Text | None:
@@ -96,29 +92,40 @@ class _Wanted:
 
 
 class Prompts:
-    """Packs prompts for one engine, whose model and limits `intake` knows. `media` is None where it takes none."""
+    """Packs prompts for one engine, whose model and limits `intake` knows. `expanders` are those of stages, by the
+    stages' names.
+    """
 
     def __init__(
-        self, intake: Intake, tokenizer: Tokenizer, media: MediaFrontend | None = None, budget: Budget | None = None
+        self,
+        intake: Intake,
+        tokenizer: Tokenizer,
+        expanders: Mapping[str, PromptExpander] | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self._intake = intake
         self._tokenizer = tokenizer
-        self._media = media
+        self._expanders = expanders or {}
         self._budget = budget
 
     @contextlib.asynccontextmanager
     async def packed(self, requests: Sequence[Asked], asker: str = "") -> AsyncIterator[list[Packed]]:
-        """Pack the prompts of requests that belong together, in their order, and prepare their media in the turns of
-        who asks. Files of media stay as long as this lasts, and longer for requests that keep them. Raises
+        """Pack the prompts of requests that belong together, in their order, and prepare their items in the turns of
+        who asks. What is prepared stays as long as this lasts, and longer for requests that keep it. Raises
         InvalidRequest.
         """
         asked = self._asked(requests)
         wanted = list(dict.fromkeys(asked))
         await self._pack_all(wanted)
-        async with self._prepared(wanted, asker):
-            for one in wanted:
-                if self._concerns(one):
-                    await asyncio.to_thread(self._lay_out, one)
+        async with contextlib.AsyncExitStack() as stack:
+            for name, expander in self._expanders.items():
+                mine = [one for one in wanted if name in one.expanders]
+                if not mine:
+                    continue
+                prompts = [one.stated for one in mine]
+                expands = await stack.enter_async_context(expander.prepared(prompts, asker))
+                for one, expand in zip(mine, expands, strict=True):
+                    await asyncio.to_thread(self._expand, name, one, expand)
             yield [one.done() for one in asked]
 
     @contextlib.contextmanager
@@ -129,37 +136,33 @@ class Prompts:
         for one in wanted:
             self._pack(one, self._encode(one))
         with contextlib.ExitStack() as stack:
-            if (media := _media(wanted)) and self._media is not None:
-                _deal(wanted, stack.enter_context(self._media.preparer.prepared_now(media)))
-            for one in wanted:
-                if self._concerns(one):
-                    self._lay_out(one)
+            for name, expander in self._expanders.items():
+                mine = [one for one in wanted if name in one.expanders]
+                if not mine:
+                    continue
+                expands = stack.enter_context(expander.prepared_now([one.stated for one in mine]))
+                for one, expand in zip(mine, expands, strict=True):
+                    self._expand(name, one, expand)
             yield [one.done() for one in asked]
 
-    async def ids(self, prompt: MediaPrompt, asker: str = "", *, add_special_tokens: bool = True) -> Sequence[int]:
-        """Return the tokens of a prompt with its media, whether the context has room for them or not. Raises
+    async def ids(self, prompt: AnnotatedPrompt, asker: str = "", *, add_special_tokens: bool = True) -> Sequence[int]:
+        """Return the tokens of a prompt with its items, whether the context has room for them or not. Raises
         InvalidRequest as `packed` does.
         """
         [one] = self._asked([GenerateRequest(prompt=prompt, add_special_tokens=add_special_tokens)])
         found = [ids async for _, ids in encode_each(self._tokenizer, _by_text([one]))]
         ids = found[0] if found else one.ids
-        if self._media is None or not one.media:
+        if not prompt.items:
             return ids
-        self._media.layouts.check_places(ids, one.media)
-        async with self._prepared([one], asker):
-            laid_out = await asyncio.to_thread(self._media.lay_out, ids, one.media, one.items)
-            expanded: list[int] = laid_out.ids.tolist()
-            return expanded
-
-    @contextlib.asynccontextmanager
-    async def _prepared(self, wanted: Sequence[_Wanted], asker: str) -> AsyncIterator[None]:
-        """Have prompts with their media."""
-        if (media := _media(wanted)) and self._media is not None:
-            async with self._media.preparer.prepared(media, asker) as items:
-                _deal(wanted, items)
-                yield
-        else:
-            yield
+        array: NDArray[Any] = np.array(ids, np.int64)
+        async with contextlib.AsyncExitStack() as stack:
+            for expander in self._expanders.values():
+                if expander.takes(prompt, array):
+                    [expand] = await stack.enter_async_context(expander.prepared([prompt], asker))
+                    expanded = await asyncio.to_thread(expand, array)
+                    array = array if expanded is None else expanded.ids
+        listed: list[int] = array.tolist()
+        return listed
 
     def _asked(self, requests: Sequence[Asked]) -> list[_Wanted]:
         """Return the prompt of each request, one that several share as one object, checked as far as that goes
@@ -170,21 +173,26 @@ class Prompts:
         for request in requests:
             one = self._stated(request)
             key = one.text or id(one.base)
-            found.append(known.setdefault((key, one.media and id(request.prompt)), one))
+            items = isinstance(one.stated, AnnotatedPrompt) and one.stated.items
+            found.append(known.setdefault((key, items and id(request.prompt)), one))
             self._intake.check_text(one.base)
         if self._budget is not None:
             self._budget.check_texts(one.base for one in found if isinstance(one.base, str))
         return found
 
     def _stated(self, request: Asked) -> _Wanted:
-        prompt: Prompt | MediaPrompt = request.prompt
+        prompt: Prompt | AnnotatedPrompt = request.prompt
         special = request.add_special_tokens
-        if self._media is None or not isinstance(prompt, MediaPrompt):
-            return _Wanted(text_of(prompt), special)
-        if isinstance(request, EmbedRequest) and prompt.media:
-            raise InvalidRequest("there are no embeddings of pictures and videos", param="prompt", code="unsupported")
-        self._media.check(prompt)
-        return _Wanted(prompt.base, special, prompt.literals, prompt.media)
+        if not isinstance(prompt, AnnotatedPrompt):
+            return _Wanted(prompt, prompt, special)
+        if prompt.items and not self._expanders:
+            raise prompt.refusal()
+        if prompt.items and isinstance(request, EmbedRequest):
+            raise prompt.refusal(embedding=True)
+        for expander in self._expanders.values():
+            expander.check(prompt)
+        # Where no token stands for an item, there is nothing that a text could be taken for.
+        return _Wanted(prompt, prompt.base, special, prompt.literals if self._expanders else ())
 
     def _encode(self, one: _Wanted) -> Sequence[int]:
         if not isinstance(one.base, str):
@@ -192,7 +200,7 @@ class Prompts:
         return encode_now(self._tokenizer, one.base, add_special_tokens=one.special, literals=one.literals)
 
     async def _pack_all(self, wanted: Sequence[_Wanted]) -> None:
-        """Pack prompts, without their media. Of tokens as numbers, which take ten times the memory, there are one
+        """Pack prompts, without their items. Of tokens as numbers, which take ten times the memory, there are one
         text's at a time.
         """
         texts = _by_text(wanted)
@@ -210,22 +218,26 @@ class Prompts:
             self._pack(one, ids)
 
     def _pack(self, one: _Wanted, ids: Sequence[int]) -> None:
-        """Pack a prompt without its media. Its placeholders are counted: preparing media takes seconds."""
+        """Pack a prompt without its items. Their places are checked: preparing items takes seconds."""
         one.packed = Packed(self._intake.pack(one.base, ids))
-        if self._media is not None and self._concerns(one):
-            self._media.layouts.check_places(ids, one.media)
+        array = one.packed.array()
+        one.expanders = [name for name, expander in self._expanders.items() if expander.takes(one.stated, array)]
+        if not one.expanders and isinstance(one.stated, AnnotatedPrompt) and one.stated.items:
+            raise one.stated.refusal()
 
-    def _concerns(self, one: _Wanted) -> bool:
-        """Return whether a packed prompt has anything to do with media."""
-        return self._media is not None and bool(one.media or self._media.layouts.concern(one.done().array()))
-
-    def _lay_out(self, one: _Wanted) -> None:
-        """Put the media into a packed prompt."""
-        assert self._media is not None
-        found = self._media.lay_out(one.done().array().tolist(), one.media, one.items)
-        if found.media is not None:
-            packed = self._intake.pack_laid_out(found.ids, sum(found.tokens.values()))
-            one.packed = Packed(packed, found.media, found.tokens, tuple(item.file for item in one.items))
+    def _expand(self, name: str, one: _Wanted, expand: Expand) -> None:
+        """Put the items of a stage into a packed prompt."""
+        packed = one.done()
+        found = expand(packed.array())
+        if found is None:
+            return
+        feature = msgspec.Raw(msgspec.msgpack.encode(found.feature))
+        one.packed = Packed(
+            self._intake.pack_expanded(found.ids, found.note),
+            {**packed.features, name: feature},
+            {**packed.tokens, **found.tokens},
+            (*packed.held, *found.held),
+        )
 
 
 def _by_text(wanted: Sequence[_Wanted]) -> dict[Text, list[_Wanted]]:
@@ -235,14 +247,3 @@ def _by_text(wanted: Sequence[_Wanted]) -> dict[Text, list[_Wanted]]:
         if one.text is not None:
             texts.setdefault(one.text, []).append(one)
     return texts
-
-
-def _media(wanted: Sequence[_Wanted]) -> list[MediaInput]:
-    return [media for one in wanted for media in one.media]
-
-
-def _deal(wanted: Sequence[_Wanted], items: Sequence[PreparedItem]) -> None:
-    """Give each prompt its items."""
-    left = iter(items)
-    for one in wanted:
-        one.items = [next(left) for _ in one.media]

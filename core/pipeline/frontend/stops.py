@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.stops import CompiledStops
-from pegboard.core.pipeline.frontend.budget import stop_steps
-from pegboard.core.pipeline.text.stop import Stops, compiled
+from pegboard.toolkit.http.budget import stop_steps
+from pegboard.toolkit.text.stop import Stops, compiled
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import GenerateRequest
     from pegboard.core.interfaces.sampling import SamplingParams
-    from pegboard.core.pipeline.frontend.budget import Budget
     from pegboard.core.pipeline.frontend.intake import Intake
+    from pegboard.toolkit.http.budget import Budget
 
 Spelt = tuple[tuple[str, ...], tuple[object, ...]]
 """Stop strings, and what stages compile, as they came."""

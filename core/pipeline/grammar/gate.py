@@ -23,7 +23,7 @@ from pegboard.core.pipeline.grammar.pool import GrammarPool, PoolLimits
 from pegboard.core.pipeline.grammar.state import failure_of
 from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.grammar.worker import Start
-from pegboard.core.registry.blame import in_words
+from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock

@@ -12,7 +12,7 @@ import numpy as np
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import CompiledGrammar
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.registry.blame import text_of
+from pegboard.toolkit.system.blame import text_of
 from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.pipeline.grammar.state import advance, failure_of, look_ahead
-from pegboard.core.registry.blame import in_words
+from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req

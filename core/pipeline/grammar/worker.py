@@ -61,7 +61,7 @@ class Reply(msgspec.Struct):
 
 def make_backend(start: Start) -> GrammarBackend:
     """Return the backend, from its lazy names and the prepared model's directory."""
-    from pegboard.core.registry.lazy import import_name
+    from pegboard.toolkit.system.lazy_names import import_name
     from pegboard.toolkit.text.tokenizer import Tokenizer
 
     directory = Path(start.directory)

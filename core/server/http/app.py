@@ -17,16 +17,16 @@ from pegboard.core import __version__
 from pegboard.core.config.sections import CorsSection, ServerSection
 from pegboard.core.interfaces.errors import ConfigError, InvalidRequest, Problem
 from pegboard.core.interfaces.http_front import HttpGuard
-from pegboard.core.server.http.billing import Billing
-from pegboard.core.server.http.documents import Documents, document
-from pegboard.core.server.http.heads import Heads
-from pegboard.core.server.http.keys import Keys
-from pegboard.core.server.http.limits import BodyLimit
-from pegboard.core.server.http.middleware import REQUEST_ID, Front, internal_error, not_found, write_error
-from pegboard.core.server.http.routes import Routes, allowed
+from pegboard.toolkit.http.billing import Billing
+from pegboard.toolkit.http.documents import Documents, document
 from pegboard.toolkit.http.errors import CLIENT_CLOSED_REQUEST, ClientDisconnected
+from pegboard.toolkit.http.heads import Heads
+from pegboard.toolkit.http.keys import Keys
+from pegboard.toolkit.http.limits import BodyLimit
+from pegboard.toolkit.http.middleware import REQUEST_ID, Front, internal_error, not_found
 from pegboard.toolkit.http.openapi import example_of
-from pegboard.toolkit.http.routing import ErrorFormats, GuardedRoute
+from pegboard.toolkit.http.route_table import Routes, allowed
+from pegboard.toolkit.http.routing import ErrorFormats, GuardedRoute, write_error
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute

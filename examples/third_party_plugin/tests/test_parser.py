@@ -1,7 +1,7 @@
 """Texts that people can read, beside what the suite draws."""
 
 import pytest
-from pegboard.core.interfaces import Content, OutputParserContext, ToolCallArguments, ToolCallStart
+from pegboard.toolkit.parsing.output_parser import Content, OutputParserContext, ToolCallArguments, ToolCallStart
 
 from pegboard_example_plugin.options import BracketedOptions
 from pegboard_example_plugin.parser import BracketedParser

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaSettings
 from pegboard.plugins.api_openai.fields import check_top
 from pegboard.plugins.api_openai.formats import asked_format
 from pegboard.plugins.api_openai.unsupported import RESPONSES, RESPONSES_WITH_MEDIA
@@ -15,6 +14,7 @@ from pegboard.toolkit.http.generation import SamplingFields
 from pegboard.toolkit.http.media_fields import common_settings
 from pegboard.toolkit.http.refusals import RefusingModel
 from pegboard.toolkit.http.request_fields import RequestFields
+from pegboard.toolkit.media.inputs import MediaSettings
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.grammar import Grammar

@@ -6,10 +6,10 @@ import uuid
 from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
-from pegboard.core.interfaces.output_parser import Content, OutputEvent, Reasoning, ToolCallStart
 from pegboard.plugins.api_openai.responses.custom import InputReader
 from pegboard.plugins.api_openai.responses.events import Event, began, ended, grew, set_text
 from pegboard.plugins.api_openai.responses.replay import Tape
+from pegboard.toolkit.parsing.output_parser import Content, OutputEvent, Reasoning, ToolCallStart
 
 if TYPE_CHECKING:
     from pegboard.toolkit.chat.tool_calls import ChatStream

@@ -38,6 +38,7 @@ from pegboard.toolkit.http.generation import are_large
 from pegboard.toolkit.http.levels import principal_of
 from pegboard.toolkit.http.openapi import error_responses, json_answer
 from pegboard.toolkit.http.request_fields import with_declared
+from pegboard.toolkit.media.service import reader_of
 
 Items = list[Item]
 
@@ -58,7 +59,7 @@ class Responses:
         self._surface = surface
         self._store = ResponseStore(options.stored_responses, options.stored_bytes)
         self._running: dict[str, Run] = {}
-        media = surface.client.media is not None
+        media = reader_of(surface.client) is not None
         body = MediaResponseBody if media else ResponseBody
         self._body: type[ResponseBody] = with_declared(body, surface.ctx.body_fields)
         self._count_body: type[ResponseBody] = MediaCountBody if media else CountBody
@@ -226,7 +227,7 @@ class Responses:
         self, request: Request, body: ResponseBody, grammar: Grammar | None, before: Items, own: Items
     ) -> Turn:
         items = [one.value for one in (*before, *own)]
-        contents = Contents(RESPONSE_PARTS, self._surface.client.media, body.media_settings)
+        contents = Contents(RESPONSE_PARTS, reader_of(self._surface.client), body.media_settings)
         functions, choice = as_functions(body.tools), as_choice(body.tool_choice)
         return await take_turn(
             self._surface.ctx,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -56,13 +55,30 @@ class DeviceTests(ContractSuite):
         assert isinstance(found, DeviceSpeculator), "it declares `device`, but does not derive from DeviceSpeculator"
         return found
 
-    def bench(self, max_nodes: int = MOST, *, length: int = 0, rows: int = 0, **settings: Any) -> Bench:
+    def bench(
+        self,
+        max_nodes: int = MOST,
+        *,
+        length: int = 0,
+        rows: int = 0,
+        poison: float | None = None,
+        strict: bool = False,
+        clobber: bool = False,
+    ) -> Bench:
         """Return a new speculator, loaded, for the texts of these tests, or for longer ones."""
         texts = self.texts()
         rows = rows or max(ROWS, len(texts))
         longest = max(length, *(len(text) for text, _ in texts))
         made = self.made(max_nodes, rows)
-        return Bench(made, rows=rows, length=longest, branches="branches" in self.capabilities, **settings)
+        return Bench(
+            made,
+            rows=rows,
+            length=longest,
+            branches="branches" in self.capabilities,
+            poison=poison,
+            strict=strict,
+            clobber=clobber,
+        )
 
     def rig(self, max_nodes: int = MOST) -> DeviceRig:
         """Return a new speculator as one that proposes."""

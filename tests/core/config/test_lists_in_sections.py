@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from pegboard.core.config.compose import ResolvedConfig, compose
-from pegboard.core.config.describe import show
-from pegboard.core.config.schema import schema
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.options import Options
 from pegboard.core.interfaces.plugin import Plugin, Provider
 from pegboard.core.registry.registry import Registry
+from pegboard.tools.config.describe import show
+from pegboard.tools.config.schema import schema
 
 
 class ShelfOptions(Options):
@@ -60,7 +61,8 @@ def test_options_may_name_them() -> None:
 def test_there_need_be_none() -> None:
     """A host pool is chosen only when an engine wants one, so its plugin may be left out."""
     resolved = composed()
-    assert resolved.engine.memory.storage == ()
+    memory: Any = resolved.engine.memory
+    assert memory.storage == ()
     assert resolved.candidates["kv_storage"] == ()
     assert [one.name for one in resolved.candidates["host_pool"]] == ["layer_first", "page_first"]
     assert "host_pool" not in resolved.named

@@ -9,11 +9,11 @@ import pytest
 from pydantic import Field, ValidationError
 
 from docs._build.config import builtin_registry, render
-from pegboard.core.config.describe import type_text
 from pegboard.core.config.section import UseSection
 from pegboard.core.config.sections import EngineConfig
 from pegboard.core.config.shape import CORE, Shape, sections_of
 from pegboard.core.interfaces.contracts import CONTRACTS
+from pegboard.tools.config.describe import type_text
 
 ROOT = Path(__file__).parents[3]
 

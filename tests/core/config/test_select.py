@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pegboard.core.config.compose import ResolvedConfig, compose
-from pegboard.core.config.select import Selection, select
-from pegboard.core.interfaces.contracts import HOST_POOL, LOGITS_PROCESSOR, SAMPLER
+from pegboard.core.config.select import Selection
+from pegboard.core.interfaces.contract import Cardinality, Contract
+from pegboard.core.interfaces.contracts import LOGITS_PROCESSOR, SAMPLER
 from pegboard.core.interfaces.errors import ConfigError, PluginError
 from pegboard.core.interfaces.options import Options
 from pegboard.core.interfaces.plugin import Plugin, Provider, Requirement
@@ -34,6 +35,10 @@ OTHERS = {
     "tool_parser": ["plain"],
     "api": ["openai", "anthropic", "native", "metrics"],
 }
+
+
+NOTHING: Contract = Contract("nothing", "nothing", Cardinality.ONE, "no:No", "nothing", optional=True)
+"""Without a provider."""
 
 
 class Anywhere(Sampler):
@@ -67,7 +72,8 @@ def named(cls: type) -> str:
 
 def resolved(samplers: list[Provider], values: dict[str, Any] | None = None, *more: Provider) -> ResolvedConfig:
     others = [Provider(contract, name, "no:No", "") for contract, names in OTHERS.items() for name in names]
-    plugin = Plugin("acme", "1.0", (*samplers, *others, *more), extras={"no_such_library": "pip install acme[lib]"})
+    extras = {"no_such_library": "pip install acme[lib]"}
+    plugin = Plugin("acme", "1.0", (*samplers, *others, *more), extras=extras, contracts=(NOTHING,))
     data = {"model": {"path": "x"}, **(values or {})}
     return compose(data=data, env={}, registry=Registry.of(plugin))
 
@@ -132,9 +138,8 @@ def test_nobody_left_says_each_ones_objection() -> None:
     selection = Selection(resolved([CPU, GPU]))
     with pytest.raises(ConfigError, match="no provider of sampler can be used: gpu: no gpu here; cpu: no cpu here"):
         selection.choose(SAMPLER, "tpu")  # type: ignore[misc]
-    unprovided: Any = HOST_POOL
-    with pytest.raises(ConfigError, match="no provider of host_pool can be used: none is installed"):
-        Selection(resolved([CPU])).choose(unprovided, None)
+    with pytest.raises(ConfigError, match="no provider of nothing can be used: none is installed"):
+        Selection(resolved([CPU])).choose(NOTHING, None)
 
 
 def test_a_library_that_a_supported_context_lacks_is_told_apart() -> None:
@@ -182,14 +187,6 @@ def test_lists_are_taken_whole_and_in_order() -> None:
     first = Provider("logits_processor", "first", "no:No", "")
     config = resolved([ANY], {"logits_processors": []}, first)
     assert Selection(config).choose_all(LOGITS_PROCESSOR, None) == ()  # type: ignore[misc]
-
-
-def test_select_without_a_config() -> None:
-    registry = Registry.of(Plugin("acme", "1.0", (GPU, CPU)))
-    cls, objections = select(SAMPLER, registry.providers("sampler"), "cpu")  # type: ignore[misc]
-    assert cls is import_module_class("Cpu")
-    assert objections == {"gpu": "no gpu here"}
-    assert select(SAMPLER, registry.providers("sampler"), "tpu")[0] is None  # type: ignore[misc]
 
 
 class Choosy(Options):

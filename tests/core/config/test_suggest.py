@@ -8,21 +8,20 @@ import pytest
 
 from docs._build.config import builtin_registry
 from pegboard.core.config.compose import compose
-from pegboard.core.config.describe import core_keys_of, option_keys
-from pegboard.core.config.other_servers import ANSWERS
 from pegboard.core.config.shape import Shape
-from pegboard.core.config.suggest import unread_variables
+from pegboard.core.config.suggest import other_servers, unread_variables
 from pegboard.core.interfaces.contracts import CONTRACTS
 from pegboard.core.interfaces.errors import ConfigError
+from pegboard.tools.config.describe import core_keys_of, option_keys
 
 
 def test_every_answer_names_a_key_that_there_is_or_says_why_there_is_none() -> None:
     registry = builtin_registry()
     known = {key.path for key in core_keys_of(Shape.of(registry))}
     known |= {key.path for name in CONTRACTS for record in registry.providers(name) for key in option_keys(record)}
-    assert not {one.key for one in ANSWERS.values() if one.key} - known
-    assert all(one.key or one.note for one in ANSWERS.values())
-    assert len(ANSWERS) >= 80
+    assert not {one.key for one in other_servers().values() if one.key} - known
+    assert all(one.key or one.note for one in other_servers().values())
+    assert len(other_servers()) >= 80
 
 
 def problems(tmp_path: Path, text: str) -> dict[str, str]:

@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def built(path: Path, **sections: Any) -> Any:
     data = {"model": {"path": str(path), "dtype": "float32"}, "attention": {"use": "torch"}, **sections}
-    return build_scheduler(compose((), data={"memory": {"max_total_tokens": 512}, **data}))
+    return build_scheduler(compose((), data={"memory": {"max_total_tokens": 512}, **data}), Path())
 
 
 def test_the_parts_are_those_of_the_config(model: Path, caplog: pytest.LogCaptureFixture) -> None:

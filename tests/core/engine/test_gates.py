@@ -9,11 +9,11 @@ import pytest
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.engine.engine import Engine
-from pegboard.core.engine.transfer import TransferBuilder
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext, KVAccess
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.plugins.gate_session.gate import SessionGate
 from pegboard_drills.gate import DrillGate
 
 
@@ -33,7 +33,7 @@ def config(model: Path, *gates: Any, **more: Any) -> dict[str, Any]:
 
 
 def test_what_a_gate_works_with(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool as it lies, what its KV depends on, and an engine that is built when it is asked for."""
+    """The pool as it lies, what its KV depends on, and the stage that it works with."""
     seen: list[AdmissionGateContext] = []
     closed: list[DrillGate] = []
     start = DrillGate.__init__
@@ -47,22 +47,28 @@ def test_what_a_gate_works_with(model: Path, monkeypatch: pytest.MonkeyPatch) ->
     with Engine.from_config(config(model, "drill")) as engine:
         (kv,) = [ctx.kv for ctx in seen]
         assert isinstance(kv, KVAccess)
-        pool = engine.built.pool
-        buffers = [one(layer) for layer in pool.layer_ids for one in (pool.keys, pool.values)]
-        assert [region.address for region in kv.regions] == [buffer.data_ptr() for buffer in buffers]
+        assert kv.pool is engine.built.pool
         assert (kv.page_size, len(kv.identity), kv.described["dtype"]) == (16, 32, "torch.float32")
-        builder = engine.built.transfer
-        assert isinstance(builder, TransferBuilder)
-        assert not builder.stats()
-        assert kv.transfer() is kv.transfer()
+        assert [ctx.stages.keys() >= {"kv_handoff"} for ctx in seen] == [True]
     assert len(closed) == 1
-    with pytest.raises(RuntimeError, match="closed"):
-        kv.transfer()
 
 
-def test_other_gates_have_nothing_to_do_with_the_pool(model: Path) -> None:
-    with Engine.from_config(config(model, "session")) as engine:
-        assert engine.built.transfer is None
+def test_other_gates_have_nothing_to_do_with_the_pool(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[AdmissionGateContext] = []
+    start = SessionGate.__init__
+
+    def watched(self: SessionGate, options: Any, ctx: AdmissionGateContext) -> None:
+        seen.append(ctx)
+        start(self, options, ctx)
+
+    monkeypatch.setattr(SessionGate, "__init__", watched)
+    with Engine.from_config(config(model, "session")):
+        assert [ctx.kv for ctx in seen] == [None]
+
+
+def test_a_gate_that_brings_kv_needs_the_plugin(model: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_handoff"):
+        Engine.from_config(config(model, "drill", plugins={"kv_handoff": False}))
 
 
 def test_the_gate_that_brings_kv_comes_last(model: Path) -> None:

@@ -38,6 +38,7 @@ GB = 2**30
         (60 * GB, PeakMemory(0, 0), 60 * GB - int(MARGIN * 80 * GB)),
         (60 * GB, PeakMemory(4 * GB, 1 * GB), 56 * GB - int(MARGIN * 80 * GB)),
         (60 * GB, PeakMemory(4 * GB, 1 * GB, graphs=20), 55 * GB - int(MARGIN * 80 * GB) - 20 * PER_GRAPH),
+        (60 * GB, PeakMemory(4 * GB, 1 * GB, 20, 2 * GB), 53 * GB - int(MARGIN * 80 * GB) - 20 * PER_GRAPH),
         (1 * GB, PeakMemory(4 * GB, 1 * GB), 0),
     ],
 )
@@ -82,6 +83,9 @@ class Steps:
     def decode(self) -> None:
         self.meter.take(self._decode)
 
+    def prefill(self, tokens: int) -> None:
+        self.meter.take(tokens)
+
 
 def play(chance: random.Random) -> str:
     """Try a device and a model; check what comes of it, and return what did."""
@@ -89,17 +93,18 @@ def play(chance: random.Random) -> str:
     weights = int(size * chance.random() * 0.95)
     prefills = [int(size * chance.random() ** 4 * 0.5) for _ in range(2)]
     decode, scratch, graphs = int(size * chance.random() ** 4 * 0.3), size // 1000, chance.choice([0, 1, 30])
-    meter, worst = Meter(size, weights), max(*prefills, decode)
+    tokens = int(size * chance.random() ** 4 * 0.3) if graphs else 0  # a byte each
+    meter, worst = Meter(size, weights), max(*prefills, decode, tokens)
 
     def make() -> Steps:
         return Steps(meter, prefills, decode, scratch)
 
     if weights + scratch + worst > size:
         with pytest.raises(OutOfMemory, match=r"lower scheduler\.chunked_prefill_size or"):
-            room_for_kv(meter, make, graphs)
+            room_for_kv(meter, make, graphs, tokens)
         return "refused"
-    room = room_for_kv(meter, make, graphs)
-    captured = decode + graphs * PER_GRAPH if graphs else 0
+    room = room_for_kv(meter, make, graphs, tokens)
+    captured = decode + tokens + graphs * PER_GRAPH if graphs else 0
     assert room == 0 or weights + room + worst + captured <= size * (1 - MARGIN) + 1
     return "served" if room else "nothing is left"
 

@@ -21,8 +21,8 @@ from pegboard.core.interfaces.contract import Contract
 from pegboard.core.interfaces.contracts import CONTRACTS
 from pegboard.core.interfaces.hooks import LIFECYCLE_HOOKS, STAGE_HOOKS, STEP_HOOKS, HookSpecs
 from pegboard.core.registry.hooks import HOOK_NAMES
-from pegboard.core.registry.lazy import import_name
 from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.system.lazy_names import import_name
 
 ROOT = Path(__file__).parents[3]
 TESTS = ROOT / "tests"
@@ -107,7 +107,8 @@ class TestTable:
         """The type checker reads the annotation, and the registry the lazy name: both mean one class."""
         interface = import_name(contract.interface)
         context = list(inspect.signature(interface.__init__).parameters.values())[2].annotation
-        module = contracts if contract.name in CONTRACTS else import_module(contract.interface.rpartition(".")[0])
+        owners = [loaded.plugin.name for loaded in builtin_registry().plugins if contract in loaded.plugin.contracts]
+        module = import_module(f"pegboard.plugins.{owners[0]}") if owners else contracts
         annotation = module.__annotations__[contract.name.upper()]
         assert annotation == f"Contract[{interface.__name__}, {context}]"
         assert getattr(module, contract.name.upper()) is contract

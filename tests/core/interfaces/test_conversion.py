@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, MediaPrompt
+from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.sampling import SAMPLING_DEFAULTS, SamplingParams
+from pegboard.toolkit.media.inputs import MediaPrompt
 
 INTEGERS = [(3, 3), (3.0, 3), (np.int32(3), 3), (torch.tensor(3), 3)]
 IDS = [

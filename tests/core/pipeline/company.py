@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.media import MediaItem
+from pegboard.plugins.media.api import MediaItem
 from tests.core.pipeline.company_model import Context, FakePooler, hidden, kept_as, logprob, top
 from tests.core.pipeline.grammar.test_state import tokens_of
 from tests.core.pipeline.harness import EOS, next_token
-from tests.core.pipeline.media_harness import Album, Prompt, seen
+from tests.plugins.media.media_harness import Album, Prompt, seen
 
 LETTERS = "abcde"
 LONGEST = 40
@@ -150,7 +150,7 @@ class Author:
         rng = self.rng
         parts = self._parts()
         prompt = self._compose(rid, parts)
-        asked = Asked(rid, prompt.ids, rng.randint(1, 20), self._kept(prompt), prompt.layout.delta)
+        asked = Asked(rid, prompt.ids, rng.randint(1, 20), self._kept(prompt), prompt.positions.delta)
         if prompt.media.items:
             asked.media = prompt
             asked.broken = any(item.digest in self.broken for item in prompt.media.items)
@@ -224,7 +224,7 @@ class Author:
         for span in prompt.media.spans:
             digest = prompt.media.items[span.item].digest
             kept[span.start : span.start + span.count] = [seen(digest, span.piece, i) for i in range(span.count)]
-        found: list[int] = kept_as(np.array(kept), prompt.layout.positions, np.arange(len(kept))).tolist()
+        found: list[int] = kept_as(np.array(kept), prompt.positions.prompt, np.arange(len(kept))).tolist()
         return found
 
     def forget(self, rid: str) -> None:

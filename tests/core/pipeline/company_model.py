@@ -14,19 +14,21 @@ import torch
 from numpy.typing import NDArray
 
 from pegboard.conformance.stage import stage_context
-from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch
+from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import LogprobOutput
-from pegboard.core.interfaces.pooler import Pooler, PoolSpan
 from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.interfaces.step import StepLost
 from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.pipeline.executor import Done
+from pegboard.plugins.kv_tiers.api import NAME
+from pegboard.plugins.media.work import EncodeWork
+from pegboard.plugins.row_outputs.api import Pooler, PoolSpan
 from pegboard.plugins.row_outputs.part import RowPart
 from pegboard.toolkit.sampling import tree
 from tests.core.pipeline.harness import CONFIG, EMPTY, RUNNER, VOCAB, next_token
-from tests.core.pipeline.media_harness import MediaModel, placed
-from tests.core.pipeline.tier_harness import LoadingModel
+from tests.core.pipeline.tier_harness import LoadingModel, loads_of
+from tests.plugins.media.media_harness import MediaModel, placed
 
 STEPS_IN_DOUBT = 3
 """After a failure, so many steps may have been launched that read what the failed one was to write."""
@@ -121,7 +123,9 @@ class CompanyModel(MediaModel, LoadingModel):
         try:
             result = super().__call__(work)
             if work.part is not None and work.part.last:
-                assert result.parts.keys() == work.payloads.keys(), "the parts of a split differ"
+                assert result.parts.keys() == work.payloads.keys() & self.device_parts.keys() - {NAME}, (
+                    "the parts of a split differ"
+                )
             return result
         except StepLost:
             self.failed_loads += 1
@@ -129,7 +133,7 @@ class CompanyModel(MediaModel, LoadingModel):
             self._doubt = STEPS_IN_DOUBT
             raise
         except Exception as error:
-            for load in work.loads:  # what a failed pass leaves behind is undefined
+            for load in loads_of(work):  # what a failed pass leaves behind is undefined
                 self.slots.reshape(-1, self.mover.page_size)[load.device] = EMPTY
             self._note(error)
             raise
@@ -188,7 +192,8 @@ class CompanyModel(MediaModel, LoadingModel):
         """What device parts make of what a runner computes for them."""
         batch: Any = SimpleNamespace(logprob_rows=None, logprob_targets=None, logprob_requests=(), hidden_rows=None)
         output: Any = SimpleNamespace(prompt_logprobs=None, row_states=None)
-        for name, payload in work.payloads.items():
+        payloads = {name: work.payloads[name] for name in self.device_parts if name in work.payloads}
+        for name, payload in payloads.items():
             self.device_parts[name].unpack(payload, batch, torch.from_numpy)
         if batch.logprob_rows is not None:
             rows, targets = batch.logprob_rows.tolist(), batch.logprob_targets.tolist()
@@ -198,9 +203,7 @@ class CompanyModel(MediaModel, LoadingModel):
             output.prompt_logprobs = LogprobOutput(values, tops, top_ids)
         if batch.hidden_rows is not None:
             output.row_states = torch.tensor([hidden(self._context(work, row)) for row in batch.hidden_rows.tolist()])
-        computed = {
-            name: self.device_parts[name].computed(payload, batch, output) for name, payload in work.payloads.items()
-        }
+        computed = {name: self.device_parts[name].computed(one, batch, output) for name, one in payloads.items()}
         return {name: {key: one.numpy() for key, one in found.items()} for name, found in computed.items()}
 
     flaky: Any = staticmethod(lambda: False)

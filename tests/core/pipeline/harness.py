@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 
 from pegboard.conformance.stage import stage_context
 from pegboard.core.config.sections import SchedulerSection
-from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch, TableChanges
+from pegboard.core.interfaces.batch import ModelWorkerBatch, TableChanges
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
-from pegboard.core.interfaces.page_mover import PageMover
-from pegboard.core.interfaces.pooler import Pooler
 from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
@@ -35,7 +33,6 @@ from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
-from pegboard.core.pipeline.media.encoding import MEDIA
 from pegboard.core.pipeline.memory import RUN, MemoryManager
 from pegboard.core.pipeline.points import Points, encoded
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
@@ -44,7 +41,10 @@ from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.shared import CommonPrefix
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.registry.registry import Registry
+from pegboard.plugins.kv_tiers.api import NAME as TIERS
+from pegboard.plugins.kv_tiers.api import PageMover, Tiers
 from pegboard.plugins.prefill_in_parts.stage import PrefillInParts
+from pegboard.plugins.row_outputs.api import Pooler
 from pegboard.plugins.row_outputs.messages import NAME, Asked
 from pegboard.plugins.row_outputs.stage import RowOutputs
 from pegboard.plugins.speculation.api import DraftRow, Speculator, SpeculatorContext
@@ -219,9 +219,6 @@ class FakeModel:
         """A node of a tree is the last token of a context of so many."""
         assert work.positions[packed] == length - 1
 
-    def encode(self, work: EncodeWork) -> Done[float]:
-        raise AssertionError("a model without media was told to encode some")
-
     def draft(self, work: DraftWork) -> TokenTrees:
         raise AssertionError("a model without a draft was asked for drafts")
 
@@ -284,7 +281,13 @@ class Harness:
         registry = Registry.discover(())
         config = SchedulerSection(**{"max_running_requests": 16, **scheduler})
         allocator = _build(registry, "token_allocator", "stack", TokenAllocatorContext(tokens // page_size, page_size))
-        prefix_cache = _build(registry, "prefix_cache", cache, PrefixCacheContext(allocator, page_size, mover))
+        services: dict[str, object] = {} if mover is None else {TIERS: Tiers(mover)}
+        prefix_cache = _build(
+            registry,
+            "prefix_cache",
+            cache,
+            PrefixCacheContext(allocator, page_size, services),
+        )
         chosen = _build(registry, "schedule_policy", policy, SchedulePolicyContext(prefix_cache, 0))
         max_context_len = min(max_context_len, tokens // page_size * page_size)
         overlap = config.loop == "overlap"
@@ -300,7 +303,6 @@ class Harness:
             self.model.launch,
             self.model,
             stages={
-                MEDIA: self.model.encode,
                 SPECULATION: lambda work: Done(self.model.draft(work)),
                 **self.model.stage_parts,
             },
@@ -347,7 +349,7 @@ class Harness:
         params = SamplingParams(**{"max_new_tokens": n, "temperature": 0.0, **more.pop("sampling", {})})
         wanted = [more.pop(name, None) for name in ("logprob_start", "return_hidden_states", "embed")]
         if wanted[0] is not None or any(wanted[1:]):
-            more["features"] = {NAME: encoded(Asked(wanted[0], bool(wanted[1]), bool(wanted[2])))}
+            more.setdefault("features", {})[NAME] = encoded(Asked(wanted[0], bool(wanted[1]), bool(wanted[2])))
         if params.stop_regex:
             more.setdefault("features", {})[EXPRESSIONS] = encoded(True)
         message = TokenizedRequest(rid=rid, prompt=pack_ids(prompt), sampling=params, stream=stream, **more)

@@ -1,7 +1,7 @@
-"""All features of the scheduler in each other's company: seats, holds, grammars that sit out or jump ahead, drafts,
-split and mixed prefills, little memory, pauses, aborts, and forward passes that fail; rows beside tokens, stops of all
-kinds, embeddings, media on a small encoder cache, and prefixes that come from the host or fail to. Each request has its
-end, once, and gets what it would get alone.
+"""All features of the scheduler in each other's company: KV that gates bring, holds, grammars that sit out or jump
+ahead, drafts, split and mixed prefills, little memory, pauses, aborts, and forward passes that fail; rows beside
+tokens, stops of all kinds, embeddings, media on a small encoder cache, and prefixes that come from the host or fail to.
+Each request has its end, once, and gets what it would get alone.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.client import OutputChunk
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, TokenOutput
 from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
-from pegboard.core.pipeline.media.arrival import MediaStage
-from pegboard.core.pipeline.media.encoder_cache import EncoderCache
+from pegboard.core.pipeline.points import encoded
 from pegboard.core.registry.hooks import Hooks
+from pegboard.plugins.media.encoder_cache import EncoderCache
+from pegboard.plugins.media.work import NAME as MEDIA
 from pegboard.plugins.row_outputs.messages import NAME
 from pegboard_drills.grammars import ScriptedMatcher
 from tests.core.pipeline.company import Asked, Author, Tokenizer
 from tests.core.pipeline.company_model import CompanyModel, FakePooler, row_part
 from tests.core.pipeline.harness import Seer
-from tests.core.pipeline.media_harness import TOKEN_BYTES, Album, FakeEncoder, books_of
-from tests.core.pipeline.test_seats import World
 from tests.core.pipeline.tier_harness import SlotMover
 from tests.features import FEATURES
+from tests.plugins.kv_handoff.test_handoff import World
+from tests.plugins.media.media_harness import TOKEN_BYTES, Album, books_of, stage_of
 
 REQUESTS = 40
 PATIENCE, MANY_STEPS = 60.0, 3000
@@ -100,15 +101,14 @@ class Company:
         # Of 9 tokens a piece at most, the small one holds what a page of a prompt reads.
         small = 20 if more["page_size"] == 1 else 40
         books = EncoderCache(rng.choice([small, small, 400]) * TOKEN_BYTES, TOKEN_BYTES, rng.choice([9, 20]), 1)
-        media = MediaStage(FakeEncoder(), books, more["page_size"])
-        media.directory = directory
+        media = stage_of(books, more["page_size"], directory)
         self.world = CompanyWorld(
             rng.choice(["normal", "overlap"]),
             grammars=True,
             model=CompanyModel,
             tokenizer=Tokenizer(),
             pooler=pooler,
-            parts={"media": media},
+            joining=[media],
             **limits,
             **more,
         )
@@ -158,7 +158,7 @@ class Company:
             "return_hidden_states": asked.wants_hidden,
             "logprobs": 1 if asked.wants_logprobs else None,
             "logprob_start": asked.logprob_start,
-            "media": None if asked.media is None else asked.media.media,
+            "features": {} if asked.media is None else {MEDIA: encoded(asked.media.media)},
         }
         kind = rng.random() / max(self.author.gates, 1e-9)
         if kind < 0.5 and not asked.embed:

@@ -14,16 +14,17 @@ from pegboard.core.pipeline import recovery
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.finish import Constraints, EndTokens, StopText
 from pegboard.core.pipeline.looking_ahead import TokensAhead
-from pegboard.core.pipeline.media.encoder_cache import EncoderCache
-from pegboard.core.pipeline.media.encoding import Encoding
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.stages import Stages
-from pegboard.core.pipeline.text.stop import StopMatcher
+from pegboard.plugins.kv_tiers.api import NAME
+from pegboard.plugins.media.encoder_cache import EncoderCache
+from pegboard.plugins.media.encoding import Encoding
 from pegboard.plugins.row_outputs import seeking, stage
 from pegboard.plugins.row_outputs.stage import RowOutputs
+from pegboard.toolkit.text.stop import StopMatcher
 from pegboard_drills.gate import DrillGate
 from tests.core.pipeline import test_company
 from tests.core.pipeline.test_company import play
@@ -31,13 +32,13 @@ from tests.core.pipeline.test_company import play
 Change = Callable[[pytest.MonkeyPatch], None]
 
 
-# ---- seats and grammars ----------------------------------------------------------------------------------------------
+# ---- memory of gates, and grammars -----------------------------------------------------------------------------------
 
 
-def gives_seats_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While they are still written to."""
-    cancel = DrillGate.cancel
-    monkeypatch.setattr(DrillGate, "cancel", lambda self, req: cancel(self, req) and False)
+def gives_memory_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is still written to."""
+    forget = DrillGate.forget
+    monkeypatch.setattr(DrillGate, "forget", lambda self, req: forget(self, req) and False)
 
 
 def goes_on_with_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +253,7 @@ def fails_all_media(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def failed(self: Any, step: Any, error: Exception) -> None:
         self.undo(step)
-        self._recovery.end(step.reqs, str(error), "media_failed")
+        self._core.end(step.reqs, str(error), "media_failed")
 
     monkeypatch.setattr(Encoding, "failed", failed)
 
@@ -285,7 +286,7 @@ def computes_halves_without_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     def changed(self: Any, *args: Any) -> Any:
         step = part(self, *args)
         if step is not None:
-            step.work.loads = ()
+            step.work.payloads.pop(NAME, None)
         return step
 
     monkeypatch.setattr(BatchBuilder, "part", changed)
@@ -297,7 +298,7 @@ def never_ends_loads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CHANGES: dict[Change, int] = {
-    gives_seats_away: 4,
+    gives_memory_away: 4,
     goes_on_with_the_dead: 6,
     repeats_rows: 192,
     loses_rows_of_halves: 5,

@@ -144,11 +144,12 @@ class Audit:
             sampler=TritonSampler(TritonSamplerOptions(), SamplerContext(ctx.spec.vocab_size, META)),
             processors=tuple(processors),
             device=META,
-            provides={"attention": frozenset({"graph"}), "model_family": frozenset({"graph"})},
+            provides={"attention": frozenset({"graph", "graph_extend"}), "model_family": frozenset({"graph"})},
             capture=self.capture,
             graph_sizes=SIZES,
         )
-        self.runner = LayeredRunner(LayeredOptions(graphs="on" if self.capture else "off"), about)
+        options = LayeredOptions(graphs="on" if self.capture else "off", prefill_graph_sizes=[8, 32])
+        self.runner = LayeredRunner(options, about)
         worker = Worker(self.runner, attention, pool, rows, self.queue, parts=[*built.worker.parts.by_name.values()])
         with NoLooks(META), allowed("meta"), observed(lambda launch: False):
             self.runner.start(pool, worker.batches.table)
@@ -195,8 +196,9 @@ def check(audit: Audit, kind: str) -> None:
     assert decodes >= 6
     assert decodes < len(modes), "no step has had a prompt"
     if audit.capture is not None:
-        # Hidden states are not in a graph.
-        assert audit.capture.replays - before == (0 if kind == "hidden" else decodes)
+        # Graphs of decodes do not show hidden states, those of prefills do.
+        prefills = len(modes) - decodes
+        assert audit.capture.replays - before == prefills + (0 if kind == "hidden" else decodes)
     assert {(there, back) for _, there, _, back in audit.steps} == {(1, 1)}
     # A processor brings its arrays in one copy, or none. Attention brings nothing.
     assert max(plugins for _, _, plugins, _ in audit.steps) == (1 if kind == "penalties" else 0)
@@ -207,9 +209,10 @@ def test_one_copy_there_and_one_back(audit: Audit, kind: str) -> None:
     check(audit, kind)
 
 
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("loop", ["normal", "overlap"])
-def test_chunks_of_prompts_in_the_decodes_batch(checkpoint: Path, loop: str) -> None:
-    made = Audit(checkpoint, loop, mixed_chunk=True, chunked_prefill_size=8)
+def test_chunks_of_prompts_in_the_decodes_batch(checkpoint: Path, loop: str, graphs: bool) -> None:
+    made = Audit(checkpoint, loop, graphs=graphs, mixed_chunk=True, chunked_prefill_size=8)
     with made.engine:
         check(made, "greedy")
     assert [mode for mode, _, _, _ in made.steps].count(ForwardMode.MIXED) >= 1

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from pegboard.core.interfaces.ahead import Verified, Wants
+from pegboard.core.interfaces.errors import BadAnswer
 from pegboard.core.interfaces.forward import ForwardOutput, Taps
 from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.interfaces.trees import Accepted
-from pegboard.core.pipeline.culprits import BadAnswer
 from pegboard.core.pipeline.device_parts import DeviceParts
 from pegboard.toolkit.sampling import tree
 

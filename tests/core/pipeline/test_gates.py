@@ -132,7 +132,7 @@ def test_blocked_at_the_second_gate_the_first_is_not_asked_again() -> None:
     gates.asked()
     assert not gates.keeper.poll().ready
     gates[1].news = {"r": OPEN}
-    assert gates.keeper.poll().ready == [(req, None)]
+    assert gates.keeper.poll().ready == [req]
     assert gates.asked() == ["b.poll r", "b.poll r"]
     assert req.blocked_by == ""
     assert not gates.keeper
@@ -150,7 +150,7 @@ def test_the_next_gate_is_entered_when_one_opens() -> None:
     (waits,) = gates.keeper.waiting_on()
     assert waits == {"rid": "r", "gate": "b", "reason": "something", "progress": None, "seconds": 0.0}
     gates[1].news = {"r": OPEN}
-    assert gates.keeper.poll().ready == [(req, None)]
+    assert gates.keeper.poll().ready == [req]
 
 
 def test_a_gate_behind_that_opens_at_once_costs_no_step() -> None:
@@ -158,7 +158,7 @@ def test_a_gate_behind_that_opens_at_once_costs_no_step() -> None:
     gates[0].at_entry = BLOCKED
     req, _ = gates.arrive()
     gates[0].news = {"r": OPEN}
-    assert gates.keeper.poll().ready == [(req, None)]
+    assert gates.keeper.poll().ready == [req]
 
 
 def test_of_whom_there_is_no_news_the_last_verdict_stands() -> None:
@@ -246,7 +246,7 @@ def test_open_at_the_last_moment_is_open() -> None:
     req, _ = gates.arrive()
     gates.clock.advance(11.0)
     gates[0].news = {"r": OPEN}
-    assert gates.keeper.poll().ready == [(req, None)]
+    assert gates.keeper.poll().ready == [req]
 
 
 def test_without_a_time_out_it_waits_for_ever() -> None:
@@ -439,7 +439,7 @@ def test_no_request_is_lost_whatever_the_gates_do(seed: int) -> None:
             gates.keeper.drop(held.pop(rng.choice(list(held))))
             done += 1
         news = gates.keeper.poll()
-        for req, _ in news.ready:
+        for req in news.ready:
             through[req.rid] = blocked.pop(req.rid)
         for req, _ in news.failed:
             del blocked[req.rid]

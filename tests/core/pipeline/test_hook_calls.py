@@ -20,9 +20,11 @@ from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.ahead import Reserve, ReserveContext
 from pegboard.core.interfaces.batch import BatchExtras, ScheduleBatch
+from pegboard.core.interfaces.choosing import MemoryContext
 from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk
 from pegboard.core.interfaces.errors import ConfigError, PluginError
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
+from pegboard.core.interfaces.frontend import FrontendStage
 from pegboard.core.interfaces.hooks import STEP_HOOKS, hookimpl
 from pegboard.core.interfaces.http_front import HttpGuard
 from pegboard.core.interfaces.messages import AbortRequest, TokenizedBatch, TokenizedRequest
@@ -31,7 +33,6 @@ from pegboard.core.interfaces.req import NO_ROW, Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.stage import (
     DevicePart,
-    FrontendStage,
     Interest,
     LaunchedStep,
     Sent,
@@ -206,6 +207,15 @@ class Refusing:
         raise ConfigError("server.port: not on a Sunday")
 
 
+class Lending:
+    @hookimpl
+    def memory_services(self, ctx: MemoryContext) -> dict[str, object]:
+        EVENTS.append(Event("memory_services", {"ctx": ctx}))
+        if ctx.config.memory.page_size == 2:
+            raise ConfigError("memory.page_size: too small to lend anything")
+        return {"acme": EVENTS}
+
+
 class First:
     @hookimpl
     def batch_scheduled(self) -> None:
@@ -299,6 +309,22 @@ class TestLifeCycle:
         with pytest.raises(ConfigError, match="not on a Sunday"):
             start(checkpoint, Refusing, Recorder)
         assert "engine_started" not in [event.hook for event in EVENTS]
+
+    def test_memory_services_once_memory_is_sized(self, checkpoint: Path) -> None:
+        with start(checkpoint, Recorder, Lending):
+            (event,) = calls("memory_services")
+            assert EVENTS.index(event) < EVENTS.index(calls("engine_started")[0])
+        ctx = event.facts["ctx"]
+        assert (ctx.cache, ctx.provides, ctx.num_pages, len(ctx.layers)) == ("radix", {"reuse"}, 1024, 1)
+        assert "memory.max_total_tokens" in ctx.said
+        assert "prefix_cache.use" not in ctx.said, "a preset says it"
+        assert len(ctx.identity()) == 32
+        assert ctx.requiring("admission_gate", "prefix_cache", "prefetch") == ([], ["prefetch"])
+
+    def test_memory_services_can_stop_the_start(self, checkpoint: Path) -> None:
+        with pytest.raises(ConfigError, match="too small to lend"):
+            start(checkpoint, Recorder, Lending, memory={"max_total_tokens": 1024, "page_size": 2})
+        assert not calls("engine_started")
 
     def test_engine_started_with_the_model_loaded(self, engine: Engine) -> None:
         (event,) = calls("engine_started")

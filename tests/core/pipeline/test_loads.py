@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pegboard.core.interfaces.messages import AbortRequest
-from pegboard.core.interfaces.prefix_cache import PageLoad
+from pegboard.plugins.kv_tiers.api import PageLoad
 from tests.core.pipeline.harness import VOCAB, oracle
-from tests.core.pipeline.tier_harness import TierHarness
+from tests.core.pipeline.tier_harness import TierHarness, loads_of
 
 RANDOM = random.Random(7)
 LONG = [RANDOM.randrange(VOCAB) for _ in range(48)]
@@ -113,7 +113,7 @@ def test_loads_have_a_budget_of_their_own() -> None:
     for number, prompt in enumerate((LONG, OTHER, [9, *LONG])):
         harness.submit(f"again {number}", prompt, 2)
     harness.run()
-    together = [len(work.loads) for work in harness.model.batches[batches:] if work.loads]
+    together = [len(loads) for work in harness.model.batches[batches:] if (loads := loads_of(work))]
     assert together == [1, 1, 1], "more is loaded at once than max_load_tokens"
     assert 59 in harness.loads, "a prefix longer than the budget is never loaded"
 

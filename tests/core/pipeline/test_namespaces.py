@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,16 +13,17 @@ from pegboard.core.interfaces.admission_gate import (
     OPEN,
     AdmissionGate,
     AdmissionGateContext,
-    Arrived,
     GateOptions,
     GateState,
-    Seat,
     Verdict,
 )
-from pegboard.core.interfaces.media import PieceKey
-from pegboard.core.interfaces.req import Req, ReqMedia
+from pegboard.core.interfaces.req import Req, TokenPositions
+from pegboard.core.interfaces.stage import Stage
+from pegboard.core.interfaces.step import AnySource, CoreServices
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.namespaces import composed, move
+from pegboard.plugins.media.api import PieceKey
+from pegboard.plugins.media.work import KEPT, ReqMedia, media_of
 from tests.core.pipeline.harness import IGNORE, Harness, oracle
 
 PROMPT = list(range(20, 40))
@@ -47,25 +48,39 @@ class Naming(AdmissionGate):
         return {req.rid: Verdict(GateState.OPEN, namespace=req.params[self.key]["name"]) for req in blocked}
 
 
-class Seating(Naming):
-    """Asks for a seat and brings nothing in the end; meanwhile, and then, it says what namespace it is told to say."""
+class Core(Stage):
+    """Has the services of the core."""
+
+    name = "core"
+    services: CoreServices
+
+    def sources(self, core: CoreServices) -> Iterable[AnySource]:
+        self.services = core
+        return ()
+
+
+class Reserving(Naming):
+    """Reserves memory and brings nothing in the end; meanwhile, and then, it says what namespace it is told to say."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.core = Core()
 
     def enter(self, req: Req) -> Verdict:
-        return Verdict(GateState.BLOCKED, "brings KV", seat=True, namespace=req.params[self.key]["first"])
-
-    def seated(self, req: Req, seat: Seat) -> None:
-        self.seats = {req.rid: seat}
+        return Verdict(GateState.BLOCKED, "brings KV", namespace=req.params[self.key]["first"])
 
     def poll(self, blocked: Sequence[Req]) -> Mapping[str, Verdict]:
-        ready = [req for req in blocked if req.rid in getattr(self, "seats", {})]
-        return {
-            req.rid: Verdict(GateState.OPEN, arrived=Arrived(0), namespace=req.params[self.key]["then"])
-            for req in ready
-        }
+        for req in blocked:
+            assert self.core.services.reserve(req)
+        return {req.rid: Verdict(GateState.OPEN, namespace=req.params[self.key]["then"]) for req in blocked}
+
+    def passed(self, req: Req) -> bool:
+        self.core.services.give_back(req)
+        return False
 
 
 def harness_of(*gates: tuple[str, AdmissionGate], **more: Any) -> Harness:
-    keeper = GateKeeper(gates, ManualClock(), {"seating": {"seats"}})
+    keeper = GateKeeper(gates, ManualClock())
     return Harness(parts={"gates": keeper}, **more)
 
 
@@ -100,30 +115,34 @@ def test_kv_is_shared_within_a_namespace_only(late: bool) -> None:
 
 def test_a_request_that_moves_takes_its_media_and_starts_a_new_memo() -> None:
     pieces = (PieceKey("salt:s", b"1", 0), PieceKey("salt:s", b"1", 1))
-    media = ReqMedia((), (), pieces, NOTHING, 0, NOTHING, NOTHING, NOTHING)
+    media = ReqMedia((), (), pieces, TokenPositions(NOTHING, 0), NOTHING, NOTHING, NOTHING)
     req = gated_request(namespace="salt:s")
-    req.media, memo = media, req.memo
+    KEPT.of(req).media, memo = media, req.memo
     move(req, "salt:s")
-    assert (req.memo, req.media) == (memo, media)
+    assert req.memo is memo
+    assert media_of(req) is media
     move(req, "a=1:x/salt:s")
     assert req.namespace == "a=1:x/salt:s"
     assert req.memo is not memo
-    assert req.media.pieces == (PieceKey("a=1:x/salt:s", b"1", 0), PieceKey("a=1:x/salt:s", b"1", 1))
+    moved = media_of(req)
+    assert moved is not None
+    assert moved.pieces == (PieceKey("a=1:x/salt:s", b"1", 0), PieceKey("a=1:x/salt:s", b"1", 1))
     assert media.pieces == pieces, "other answers to the prompt share it"
 
 
 @pytest.mark.parametrize("loop", ["normal", "overlap"])
-def test_no_namespace_changes_after_a_seat(loop: str) -> None:
-    """What is cached of a seat was found in the namespace that the request had then."""
-    harness = harness_of(("seating", Seating("seating")), ("naming", Naming()), loop=loop)
+def test_no_namespace_changes_once_there_is_memory(loop: str) -> None:
+    """What is cached of it was found in the namespace that the request had then."""
+    gate = Reserving("reserving")
+    harness = harness_of(("reserving", gate), ("naming", Naming()), loop=loop, joining=[gate.core])
     ways = {
         "stays": ({"first": "x", "then": "x"}, None),
         "silent": ({"first": "x", "then": None}, None),
-        "changes": ({"first": "x", "then": "y"}, "a seat"),
-        "later": ({"first": "x", "then": "x"}, "a seat"),
+        "changes": ({"first": "x", "then": "y"}, "has memory"),
+        "later": ({"first": "x", "then": "x"}, "has memory"),
     }
     for rid, (said, _) in ways.items():
-        params = {"seating": said, **({"naming": {"name": "z"}} if rid == "later" else {})}
+        params = {"reserving": said, **({"naming": {"name": "z"}} if rid == "later" else {})}
         harness.submit(rid, PROMPT, 4, params=params, **IGNORE)
         harness.run(limit=50)
     for rid, (_, problem) in ways.items():

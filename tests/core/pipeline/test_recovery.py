@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from pegboard.core.interfaces.batch_result import BatchResult
+from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.executor import Done
+from pegboard.core.pipeline.recovery import MAX_LOST_STEPS
 from tests.core.pipeline.harness import IGNORE, Harness, oracle
 
 
@@ -113,3 +115,64 @@ def test_one_that_fails_alone_loses_no_changes_of_the_table() -> None:
     harness.run()
     assert harness.finish("C")["status"] == 500
     assert harness.tokens("A") == harness.tokens("B") == oracle(prompt, 12, ignore_eos=True)
+
+
+@pytest.mark.parametrize("loop", ["normal", "overlap"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_request_whose_steps_are_lost_for_ever_is_given_up(loop: str, mixed: bool) -> None:
+    """No request is to blame for a lost step, so it is planned again; not for ever, and those that decode go on."""
+    bad = 250
+    harness = Harness(loop=loop, chunk=16, mixed_chunk=mixed)
+    lost: list[int] = []
+
+    def loses(work: Any) -> bool:
+        if bad not in work.input_ids:
+            return False
+        lost.append(work.bid)
+        raise StepLost("nothing came")
+
+    harness.submit("other", [1, 2, 3], 40, **IGNORE)
+    for _ in range(3):
+        harness.step()
+    harness.model.fail_on = loses
+    harness.submit("bad", [bad, 4, 5], 5)
+    harness.run(limit=300)
+    harness.submit("next", [6, 7, 8], 5, **IGNORE)
+    harness.run()
+    finish = harness.finish("bad")
+    assert (finish["status"], finish["message"]) == (500, "20 steps were lost, one after the other: nothing came")
+    assert len(lost) == MAX_LOST_STEPS
+    assert harness.tokens("other") == oracle([1, 2, 3], 40, ignore_eos=True)
+    assert harness.tokens("next") == oracle([6, 7, 8], 5, ignore_eos=True)
+    assert harness.scheduler.counters.book_errors == 0
+
+
+def test_a_step_that_is_lost_now_and_then_costs_no_request() -> None:
+    harness = Harness(loop="overlap")
+    passes = iter(range(1000))
+
+    def loses(work: Any) -> bool:
+        if next(passes) % 3 == 0:
+            raise StepLost("not this time")
+        return False
+
+    harness.model.fail_on = loses
+    harness.submit("a", [1, 2, 3], 60, **IGNORE)
+    harness.submit("b", [4, 5], 60, **IGNORE)
+    harness.run(limit=600)
+    for rid, prompt in (("a", [1, 2, 3]), ("b", [4, 5])):
+        assert harness.tokens(rid) == oracle(prompt, 60, ignore_eos=True)
+
+
+def test_decodes_that_are_lost_for_ever_are_given_up() -> None:
+    harness = Harness()
+    harness.submit("a", [1, 2, 3], 30, **IGNORE)
+    harness.step()
+
+    def loses(work: Any) -> bool:
+        raise StepLost("the device is far away")
+
+    harness.model.fail_on = loses
+    harness.run(limit=100)
+    assert "the device is far away" in harness.finish("a")["message"]
+    assert harness.memory.idle_error() is None

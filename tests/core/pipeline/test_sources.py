@@ -10,19 +10,20 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.interfaces.batch import EncodeWork, ModelWorkerBatch, StageWork
+from pegboard.core.interfaces.batch import ModelWorkerBatch, StageWork
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.step import SETTLE, Launched, Settle, StageStep, StepLost, StepSource
 from pegboard.core.pipeline import recovery
 from pegboard.core.pipeline.executor import Done
-from pegboard.core.pipeline.media.encoding import Encoding
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.sources import BatchSource
 from pegboard.core.pipeline.step import Step
+from pegboard.plugins.media.encoding import Encoding
+from pegboard.plugins.media.work import EncodeWork
 from pegboard.plugins.prefill_in_parts.source import SplitPrefill
 from tests.core.pipeline.harness import IGNORE, FakeModel, Harness, Seer, oracle, prompts
-from tests.core.pipeline.media_harness import Album, MediaModel, Prompt, media_harness, model_of, submit
+from tests.plugins.media.media_harness import Album, MediaModel, Prompt, media_harness, model_of, submit
 
 LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
 ENDS = ("settle", "failed", "behind_failed", "undo")

@@ -10,7 +10,7 @@ import pytest
 
 from pegboard.core.interfaces.ahead import LogPart
 from pegboard.core.pipeline.step_log import StepReport
-from tests.core.pipeline.media_harness import Album, media_harness, submit
+from tests.plugins.media.media_harness import Album, media_harness, submit
 
 
 class Clock:
@@ -56,7 +56,7 @@ def test_a_model_with_media_tells_of_encoding_since_the_last_line(
     """Three pictures, two at once, then one of them again with a new one."""
     harness, album = media_harness(tmp_path), Album(tmp_path)
     harness.scheduler.stages.report = StepReport(40)
-    with caplog.at_level(logging.DEBUG, "pegboard.core.pipeline.step_log"):
+    with caplog.at_level(logging.DEBUG, "pegboard"):
         for rid, names in (("a", "xy"), ("b", "yz")):
             items = [album.item(name, 2, 3) for name in names]
             submit(harness, rid, album.prompt(album.words(3), *items))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardO
 from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
 from pegboard.core.interfaces.stage import DevicePart
+from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.computed import Computed
 from pegboard.core.pipeline.culprits import BadTokens
 from pegboard.core.pipeline.device import Block, CudaQueue, DeviceQueue, HostQueue
@@ -51,6 +52,9 @@ def test_what_was_computed_comes_back_together(kind: Callable[..., DeviceQueue])
     assert result.logprobs.chosen[1].tolist() == [0.0] * 3
     assert result.parts["acme"]["none"].shape == (0,)
     assert result.parts["acme"]["states"].tolist() == [[0, 1, 2], [4, 5, 6], [8, 9, 10]]
+
+
+R = TypeVar("R")
 
 
 class EchoRunner:
@@ -223,6 +227,50 @@ def test_a_batch_sees_the_table_of_its_launch(rows: ReqToTokenPool) -> None:
     worker.launch(early)
     worker.launch(late)
     assert [table[:2] for table in runner.tables] == [[3, 4], [9, 4]]
+
+
+class Around(DevicePart):
+    """Notes what is computed within it."""
+
+    def __init__(self, name: str, runner: EchoRunner, *, lost: bool = False) -> None:
+        self.name, self.runner, self.lost = name, runner, lost
+        self.seen: list[object] = []
+
+    def execute(self, payload: object, batch: ForwardBatch, run: Callable[[], R]) -> R:
+        self.seen.append((payload, batch.input_ids.tolist(), len(self.runner.inputs)))
+        if self.lost:
+            raise StepLost("nothing came")
+        result = run()
+        self.seen.append(len(self.runner.inputs))
+        return result
+
+
+def test_device_parts_work_around_the_passes_that_they_have_a_payload_for(rows: ReqToTokenPool) -> None:
+    runner = EchoRunner()
+    parts = [Around("a", runner), Around("b", runner)]
+    worker = make_worker(rows, runner, parts=parts)
+    assert worker.run(work(rows, [5], payloads={"a": 1, "b": 2})).tokens.tolist() == [6]
+    worker.run(work(rows, [7], payloads={"b": 3}))
+    worker.run(work(rows, [8]))
+    assert [part.seen for part in parts] == [[(1, [5], 0), 1], [(2, [5], 0), 1, (3, [7], 1), 2]]
+
+
+def test_device_parts_work_around_the_first_part_of_a_split_prefill(rows: ReqToTokenPool) -> None:
+    runner = EchoRunner(layers=3)
+    part = Around("a", runner)
+    worker = make_worker(rows, runner, parts=[part])
+    worker.run(work(rows, [5], part=SplitPart(2, True, False), payloads={"a": 1}))
+    assert part.seen == [(1, [5], 0), 0]
+    assert worker.run(work(rows, [5], part=SplitPart(2, False, True), payloads={"a": 1})).tokens.tolist() == [6]
+    assert len(part.seen) == 2
+
+
+def test_what_a_part_lacks_loses_the_step(rows: ReqToTokenPool) -> None:
+    runner = EchoRunner()
+    worker = make_worker(rows, runner, parts=[Around("a", runner, lost=True)])
+    with pytest.raises(StepLost, match="nothing came"):
+        worker.run(work(rows, [5], payloads={"a": 1}))
+    assert not runner.inputs
 
 
 def test_parts_of_a_split_prefill(rows: ReqToTokenPool) -> None:

@@ -15,6 +15,7 @@ from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
+from pegboard.plugins.kv_tiers.api import NAME, PageLoad
 from tests.core.pipeline.harness import EMPTY, FakeModel, Harness
 
 
@@ -111,6 +112,12 @@ class SlotMover:
         move.done = True
 
 
+def loads_of(work: ModelWorkerBatch) -> tuple[PageLoad, ...]:
+    """What the cache wants loaded for a batch."""
+    found: Any = work.payloads.get(NAME, ())
+    return tuple(found)
+
+
 class LoadingModel(FakeModel):
     """Loads before it runs; of loads a share fails, with some of the pages written, `fail_loads`."""
 
@@ -123,11 +130,12 @@ class LoadingModel(FakeModel):
         """Tokens of each load that was tried."""
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
-        if work.loads and (work.part is None or work.part.first):
-            self.loads += [load.host.shape[0] * self.mover.page_size for load in work.loads]
+        loads = loads_of(work)
+        if loads and (work.part is None or work.part.first):
+            self.loads += [load.host.shape[0] * self.mover.page_size for load in loads]
             device = self.slots.reshape(-1, self.mover.page_size)
             lost = self.mover.random.random() < self.fail_loads
-            for load in work.loads:
+            for load in loads:
                 some = load.host.shape[0] // 2 if lost else load.host.shape[0]
                 assert (self.mover.pages[load.host] != EMPTY).all(), "a page is loaded that was never saved"
                 device[load.device[:some]] = self.mover.pages[load.host[:some]]

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from pegboard.core.interfaces.client import ModelInfo
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.messages import (
@@ -30,6 +32,8 @@ from pegboard.core.interfaces.messages import (
 )
 from pegboard.core.pipeline.arrivals import QueueBounds
 from pegboard.core.registry.hooks import Hooks
+from pegboard.plugins.media.api import RequestMedia
+from pegboard.plugins.media.work import NAME
 
 DIES, HANGS, RAISES, RAVES = 7, 8, 9, 10
 STEP = 0.002
@@ -130,9 +134,6 @@ class MediaScheduler(FakeScheduler):
 
     directory = Path()
 
-    def read_from(self, directory: Path) -> None:
-        self.directory = directory
-
     def receive(self, messages: Iterable[ToScheduler]) -> list[FromScheduler]:
         replies = super().receive(messages)
         self._look()
@@ -145,19 +146,20 @@ class MediaScheduler(FakeScheduler):
 
     def _look(self) -> None:
         for request, _ in self.running.values():
-            for item in request.media.items if request.media is not None else ():
+            stated = request.features.get(NAME)
+            for item in () if stated is None else msgspec.msgpack.decode(stated, type=RequestMedia).items:
                 size = (self.directory / item.file).stat().st_size
                 assert size == math.prod(item.shape), "a file changes while its request runs"
 
 
-def build_media(resolved: Any) -> Any:
-    built = build(resolved, MediaScheduler)
+def build_media(resolved: Any, scratch: Path) -> Any:
+    built = build(resolved, scratch, MediaScheduler)
     built.info = dataclasses.replace(built.info, vocab_size=328, features=("media.image",))
-    built.media = built.scheduler
+    built.scheduler.directory = scratch
     return built
 
 
-def build(resolved: Any, kind: type[FakeScheduler] = FakeScheduler) -> Any:
+def build(resolved: Any, scratch: Path, kind: type[FakeScheduler] = FakeScheduler) -> Any:
     from pegboard.toolkit.text.tokenizer import Tokenizer
 
     path = Path(resolved.engine.model.path)
@@ -168,28 +170,28 @@ def build(resolved: Any, kind: type[FakeScheduler] = FakeScheduler) -> Any:
     token = Tokenizer.from_directory(path).encode("a")[0]
     return SimpleNamespace(
         scheduler=kind(token), info=info, directory=path, hooks=Hooks(), view=None, close=lambda: None,
-        prepare_memory=lambda seconds: None, media=None,
+        prepare_memory=lambda seconds: None,
     )  # fmt: skip
 
 
-def build_nothing(resolved: Any) -> Any:
+def build_nothing(resolved: Any, scratch: Path) -> Any:
     raise ModelError("this model is from another planet; choose one from here")
 
 
-def build_badly(resolved: Any) -> Any:
+def build_badly(resolved: Any, scratch: Path) -> Any:
     raise ZeroDivisionError("nobody expected this")
 
 
-def build_and_die(resolved: Any) -> Any:
+def build_and_die(resolved: Any, scratch: Path) -> Any:
     os._exit(3)
 
 
-def build_full(resolved: Any) -> Any:
-    return build(resolved, FullScheduler)
+def build_full(resolved: Any, scratch: Path) -> Any:
+    return build(resolved, scratch, FullScheduler)
 
 
-def build_when_told(resolved: Any) -> Any:
+def build_when_told(resolved: Any, scratch: Path) -> Any:
     go = Path(os.environ["TMPDIR"], "go")
     while not go.exists():
         time.sleep(0.02)
-    return build(resolved)
+    return build(resolved, scratch)

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from pegboard.core.config.redact import redact
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import (
@@ -19,6 +18,7 @@ from pegboard.core.interfaces.messages import (
     TokenizedRequest,
 )
 from pegboard.core.server.client import AsyncEngineClient
+from pegboard.toolkit.system.redact import redact
 from pegboard.toolkit.text.encoding import INLINE_CHARS
 from tests.core.server.client_scene import END, Wire, play, read, settle, submit, tokens
 

@@ -19,8 +19,8 @@ from pegboard.core.interfaces.messages import (
     TokenizedRequest,
     TokenOutput,
 )
-from pegboard.core.server.asker import ASKER
 from pegboard.core.server.client import AsyncEngineClient
+from pegboard.toolkit.http.asker import ASKER
 from tests.core.server.client_scene import END, Wire, play, read, settle, submit, tokens
 
 

@@ -6,13 +6,14 @@ plugin = Plugin(
     name="gate_drill",
     version="0.1.0",
     summary="a gate that is slow, fails, or never answers, for tests and drills",
+    requires=("kv_handoff",),
     providers=(
         Provider(
             contract="admission_gate",
             name="drill",
             factory="pegboard_drills.gate:DrillGate",
             config="pegboard_drills.options:DrillGateOptions",
-            provides=frozenset({"holds", "seats", "follows"}),
+            provides=frozenset({"holds", "brings_kv"}),
             summary="delays, fails, holds, forgets requests or brings their KV, by options and by what they ask for",
         ),
     ),

@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from pegboard.core.interfaces.admission_gate import (
-    OPEN,
-    AdmissionGate,
-    AdmissionGateContext,
-    Arrived,
-    GateState,
-    Seat,
-    Verdict,
-)
+from pegboard.core.interfaces.admission_gate import OPEN, AdmissionGateContext, GateState, Verdict
+from pegboard.core.interfaces.step import TokenValues
+from pegboard.plugins.kv_handoff.api import Arrived, HandoffGate, KVReservation, KVVerdict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +20,7 @@ if TYPE_CHECKING:
     from pegboard_drills.options import DrillGateOptions
 
 
-class DrillGate(AdmissionGate):
+class DrillGate(HandoffGate):
     """Does to requests what they ask for in ``params["drill"]``, for instance ``{"act": "delay", "delay": 2}``.
 
     Not for production: whoever may send a request may have it held for as long as the gate's time-out.
@@ -37,21 +31,21 @@ class DrillGate(AdmissionGate):
         self._since: dict[str, tuple[float, DrillGateOptions]] = {}
         """When each request that has not ended came, and what it asks for."""
         self._until: dict[str, float] = {}
-        """Until when each held request is held, and each seat of a cancelled one written to."""
-        self._seats: dict[str, tuple[float, Seat]] = {}
-        """The seats, since when."""
+        """Until when each held request is held, and the memory of each cancelled one written to."""
+        self._reservations: dict[str, tuple[float, KVReservation]] = {}
+        """Reserved memory, since when."""
         self._brought = 0
         self.places: dict[str, NDArray[np.int32]] = {}
         """Where the KV of each request lies that has passed, as it was told."""
-        self.write: Callable[[str, Seat, bool], None] | None = None
-        """Writes to a seat, when it is there and when the KV arrives, and as long as one that was given back is still
-        written to; the last value says whether it is wanted.
+        self.write: Callable[[str, KVReservation, bool], None] | None = None
+        """Writes to reserved memory, when it is there and when the KV arrives, and as long as it is still written to
+        after it was given back; the last value says whether it is wanted.
         """
 
     def concerns(self, req: Req) -> bool:
         return "drill" in req.params or self.options.act != "open" or self.options.hold > 0
 
-    def enter(self, req: Req) -> Verdict:
+    def judge(self, req: Req) -> Verdict:
         asked = req.params.get("drill") or {}
         try:
             wants = type(self.options).model_validate({**self.options.model_dump(), **asked})
@@ -63,20 +57,23 @@ class DrillGate(AdmissionGate):
             raise RuntimeError("the drill gate raises, as asked")
         return self._verdict(req.rid)
 
-    def poll(self, blocked: Sequence[Req]) -> Mapping[str, Verdict]:
+    def news(self, blocked: Sequence[Req]) -> Mapping[str, Verdict]:
         return {req.rid: self._verdict(req.rid) for req in blocked}
 
-    def seated(self, req: Req, seat: Seat) -> None:
-        self._seats[req.rid] = (self.ctx.clock(), seat)
+    def reserved(self, req: Req, reservation: KVReservation) -> None:
+        self._reservations[req.rid] = (self.ctx.clock(), reservation)
         self._write(req.rid, True)
+
+    def follows(self, req: Req) -> bool:
+        return self.concerns(req)
 
     def computed(self, req: Req, slots: NDArray[np.int32]) -> None:
         self.places[req.rid] = slots
 
-    def cancel(self, req: Req) -> bool:
+    def forget(self, req: Req) -> bool:
         _, wants = self._since.pop(req.rid, (0.0, None))
-        if wants is None or not wants.linger or req.rid not in self._seats:
-            self._seats.pop(req.rid, None)
+        if wants is None or not wants.linger or req.rid not in self._reservations:
+            self._reservations.pop(req.rid, None)
             return False
         self._until[req.rid] = self.ctx.clock() + wants.linger
         return True
@@ -91,12 +88,12 @@ class DrillGate(AdmissionGate):
 
     def released(self) -> Iterable[str]:
         now = self.ctx.clock()
-        for rid in self._until.keys() & self._seats.keys():
+        for rid in self._until.keys() & self._reservations.keys():
             self._write(rid, False)
         free = [rid for rid, until in self._until.items() if now >= until]
         for rid in free:
             del self._until[rid]
-            self._seats.pop(rid, None)
+            self._reservations.pop(rid, None)
             self.places.pop(rid, None)
         return free
 
@@ -105,25 +102,25 @@ class DrillGate(AdmissionGate):
         self.places.pop(req.rid, None)
 
     def stats(self) -> Mapping[str, float]:
-        return {"brought_total": self._brought, "seats": len(self._seats)}
+        return {"brought_total": self._brought, "reservations": len(self._reservations)}
 
     def _write(self, rid: str, wanted: bool) -> None:
         if self.write is not None:
-            self.write(rid, self._seats[rid][1], wanted)
+            self.write(rid, self._reservations[rid][1], wanted)
 
     def _bring(self, rid: str, wants: DrillGateOptions) -> Verdict:
-        since, seat = self._seats.get(rid, (0.0, None))
-        if seat is None:
-            return Verdict.blocked("a seat", seat=True)
+        since, memory = self._reservations.get(rid, (0.0, None))
+        if memory is None:
+            return KVVerdict.asking("memory")
         waited = self.ctx.clock() - since
         if waited < wants.delay:
-            return Verdict.blocked(f"KV, for {wants.delay:g} s", waited / wants.delay, seat=True)
+            return KVVerdict.asking(f"KV, for {wants.delay:g} s", waited / wants.delay)
         self._write(rid, True)
-        del self._seats[rid]
+        del self._reservations[rid]
         self._brought += 1
-        length = seat.length if wants.length is None else wants.length
-        arrived = Arrived(length, wants.token, logprob=-0.5, tops=((-0.5, 3),), chosen=((-0.5, 3),), cached_tokens=2)
-        return Verdict(GateState.OPEN, arrived=arrived, max_new_tokens=wants.most)
+        length = memory.length if wants.length is None else wants.length
+        values = TokenValues(logprob=-0.5, tops=((-0.5, 3),), chosen=((-0.5, 3),), cached_tokens=2)
+        return KVVerdict(GateState.OPEN, arrived=Arrived(length, wants.token, values), max_new_tokens=wants.most)
 
     def _verdict(self, rid: str) -> Verdict:
         since, wants = self._since[rid]

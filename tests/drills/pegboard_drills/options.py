@@ -37,7 +37,7 @@ class DrillGateOptions(GateOptions):
 
     act: Act = "open"
     """What happens to a request: let through, `delay`ed, failed after the delay, never answered, the gate raises, or it
-    asks for a seat and brings KV.
+    asks for memory and brings KV.
     """
 
     delay: float = Field(default=0.1, ge=0)
@@ -47,13 +47,13 @@ class DrillGateOptions(GateOptions):
     """Seconds for which a finished request's KV is kept."""
 
     token: int | None = None
-    """The token that comes with the KV it brings, `delay` seconds after the request was seated."""
+    """The token that comes with the KV it brings, `delay` seconds after the request got memory."""
 
     length: int | None = None
     """Tokens of the prompt that it brings KV of; all unless set."""
 
     linger: float = Field(default=0.0, ge=0)
-    """Seconds for which the seat of a request that has ended early is still written to."""
+    """Seconds for which the memory of a request that has ended early is still written to."""
 
     most: int | None = None
     """Tokens that a request gets at most."""

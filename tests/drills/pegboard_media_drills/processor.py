@@ -11,7 +11,7 @@ from typing import BinaryIO, cast
 
 from pegboard.conformance.media_toy import ToyProcessor
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaShape, MediaSource
+from pegboard.plugins.media.api import MediaShape, MediaSource
 
 DRILL = b"DRILL "
 

@@ -8,7 +8,7 @@ import fastapi
 from fastapi import Request, Response
 
 from pegboard.core.interfaces.api_router import ApiRouter
-from pegboard.core.interfaces.client import GenerateRequest, MediaInput, MediaPrompt
+from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.toolkit.http.answers import json_response
@@ -17,6 +17,7 @@ from pegboard.toolkit.http.events import until_disconnect
 from pegboard.toolkit.http.generation import Answers
 from pegboard.toolkit.http.levels import LARGE, USER
 from pegboard.toolkit.http.routing import api_router
+from pegboard.toolkit.media.inputs import MediaInput, MediaPrompt
 
 
 class MediaBody(RequestModel):

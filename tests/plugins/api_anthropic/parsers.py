@@ -7,7 +7,7 @@ from typing import Any
 
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.output_parser import (
+from pegboard.toolkit.parsing.output_parser import (
     Content,
     OutputEvent,
     OutputParser,
@@ -90,8 +90,7 @@ class FakeCalls(OutputParser):
         return Grammar("regex", f"{name or 'any'} {parallel}") if required else None
 
 
-def fake_parsers() -> dict[str, OutputParser]:
-    return {
-        "tool_parser": FakeCalls(NoOptions(), CONTEXT),
-        "reasoning_parser": FakeReasoning(NoOptions(), CONTEXT),
-    }
+def fake_parsers() -> dict[str, Any]:
+    """What an ApiContext with these parsers is made with."""
+    parsers = {"tool_parser": FakeCalls(NoOptions(), CONTEXT), "reasoning_parser": FakeReasoning(NoOptions(), CONTEXT)}
+    return {"services": parsers}

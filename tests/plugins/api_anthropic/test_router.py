@@ -30,7 +30,7 @@ EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 
 
 def make_app(client: FakeEngineClient, *, parsers: bool = True, ping_interval: float = 60.0) -> Any:
-    ctx = ApiContext(client=client, max_body_bytes=10**6, **(fake_parsers() if parsers else {}))  # type: ignore[arg-type]
+    ctx = ApiContext(client=client, max_body_bytes=10**6, **(fake_parsers() if parsers else {}))
     router = AnthropicRouter(AnthropicOptions(ping_interval=ping_interval), ctx)
     return build_app([("anthropic", router)], max_body_bytes=10**6)
 

@@ -14,9 +14,9 @@ from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import Embedding, EmbedRequest, GenerateRequest, OutputStream
 from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.server.http.app import build_app
-from pegboard.core.server.http.keys import Keys
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.router import NativeRouter
+from pegboard.toolkit.http.keys import Keys
 from tests.features import FEATURES as STAGES
 
 FEATURES = (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.output_parser import (
+from pegboard.toolkit.parsing.output_parser import (
     Content,
     OutputEvent,
     OutputParser,
@@ -75,7 +75,7 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": 
 @pytest.mark.parametrize("more", [{}, {"tool_call_parser": "brackets"}, {"tool_call_parser": None}])
 def test_calls_are_found(more: dict[str, Any]) -> None:
     body = {"text": 'Well. [f {"a": 1}][g {}]', "tools": TOOLS, **more}
-    done, _ = asked("/parse_function_call", body, tool_parser=Brackets(NoOptions(), ABOUT))
+    done, _ = asked("/parse_function_call", body, services={"tool_parser": Brackets(NoOptions(), ABOUT)})
     assert done.status == 200, done.body
     assert done.json() == {
         "normal_text": "Well. ",
@@ -91,7 +91,7 @@ def test_a_long_text_is_parsed_too() -> None:
     done, _ = asked(
         "/parse_function_call",
         {"text": text + "[f {}]", "tools": TOOLS},
-        tool_parser=Brackets(NoOptions(), ABOUT),
+        services={"tool_parser": Brackets(NoOptions(), ABOUT)},
     )
     assert done.json() == {"normal_text": text, "calls": [{"tool_index": 0, "name": "f", "parameters": "{}"}]}
 
@@ -105,7 +105,7 @@ def test_without_a_parser_all_is_text() -> None:
 
 
 def test_reasoning_is_separated() -> None:
-    done, _ = asked("/separate_reasoning", {"text": "hm|yes"}, reasoning_parser=Bars(NoOptions(), ABOUT))
+    done, _ = asked("/separate_reasoning", {"text": "hm|yes"}, services={"reasoning_parser": Bars(NoOptions(), ABOUT)})
     assert done.json() == {"reasoning_text": "hm", "text": "yes"}
 
 

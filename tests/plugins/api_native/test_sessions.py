@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pegboard.conformance.asgi import PATIENCE, Exchange
 from pegboard.conformance.fake_client import SCRIPT
-from pegboard.core.interfaces.client import MediaPrompt
-from pegboard.core.server.http.keys import Keys
+from pegboard.core.interfaces.client import AnnotatedPrompt
 from pegboard.plugins.sessions_in_memory.api import NoSessions, SessionParams
+from pegboard.toolkit.http.keys import Keys
 from tests.plugins.api_native.asking import Server, played
 
 ANSWER = "".join(SCRIPT)
@@ -20,7 +20,7 @@ ANSWER = "".join(SCRIPT)
 def seen(server: Server) -> str:
     """The last prompt that reached the engine."""
     prompt = server.client.requests[-1].prompt
-    assert not isinstance(prompt, MediaPrompt)
+    assert not isinstance(prompt, AnnotatedPrompt)
     return prompt if isinstance(prompt, str) else "".join(map(chr, prompt))
 
 

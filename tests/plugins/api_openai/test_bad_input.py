@@ -216,7 +216,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 @pytest.fixture(scope="module")
 def app() -> Any:
     """One for all, because nothing of it is used up."""
-    return make_app(FakeEngineClient(refuse=InvalidRequest("this should not have come so far")), **fake_parsers())  # type: ignore[arg-type]
+    return make_app(FakeEngineClient(refuse=InvalidRequest("this should not have come so far")), **fake_parsers())
 
 
 @pytest.mark.parametrize(("path", "body", "field"), CASES)
@@ -293,7 +293,7 @@ def test_wrong_types_are_refused_by_name() -> None:
 
     async def scene() -> int:
         client = FakeEngineClient()
-        app = make_app(client, **fake_parsers())  # type: ignore[arg-type]
+        app = make_app(client, **fake_parsers())
         tried = 0
         for path, name, schema in fields:
             for value in STRANGE:

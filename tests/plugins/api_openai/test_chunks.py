@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from pegboard.conformance.asgi import call
 from pegboard.conformance.fake_client import FakeEngineClient
-from pegboard.core.interfaces.output_parser import OutputParserContext
 from pegboard.plugins.api_openai.chat_answers import ChatWriter
 from pegboard.plugins.api_openai.completions import CompletionWriter
 from pegboard.plugins.api_openai.writer import Template
 from pegboard.plugins.parsers_reasoning.options import ThinkOptions
 from pegboard.plugins.parsers_reasoning.parsers import ThinkParser
 from pegboard.toolkit.http.events import event
+from pegboard.toolkit.parsing.output_parser import OutputParserContext
 from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, MESSAGES, make_app
 
 HARD = "\u2028\u2029\0\x1f\x7f\"\\/\ufeff\ufffd漢🙂\u200d<>&'\r\n\t "
@@ -33,7 +33,7 @@ def served(thinks: bool) -> tuple[Any, FakeEngineClient]:
     client = FakeEngineClient()
     options = OutputParserContext(chat_template="", architecture="", model="")
     parser = ThinkParser(ThinkOptions(), options) if thinks else None
-    return make_app(client, reasoning_parser=parser), client
+    return make_app(client, services={"reasoning_parser": parser}), client
 
 
 def streamed(path: str, body: dict[str, Any], script: list[str], thinks: bool, *, in_full: bool) -> bytes:

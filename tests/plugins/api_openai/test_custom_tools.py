@@ -63,7 +63,7 @@ def test_custom_calls_go_back_to_the_model() -> None:
 
     async def scene() -> None:
         client = FakeEngineClient(tokenizer=FakeTokenizer(template=template), **_script(json.dumps({"input": CODE})))
-        app = make_app(client, **fake_parsers())  # type: ignore[arg-type]
+        app = make_app(client, **fake_parsers())
         first = await told(app, tools=[RUN])
         found = first["output"][1]
         output = {"type": "custom_tool_call_output", "call_id": found["call_id"], "output": "1"}

@@ -42,7 +42,7 @@ CALLS = ("((add it up))Well", ' [[add|{"a": 1}]]')
 )
 def test_answers_are_as_documented(path: str, body: Any) -> None:
     async def scene() -> tuple[Any, Any]:
-        app = make_app(FakeEngineClient(script=CALLS), **fake_parsers())  # type: ignore[arg-type]
+        app = make_app(FakeEngineClient(script=CALLS), **fake_parsers())
         method = "GET" if body is None else "POST"
         done = await call(app, method, path.replace("{model}", "fake-model"), body)
         document = app.openapi()

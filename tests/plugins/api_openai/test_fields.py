@@ -119,7 +119,7 @@ def test_the_page_has_every_field() -> None:
 @pytest.fixture(scope="module")
 def outcome() -> Outcome:
     client = FakeEngineClient(("((a", "b", "))c"), features=PROCESSORS, tokenizer=FakeTokenizer(template=TEMPLATE))
-    return Outcome(client, make_app(client, **fake_parsers()))  # type: ignore[arg-type]
+    return Outcome(client, make_app(client, **fake_parsers()))
 
 
 @pytest.mark.parametrize(("route", "name", "said"), parameters())

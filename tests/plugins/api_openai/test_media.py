@@ -16,8 +16,7 @@ import pytest
 from pegboard.conformance.fake_client import SCRIPT, FakeEngineClient, FakeTokenizer
 from pegboard.conformance.fake_media import fake_processor
 from pegboard.conformance.fakes import session_store
-from pegboard.core.interfaces.client import MediaPrompt
-from pegboard.core.interfaces.media import MediaSettings
+from pegboard.toolkit.media.inputs import MediaPrompt, MediaSettings
 from tests.plugins.api_openai import asking
 from tests.plugins.api_openai.asking import make_app
 from tests.toolkit.chat.media_chats import address, encoded, picture

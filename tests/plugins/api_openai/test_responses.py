@@ -183,7 +183,7 @@ def test_responses_follow_on_each_other() -> None:
 def test_calls_can_be_answered_by_what_follows_on() -> None:
     async def scene() -> None:
         client = FakeEngineClient(script=CALLS)
-        app = make_app(client, **fake_parsers())  # type: ignore[arg-type]
+        app = make_app(client, **fake_parsers())
         first = await told(app, tools=[TOOL])
         call_id = first["output"][2]["call_id"]
         output = {"type": "function_call_output", "call_id": call_id, "output": "3"}

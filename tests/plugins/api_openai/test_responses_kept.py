@@ -14,11 +14,11 @@ from openai.types.responses.input_token_count_response import InputTokenCountRes
 
 from pegboard.conformance.asgi import Exchange, call
 from pegboard.conformance.fake_client import SCRIPT, FakeEngineClient
-from pegboard.core.interfaces.output_parser import Content, OutputEvent
 from pegboard.plugins.api_openai.responses import replay
 from pegboard.plugins.api_openai.responses.output import Output
 from pegboard.toolkit.chat.tool_calls import ChatStream
 from pegboard.toolkit.http.generation import Answers
+from pegboard.toolkit.parsing.output_parser import Content, OutputEvent
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai.asking import make_app, post
 from tests.plugins.api_openai.test_responses import CALLS, EVENT, PATH, TOOL, frames, prompt_of, told
@@ -43,7 +43,7 @@ async def refused(app: Any, status: int, **body: Any) -> dict[str, Any]:
 def test_references_stand_for_items() -> None:
     async def scene() -> None:
         client = FakeEngineClient(script=CALLS)
-        app = make_app(client, **fake_parsers())  # type: ignore[arg-type]
+        app = make_app(client, **fake_parsers())
         thinking, message, sum_call, other = (await told(app, tools=[TOOL]))["output"]
         # The forms that clients send: with a type, with null, and with none.
         items = [
@@ -156,7 +156,7 @@ def test_a_stream_that_says_it_is_over_is_kept(monkeypatch: pytest.MonkeyPatch) 
 
 def test_inputs_are_listed() -> None:
     async def scene() -> None:
-        app = make_app(FakeEngineClient(script=CALLS), **fake_parsers())  # type: ignore[arg-type]
+        app = make_app(FakeEngineClient(script=CALLS), **fake_parsers())
         first = await told(app, tools=[TOOL])
         said, found = first["output"][1:3]
         items = [
@@ -233,7 +233,7 @@ CUSTOM = {"type": "custom", "name": "run"}
 )
 def test_a_stream_is_told_again_as_it_was(script: tuple[str, ...], body: dict[str, Any]) -> None:
     async def scene() -> None:
-        app = make_app(FakeEngineClient(script=script), **(fake_parsers() if "tools" in body else {}))  # type: ignore[arg-type]
+        app = make_app(FakeEngineClient(script=script), **(fake_parsers() if "tools" in body else {}))
         first = await call(app, "POST", PATH, {"input": "Hi", "stream": True, **body})
         events = frames(first)
         path = f"{PATH}/{events[0]['response']['id']}?stream=true"
@@ -288,7 +288,7 @@ def test_a_long_answer_is_put_together_once() -> None:
 
 def test_whole_answers_are_told_as_streams() -> None:
     async def scene() -> None:
-        app = make_app(FakeEngineClient(script=CALLS), **fake_parsers())  # type: ignore[arg-type]
+        app = make_app(FakeEngineClient(script=CALLS), **fake_parsers())
         answer = await told(app, tools=[TOOL])
         events = frames(await call(app, "GET", f"{PATH}/{answer['id']}?stream=true"))
         assert events[-1]["response"] == answer

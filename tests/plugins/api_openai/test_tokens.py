@@ -12,9 +12,9 @@ import pytest
 
 from pegboard.conformance.asgi import Exchange, call
 from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
-from pegboard.core.pipeline.frontend.budget import BudgetLimits
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.plugins.api_openai import tokens
+from pegboard.toolkit.http.budget import BudgetLimits
 from tests.plugins.api_openai import asking
 
 LETTERS = "n" * 81

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 import pytest
 import torch
 
 from pegboard.conformance.attention_fakes import AttentionRig, Lens, make_layer
-from pegboard.core.interfaces.forward import ForwardBatch
+from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode
 from pegboard.core.interfaces.on_device import on_device
 from pegboard.plugins.attn_triton.backend import TritonAttention
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
+from pegboard.toolkit.graphs import StaticExtend
 from pegboard.toolkit.kernels.launch import Launch, observed
 
 if TYPE_CHECKING:
@@ -75,6 +76,11 @@ def parts_address(one: Launch) -> int:
     return found[{"decode_kernel": 2, "reduce_kernel": 0}[name]]
 
 
+def _kept(argument: object) -> TypeGuard[torch.Tensor]:
+    """Return whether a launch reads a list: all that is whole numbers."""
+    return isinstance(argument, torch.Tensor) and not argument.is_floating_point()
+
+
 def test_lengths_decide_nothing() -> None:
     """Of a launch; and the memory for parts is where it was."""
     short = decodes(1, 2, 3, 80)
@@ -82,6 +88,23 @@ def test_lengths_decide_nothing() -> None:
     first, again = launches(short, backend), launches(decodes(79, 79, 80, 1), backend)
     assert described(first) == described(again)
     assert [parts_address(one) for one in first] == [parts_address(one) for one in again]
+
+
+@pytest.mark.parametrize("decodes", [0, 4])
+def test_prefills_of_a_graph_are_launched_alike(decodes: int) -> None:
+    """Whatever their lengths, and from the same lists: what is launched behind `prepare` is what was recorded."""
+    found = []
+    rig = AttentionRig(LAYERS, ((0, 64),))
+    backend = TritonAttention(PARTS, replace(rig.context_for(max_batch=8), max_context_len=400))
+    static = StaticExtend(64, 3, decodes, rig.tables, rig.pool, backend)
+    for lens in (((0, 30), (3, 2)), ((20, 2),), ((5, 1), (0, 20), (9, 1)) if decodes else ((9, 9),)):
+        others = AttentionRig(LAYERS, lens)
+        found.append(launches(rig, backend, static.fill(others.batch(backend, ForwardMode.EXTEND))))
+    assert len({str(described(one)) for one in found}) == 1
+    addresses = [[arg.data_ptr() for one in all_ for arg in one.arguments if _kept(arg)] for all_ in found]
+    assert addresses[0] == addresses[1] == addresses[2]
+    names = {getattr(one.kernel, "__name__", "") for one in found[0]}
+    assert ("decode_kernel" in names) == (decodes > 0)
 
 
 @pytest.mark.parametrize("layer", [0, 1])

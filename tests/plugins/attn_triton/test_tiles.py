@@ -15,7 +15,8 @@ from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode
 from pegboard.plugins.attn_triton.backend import TritonAttention
 from pegboard.plugins.attn_triton.blocks import Device, Kind
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
-from pegboard.plugins.attn_triton.planning import ExtendLaunch, Tiling, decodes_of, split
+from pegboard.plugins.attn_triton.planning import ExtendLaunch, Places, Tiling, decodes_of, split
+from pegboard.toolkit.graphs import StaticExtend
 
 LAYER = make_layer(4, 2)
 Request = tuple[int, int, int]
@@ -36,7 +37,7 @@ def launches_of(batch: ForwardBatch, rows: int = 16) -> dict[bool, ExtendLaunch]
     found = split(batch, torch.arange(batch.batch_size)).extending
     if found is None:
         return {}
-    tiling = Tiling(found, Device(4, 4, (9, 0)), TritonAttentionOptions(block_rows=rows))
+    tiling = Tiling(batch, found, Device(4, 4, (9, 0)), TritonAttentionOptions(block_rows=rows), Places())
     return {one.tails: one for one in tiling.launches(Kind.of(LAYER))}
 
 
@@ -69,7 +70,7 @@ def test_lists_are_those_of_the_batch(requests: list[Request]) -> None:
             assert found[tails].tiles.tolist() == tiles_of(requests, wanted, found[tails].tokens)
     single = [at for at, (_, new, tail) in enumerate(requests) if new == 1 and not tail]
     first = torch.arange(len(requests))
-    decoding = decodes_of(batch, split(batch, first), first)
+    decoding = decodes_of(batch, split(batch, first), first, Places())
     if not single:
         assert decoding is None
         return
@@ -87,9 +88,39 @@ def test_more_requests_than_a_program_sees_at_once() -> None:
     tiles = launches_of(batch)[False]
     assert tiles.tiles.tolist() == tiles_of(requests, [at for at in range(140) if at % 3], tiles.tokens)
     first = torch.arange(140)
-    decoding = decodes_of(batch, split(batch, first), first)
+    decoding = decodes_of(batch, split(batch, first), first, Places())
     assert decoding is not None
     assert decoding.rows.tolist() == batch.req_pool_indices[::3].tolist()
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [[(0, 30, 0), (3, 1, 0), (12, 5, 0)], [(9, 1, 0)], [(1, 1, 0), (0, 38, 0), (5, 1, 0)], [(0, 2, 0), (7, 3, 0)]],
+    ids=str,
+)
+def test_a_graph_has_room_for_any_batch(requests: list[Request]) -> None:
+    """Behind what there is stand tiles of the last request, which has no keys, and single tokens without any. All
+    batches find their lists at the same addresses.
+    """
+    batch, places, table = batch_of(requests), Places(), torch.zeros((9, 90), dtype=torch.int32)
+    static = StaticExtend(40, 3, 5, (table,), batch.kv_pool, batch.attn_backend)
+    addresses = []
+    for each in (batch_of([(0, 13, 0), (2, 1, 0), (0, 26, 0)]), batch):
+        fixed = static.fill(each)
+        found = split(fixed, torch.arange(0))
+        assert found.extending is not None
+        tiling = Tiling(fixed, found.extending, Device(4, 4, (9, 0)), TritonAttentionOptions(block_rows=16), places)
+        (tiles,) = tiling.launches(Kind.of(LAYER))
+        decoding = decodes_of(fixed, found, torch.arange(0), places)
+        assert decoding is not None
+        addresses.append((tiles.tiles.data_ptr(), decoding.rows.data_ptr()))
+    assert addresses[0] == addresses[1]
+    assert len(tiles.tiles) == 40 // 8 + 2, "three requests may leave a tile nearly empty each"
+    wanted = tiles_of(requests, [at for at, (_, new, _) in enumerate(requests) if new > 1], tiles.tokens)
+    assert tiles.tiles.tolist() == [*wanted, *[[8, 0]] * (len(tiles.tiles) - len(wanted))]
+    single = [at for at, (_, new, _) in enumerate(requests) if new == 1]
+    assert decoding.rows.tolist() == [*batch.req_pool_indices[single].tolist(), *[0] * (5 - len(single))]
+    assert decoding.seq_lens.tolist() == [*batch.seq_lens[single].tolist(), *[0] * (5 - len(single))]
 
 
 def test_more_tiles_than_are_written_at_once() -> None:
@@ -104,7 +135,7 @@ def test_decodes_of_which_some_have_a_tail(tailed: int) -> None:
     requests = [(4, 1, 0), (9, 1, tailed), (2, 1, 0)]
     batch = batch_of(requests, ForwardMode.DECODE)
     first = torch.arange(3, device=CPU)
-    decoding = decodes_of(batch, split(batch, first), first)
+    decoding = decodes_of(batch, split(batch, first), first, Places())
     assert decoding is not None
     kept = [0, 2] if tailed else [0, 1, 2]
     assert decoding.rows.tolist() == batch.req_pool_indices[kept].tolist()

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from pegboard.conformance.prefix_books import Prefix
-from pegboard.conformance.prefix_tier_books import TierBooks
-from pegboard.conformance.tier_fakes import HandJob, HandMover
 from pegboard.core.interfaces.keys import PrefixMemo
 from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext, PrefixMatch
+from pegboard.plugins.kv_tiers.suite.prefix_tier_books import TierBooks
+from pegboard.plugins.kv_tiers.suite.tier_fakes import HandJob, HandMover
 
 Finds = Literal["exactly", "at most", "anything"]
 
@@ -48,14 +48,14 @@ class ModelBooks(TierBooks):
         more = self._on_host(tokens, namespace) - len(found)
         wanted = more if more >= self.threshold else 0
         if self.finds == "exactly":
-            assert found.host_len == wanted, f"{found.host_len} tokens of {list(tokens)} on the host, not {wanted}"
+            assert found.promised == wanted, f"{found.promised} tokens of {list(tokens)} on the host, not {wanted}"
         elif self.finds == "at most":
-            assert found.host_len <= wanted, f"{found.host_len} tokens of {list(tokens)} on the host, not {wanted}"
+            assert found.promised <= wanted, f"{found.promised} tokens of {list(tokens)} on the host, not {wanted}"
         return found
 
     def _compare_with_before(self, version: int, asked: Prefix, found: PrefixMatch) -> None:
         """Who remembers an answer and the version may go on to use it."""
-        answer = (found.slots.tolist(), found.host_len, found.stored_len, found.loading)
+        answer = (found.slots.tolist(), found.promised, dict(found.promised_from), found.arriving)
         before, known = self.answers.get(asked, (-1, answer))
         assert version > before or answer == known, f"{asked} had the answer {known}, now {answer}, and no new version"
         self.answers[asked] = (version, answer)

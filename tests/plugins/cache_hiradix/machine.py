@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from pegboard.conformance.prefix_machine import NAMESPACES, CacheMachine
-from pegboard.conformance.prefix_tier_books import Request, TierLock
-from pegboard.conformance.tier_fakes import HandMover
-from pegboard.core.interfaces.page_mover import Job
-from pegboard.core.interfaces.prefix_cache import Prefetch
+from pegboard.conformance.prefix_promise_books import PromiseLock, Request
 from pegboard.plugins.cache_hiradix.cache import HiRadixCache
 from pegboard.plugins.cache_hiradix.options import HiRadixOptions
+from pegboard.plugins.kv_tiers.api import Job, Prefetch
+from pegboard.plugins.kv_tiers.suite.tier_fakes import HandMover
 from tests.plugins.cache_hiradix.host_model import Finds, ModelBooks
 
 GOES = ["through", "begins", "waits"]
@@ -84,7 +83,7 @@ class TierMachine(CacheMachine):
     def load(self, tokens: Sequence[int], namespace: str) -> Request | None:
         """Play a request whose prefix goes on on the host."""
         lock = self.books.lock(tokens, namespace)
-        if lock.host_len and self.room(lock.host_len):
+        if lock.promised and self.room(lock.promised):
             return self.books.load(lock)
         return None
 
@@ -118,7 +117,7 @@ class TierMachine(CacheMachine):
         """Let all requests go but those that load, and with `tails` those that found something on the host."""
         keep = [request.lock for request in self.books.requests]
         if not tails:
-            keep += [held for held in self.books.locks if isinstance(held, TierLock) and held.host_len]
+            keep += [held for held in self.books.locks if isinstance(held, PromiseLock) and held.promised]
         for held in [held for held in self.books.locks if held not in keep]:
             self.books.unlock(held)
 
@@ -143,7 +142,7 @@ class TierMachine(CacheMachine):
                 self.end_jobs()
                 self.evict(self.num_pages * self.page_size)
         for lock in list(self.books.locks):
-            if isinstance(lock, TierLock) and lock.host_len and self.room(lock.host_len):
+            if isinstance(lock, PromiseLock) and lock.promised and self.room(lock.promised):
                 request = self.books.load(lock)
                 self.books.loaded(request, True)
                 self.let_go(request.slots)
@@ -200,7 +199,7 @@ class TierMachine(CacheMachine):
     def load_again(self, which: int) -> None:
         """What the host has of a locked prefix can be loaded at any time, and as often as one likes."""
         lock = self.books.locks[which % len(self.books.locks)]
-        if isinstance(lock, TierLock) and lock.host_len and self.room(lock.host_len):
+        if isinstance(lock, PromiseLock) and lock.promised and self.room(lock.promised):
             self.books.load(lock)
 
     @precondition(lambda self: self.books.mover.stores)

@@ -1,15 +1,15 @@
-from pegboard.conformance.prefix_cache import PrefixCacheContract
+from pegboard.plugins.kv_tiers.suite.tiered_cache import TieredPrefixCacheContract
 
 
-class TestHiRadixCache(PrefixCacheContract):
+class TestHiRadixCache(TieredPrefixCacheContract):
     provider = "hiradix"
 
 
-class TestHiRadixCacheSelective(PrefixCacheContract):
+class TestHiRadixCacheSelective(TieredPrefixCacheContract):
     provider = "hiradix"
     options = {"write_policy": "write_through_selective", "eviction": "slru", "protected_share": 0.2}
 
 
-class TestHiRadixCacheWriteBack(PrefixCacheContract):
+class TestHiRadixCacheWriteBack(TieredPrefixCacheContract):
     provider = "hiradix"
     options = {"write_policy": "write_back", "eviction": "priority"}

@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from pegboard.conformance.prefix_books import Books, key_of
-from pegboard.conformance.prefix_tier_books import TierBooks
-from pegboard.conformance.tier_fakes import HandMover
 from pegboard.plugins.cache_hiradix.cache import HiRadixCache
 from pegboard.plugins.cache_hiradix.options import HiRadixOptions
+from pegboard.plugins.kv_tiers.suite.prefix_tier_books import TierBooks
+from pegboard.plugins.kv_tiers.suite.tier_fakes import HandMover
 
 
 def books_of(
@@ -30,7 +30,7 @@ def counted(books: TierBooks, what: str) -> float:
 def on_host(books: TierBooks, *prompts: Sequence[int]) -> list[int]:
     """How much of each prompt is on the host, once the device has nothing; asks without a use."""
     books.evict(1_000_000)
-    return [books.match(prompt).host_len for prompt in prompts]
+    return [books.match(prompt).promised for prompt in prompts]
 
 
 def test_few_tokens_on_the_host_are_not_worth_a_load() -> None:
@@ -39,7 +39,7 @@ def test_few_tokens_on_the_host_are_not_worth_a_load() -> None:
     books.settle()
     for freed, found in ((9, 0), (1, 10), (1, 11)):
         books.evict(freed)
-        assert books.match(range(19)).host_len == found
+        assert books.match(range(19)).promised == found
 
 
 def test_a_long_path_is_copied_in_pieces() -> None:
@@ -88,7 +88,7 @@ def test_beyond_these_the_least_recently_used_goes_first_but_no_locked_tail() ->
     books.settle()
     books.evict(8)
     lock = books.lock([1, 2, 9])
-    assert lock.host_len == 2
+    assert lock.promised == 2
     for prompt in ([3, 4], [5, 6], [7, 8], [1, 2]):
         books.match(prompt)
     books.unlock(books.lock([3, 4]))
@@ -108,13 +108,13 @@ def test_only_what_changes_an_answer_is_news() -> None:
     assert books.cache.version == version, "what the device has anyway was copied"
     books.evict(1)
     found = books.match(range(3))
-    assert (len(found), found.host_len) == (2, 0)
+    assert (len(found), found.promised) == (2, 0)
     version = books.cache.version
     books.mover.finish(first)
     books.poll()
     assert books.cache.version > version, "behind that copy there is one more page on the host"
     found = books.match(range(3))
-    assert (len(found), found.host_len) == (2, 1)
+    assert (len(found), found.promised) == (2, 1)
 
 
 def test_what_comes_from_storages_or_leaves_the_host_is_news() -> None:
@@ -123,13 +123,13 @@ def test_what_comes_from_storages_or_leaves_the_host_is_news() -> None:
     books.prefetch(range(40))
     books.settle()
     versions.append(books.cache.version)
-    assert books.match(range(40)).host_len == 40
+    assert books.match(range(40)).promised == 40
     for start in range(1000, 1600, 100):
         books.insert(range(start, start + 100))
         books.settle()
         books.evict(1000)
     versions.append(books.cache.version)
-    assert books.match(range(40)).host_len == 0
+    assert books.match(range(40)).promised == 0
     assert versions == sorted(set(versions))
 
 
@@ -169,7 +169,7 @@ def test_write_back_looks_at_what_goes_first_and_not_at_what_is_copied_and_warm(
     assert counted(books, "cleaned") == 16
     books.evict(8)
     assert counted(books, "dropped") == 0
-    assert books.match(range(100, 108)).host_len == 8
+    assert books.match(range(100, 108)).promised == 8
 
 
 def test_what_eviction_finds_uncopied_is_copied_up_to_a_bound() -> None:
@@ -252,7 +252,7 @@ def test_groups_of_blocks_are_usable_once_they_have_come() -> None:
     books.mover.finish(first)
     books.poll()
     assert prefetch.tokens == 128
-    assert books.match(range(150)).host_len == 128
+    assert books.match(range(150)).promised == 128
     books.settle()
     assert (prefetch.done, prefetch.tokens) == (True, 148)
 
@@ -265,10 +265,10 @@ def test_a_prefetch_goes_on_from_what_is_on_the_device() -> None:
     books.settle()
     assert (prefetch.tokens, prefetch.wanted) == (40, 40)
     found = books.match(range(40))
-    assert (len(found), found.host_len, found.stored_len) == (10, 30, 30)
+    assert (len(found), found.promised, found.promised_from["storage"]) == (10, 30, 30)
     books.evict(1000)
     found = books.match(range(40))
-    assert (len(found), found.host_len) == (0, 40)
+    assert (len(found), found.promised) == (0, 40)
 
 
 @pytest.mark.parametrize("closed", [0, 1])
@@ -314,6 +314,7 @@ def test_short_prompts_are_not_worth_a_prefetch() -> None:
 def test_without_a_mover_a_prefetch_knows_what_the_device_has() -> None:
     books = Books(lambda ctx: HiRadixCache(HiRadixOptions(), ctx), 512)
     books.insert(range(300))
+    assert isinstance(books.cache, HiRadixCache)
     prefetch = books.cache.prefetch(key_of(range(400)))
     assert (prefetch.done, prefetch.tokens, prefetch.wanted) == (True, 300, 300)
     prefetch.close()

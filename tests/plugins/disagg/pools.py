@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pegboard.core.interfaces.admission_gate import Seat
-from pegboard.core.interfaces.kv_transfer import KVTransfer, KVTransferContext, Region
 from pegboard.plugins.disagg.decode_room import DecodeRoom
 from pegboard.plugins.disagg.events import Address
 from pegboard.plugins.disagg.messages import RoomKey
 from pegboard.plugins.disagg.reading import Reader
+from pegboard.plugins.kv_handoff.api import KVReservation
+from pegboard.plugins.kv_handoff.api.transfer import KVTransfer, KVTransferContext, Region
 from pegboard.plugins.transfer_inproc.options import InprocOptions
 from pegboard.plugins.transfer_inproc.transfer import InprocTransfer
 from pegboard.plugins.transfer_mooncake.options import MooncakeTransferOptions
@@ -87,10 +87,10 @@ def slots_of(seed: int) -> NDArray[np.int32]:
 
 
 def room_of(here: NDArray[np.int32], there: NDArray[np.int32], start: int = 0) -> DecodeRoom:
-    """Return a room that is announced as a whole, and seated."""
+    """Return a room that is announced as a whole, and has memory."""
     room = DecodeRoom(RoomKey(1), "rid", Address("127.0.0.1", 1), len(here), b"", 1, INSTANCE, lease=LEASE)
     room.epoch, room.source = 0, there
-    room.seated(Seat(here, start, len(here)))
+    room.reserved(KVReservation(here, start, len(here)))
     return room
 
 

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, Arrived, KVAccess, Seat
+from pegboard.core.interfaces.admission_gate import AdmissionGateContext, KVAccess
 from pegboard.core.interfaces.req import NO_ROW, Req
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
+from pegboard.core.interfaces.step import TokenValues
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.plugins.disagg.gate import DisaggGate
 from pegboard.plugins.disagg.options import DisaggOptions
+from pegboard.plugins.kv_handoff.api.transfer import KVTransfer
+from pegboard.plugins.kv_handoff.stage import NAME, KVHandoff
 from tests.plugins.disagg.wire import End, Memory, VirtualTransfer
 
 if TYPE_CHECKING:
     from tests.plugins.disagg.world import World
 
-PROVIDES = {"disagg": frozenset({"holds", "seats", "follows"})}
 DONE = FinishReason(FinishType.LENGTH)
 ABORTED = FinishReason(FinishType.ABORT, message="aborted", status=499)
 OTHERS = "others"
-
-Wrap = Callable[[DisaggGate], AdmissionGate]
+VOCAB = 1000
 
 
 def value_of(req: Req, position: int) -> int:
@@ -34,25 +35,39 @@ def value_of(req: Req, position: int) -> int:
 
 
 def token_of(req: Req) -> int:
-    return value_of(req, req.input_len - 1) % 1000
+    return value_of(req, req.input_len - 1) % VOCAB
 
 
 @dataclass
 class Broken:
-    """How the servers of a world are to be wrong: what is put around each part of them."""
+    """How the servers of a world are to be wrong: what each part of them is."""
 
-    prefill: Wrap = lambda gate: gate
-    decode: Wrap = lambda gate: gate
+    prefill: type[DisaggGate] = DisaggGate
+    decode: type[DisaggGate] = DisaggGate
     prefill_end: Callable[[End], None] = lambda end: None
     decode_end: Callable[[End], None] = lambda end: None
     transfer: type[VirtualTransfer] = VirtualTransfer
-    gate: type[DisaggGate] = DisaggGate
+
+
+class Handoff(KVHandoff):
+    """The stage of a server, which stands for the core as well."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(VOCAB)
+        self._server = server
+        self.core: Any = server
+
+    def transfer(self, pool: object) -> KVTransfer:
+        return self._server.transfer
 
 
 class Server:
-    """What both have in common: memory in pages, requests, a gate behind the keeper. It may be stopped for a while."""
+    """What both have in common: memory in pages, requests, a gate behind the keeper. It may be stopped for a while. To
+    the gate's stage it is the core.
+    """
 
     role: str
+    flight = None
 
     def __init__(self, world: World, page_size: int, pages: int, **options: object) -> None:
         self.world, self.page_size = world, page_size
@@ -62,15 +77,12 @@ class Server:
         self.end = End(world.net, f"{self.role}-{next(world.instances):08d}".encode(), self.role)
         getattr(world.broken, f"{self.role}_end")(self.end)
         world.transfers[self.end.instance.hex()] = self.transfer
-        kv = KVAccess(page_size, self.memory.regions, b"same", {}, lambda: self.transfer)
-        made = world.broken.gate(
-            DisaggOptions.model_validate({"role": self.role, **options}),
-            AdmissionGateContext(world.clock, kv=kv),
-            self.end,
-        )
-        self.made = made
-        self.gate: AdmissionGate = getattr(world.broken, self.role)(made)
-        self.keeper = GateKeeper([("disagg", self.gate)], world.clock, PROVIDES)
+        pool: Any = self.memory
+        self.handoff = Handoff(self)
+        ctx = AdmissionGateContext(world.clock, kv=KVAccess(page_size, pool, b"same", {}), stages={NAME: self.handoff})
+        made: type[DisaggGate] = getattr(world.broken, self.role)
+        self.made = made(DisaggOptions.model_validate({"role": self.role, **options}), ctx, self.end)
+        self.keeper = GateKeeper([("disagg", self.made)], world.clock)
         self.reqs: dict[str, Req] = {}
         self.pages: dict[str, list[int]] = {}
         self.since: dict[str, float] = {}
@@ -90,7 +102,7 @@ class Server:
                 self.memory.owner[slot] = rid
         return True
 
-    def give_back(self, rid: str) -> None:
+    def free_pages(self, rid: str) -> None:
         """Free what a request has; others write to it at once."""
         for page in self.pages.pop(rid, []):
             for slot in self.slots_of(page):
@@ -113,7 +125,7 @@ class Server:
 
     def crowd(self, pages: int) -> None:
         """Other requests take memory, up to so many pages, or let go of it."""
-        self.give_back(OTHERS)
+        self.free_pages(OTHERS)
         self.allocate(OTHERS, min(pages, len(self.free)) * self.page_size)
 
     def arrive(self, req: Req) -> None:
@@ -123,10 +135,13 @@ class Server:
             return
         self.reqs[req.rid] = req
         if req.status is not ReqStatus.BLOCKED:
-            self.through(req, None)
+            self.through(req)
 
-    def through(self, req: Req, arrived: Arrived | None) -> None:
+    def through(self, req: Req) -> None:
         raise NotImplementedError
+
+    def first_rows(self, req: Req) -> Mapping[str, bytes]:
+        return {}
 
     def ended(self, req: Req, how: str) -> None:
         self.world.answers[self.role].setdefault(req.rid, how)
@@ -144,13 +159,14 @@ class Server:
                 self.gone(req)
             else:
                 req.move_to(ReqStatus.HELD)
-        for req, arrived in news.ready:
-            self.through(req, arrived)
+        for req in news.ready:
+            if not self.keeper.passed(req):
+                self.through(req)
 
     def gone(self, req: Req) -> None:
         self.reqs.pop(req.rid, None)
         self.since.pop(req.rid, None)
-        self.give_back(req.rid)
+        self.free_pages(req.rid)
 
     def abort(self, req: Req) -> None:
         """End a request in whatever state it is."""
@@ -193,8 +209,10 @@ class Prefill(Server):
         self.chunk = 6
         super().__init__(world, page_size, pages, **options)
 
-    def through(self, req: Req, arrived: Arrived | None) -> None:
-        assert arrived is None
+    def reserve(self, req: Req) -> bool:
+        raise AssertionError("a prefill server computes all of it")
+
+    def through(self, req: Req) -> None:
         self.committed[req.rid] = 0
         if req.status is ReqStatus.BLOCKED:
             req.move_to(ReqStatus.WAITING)
@@ -213,7 +231,8 @@ class Prefill(Server):
                 if position >= self.committed[rid]:
                     self.put(slot, value_of(req, position))
             self.committed[rid] = upto
-            self.keeper.computed(req, self.slots(rid, upto))
+            assert self.made.follows(req)
+            self.made.computed(req, self.slots(rid, upto))
             if upto == req.input_len:
                 self.finish(req)
 
@@ -234,8 +253,9 @@ class Prefill(Server):
     def retract(self, req: Req) -> None:
         """Take a running request's memory."""
         if req.status is ReqStatus.RUNNING:
-            self.keeper.leaving(req)
-            self.give_back(req.rid)
+            if self.committed[req.rid]:
+                self.made.computed(req, np.empty(0, np.int32))
+            self.free_pages(req.rid)
             req.move_to(ReqStatus.RETRACTED)
             self.committed[req.rid] = 0
 
@@ -252,16 +272,6 @@ class Decode(Server):
 
     def step(self) -> None:
         self.look()
-        for req in self.keeper.asking():
-            if not self.allocate(req.rid, req.input_len + 2):
-                break
-            req.kv.row = 1
-            start = min(self.cached, req.input_len - 1) // self.page_size * self.page_size
-            slots = self.slots(req.rid, req.input_len)
-            for position, slot in enumerate(slots[:start].tolist()):
-                self.put(slot, value_of(req, position))
-                self.memory.cached.add(slot)
-            assert self.keeper.seated(req, Seat(slots, start, req.input_len)) is None
         for rid, left in list(self.running.items()):
             self.running[rid] = left - 1
             if not left:
@@ -272,20 +282,39 @@ class Decode(Server):
                 assert not self.keeper.finish(req)
                 self.gone(req)
 
-    def through(self, req: Req, arrived: Arrived | None) -> None:
-        if arrived is not None:
-            assert req.kv.row != NO_ROW
-            for position, slot in enumerate(self.slots(req.rid, arrived.length).tolist()):
-                right = self.memory.holds(slot, value_of(req, position))
-                assert right, f"token {position} of {req.rid} is not what was computed for it"
-            if arrived.token is not None:
-                assert arrived.length == req.input_len
-                assert arrived.token == token_of(req)
-        if arrived is None or arrived.token is None:
-            self.give_back(req.rid)
-            self.allocate(req.rid, 0)
+    def reserve(self, req: Req) -> bool:
+        if not self.allocate(req.rid, req.input_len + 2):
+            return False
+        req.kv.row = 1
+        req.kv.cache_len = min(self.cached, req.input_len - 1) // self.page_size * self.page_size
+        for position, slot in enumerate(self.slots(req.rid, req.kv.cache_len).tolist()):
+            self.put(slot, value_of(req, position))
+            self.memory.cached.add(slot)
+        return True
+
+    def reserved_slots(self, req: Req) -> np.ndarray:
+        return self.slots(req.rid, req.input_len)
+
+    def give_back(self, req: Req, computed: int = 0) -> None:
+        self.check_arrived(req, computed)
+        self.free_pages(req.rid)
+        self.allocate(req.rid, 0)
         req.kv.row = NO_ROW
-        req.move_to(ReqStatus.RUNNING if arrived is not None and arrived.token is not None else ReqStatus.WAITING)
+
+    def begin_computed(self, req: Req, length: int, token: int, values: TokenValues) -> None:
+        self.check_arrived(req, length)
+        assert (length, token) == (req.input_len, token_of(req))
+        req.kv.row = NO_ROW
+        req.move_to(ReqStatus.RUNNING)
+        self.running[req.rid] = 3
+
+    def check_arrived(self, req: Req, length: int) -> None:
+        for position, slot in enumerate(self.slots(req.rid, length).tolist()):
+            right = self.memory.holds(slot, value_of(req, position))
+            assert right, f"token {position} of {req.rid} is not what was computed for it"
+
+    def through(self, req: Req) -> None:
+        req.move_to(ReqStatus.WAITING)
         self.running[req.rid] = 3
 
     def gone(self, req: Req) -> None:

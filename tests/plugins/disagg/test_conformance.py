@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.conformance.admission_gate import AdmissionGateContract, ManualClock, gated_request
-from pegboard.core.interfaces.admission_gate import AdmissionGate, GateState, Seat, Verdict
-from pegboard.core.interfaces.kv_transfer import TransferState
+from pegboard.conformance.admission_gate import ManualClock, gated_request
+from pegboard.core.interfaces.admission_gate import AdmissionGate, GateState, Verdict
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.plugins.disagg.gate import DisaggGate
+from pegboard.plugins.kv_handoff.api import HandoffGate, KVReservation
+from pegboard.plugins.kv_handoff.api.transfer import TransferState
+from pegboard.plugins.kv_handoff.suite.gate import HandoffGateContract, asks
 from tests.plugins.disagg.servers import DONE
 from tests.plugins.disagg.world import ADDRESS, Setup, World
 
@@ -26,7 +28,7 @@ def said(room: int | None = None) -> dict[str, dict[str, object]]:
     return {"disagg": {"bootstrap_host": ADDRESS.host, "bootstrap_port": ADDRESS.port, "bootstrap_room": room}}
 
 
-class TestDecode(AdmissionGateContract):
+class TestDecode(HandoffGateContract):
     """Behind it the prefill server of a world, which works whenever the gate looks."""
 
     provider = "disagg"
@@ -37,6 +39,7 @@ class TestDecode(AdmissionGateContract):
     def behind(self) -> World:
         world = World(Setup(memory=(60, 24)))
         self.world, self.reading = world, False
+        world.decode.handoff.core = None  # the suite gives memory
 
         def look() -> None:
             world.connect()
@@ -54,21 +57,22 @@ class TestDecode(AdmissionGateContract):
         return behind.clock
 
     @pytest.fixture
-    def gate(self, behind: World) -> AdmissionGate:
+    def gate(self, behind: World) -> HandoffGate:
         return behind.decode.made
 
     def blocked_request(self, gate: AdmissionGate) -> Req:
         return gated_request(said())
 
     def clear(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
-        """Give prefill the request, and a seat to this one: the suite's `wait_until_open` does the rest."""
+        """Give prefill the request, and memory to this one: the suite's `wait_until_open` does the rest."""
         self._compute(req)
         self.reading = True
         for _ in range(50):
             verdict = gate.poll([req]).get(req.rid)
-            if verdict is not None and verdict.seat:
+            if isinstance(verdict, Verdict) and asks(verdict):
                 break
-        self.seat_of(gate, req)
+        assert isinstance(gate, HandoffGate)
+        self.give_memory(gate, req)
 
     def around(self, gate: AdmissionGate) -> Sequence[object]:
         """The network of the world remembers what was sent."""
@@ -78,23 +82,23 @@ class TestDecode(AdmissionGateContract):
         """Connections to prefill servers stay, and in the world each port is one."""
         return said()
 
-    def seat_of(self, gate: AdmissionGate, req: Req) -> None:
+    def give_memory(self, gate: HandoffGate, req: Req) -> None:
         owner = self.world.decode.memory.owner
         slots = [slot for slot in range(3, len(owner)) if owner[slot] is None][: req.input_len]
         for slot in slots:
             owner[slot] = f"slot {slot}"
-        gate.seated(req, Seat(np.array(slots, np.int32), 0, req.input_len))
+        gate.reserved(req, KVReservation(np.array(slots, np.int32), 0, req.input_len))
 
-    def seated_request(self, gate: AdmissionGate) -> Req:
+    def reserving_request(self, gate: HandoffGate) -> Req:
         req = gated_request(said())
         self._compute(req)
-        self.world.decode.memory.owner[16:22] = ["seat"] * 6
+        self.world.decode.memory.owner[16:22] = ["reserved"] * 6
         return req
 
-    def bring(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
+    def bring(self, gate: HandoffGate, clock: ManualClock, req: Req) -> None:
         self.reading = True
 
-    def stop_writing(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
+    def stop_writing(self, gate: HandoffGate, clock: ManualClock, req: Req) -> None:
         for read in self.world.reads():
             self.world.decode.transfer.end(read, TransferState.GONE)
 
@@ -107,14 +111,14 @@ class TestDecode(AdmissionGateContract):
 class ComputedAtOnce(DisaggGate):
     """A gate of a server that has computed a prompt, and the token after it, when it comes."""
 
-    def enter(self, req: Req) -> Verdict:
-        verdict = super().enter(req)
+    def judge(self, req: Req) -> Verdict:
+        verdict = super().judge(req)
         if verdict.state is GateState.OPEN and req.output_len:
             self.computed(req, np.arange(16, 16 + req.input_len, dtype=np.int32))
         return verdict
 
 
-class TestPrefill(AdmissionGateContract):
+class TestPrefill(HandoffGateContract):
     provider = "disagg"
     options = {"role": "prefill"}
     world: World
@@ -126,7 +130,7 @@ class TestPrefill(AdmissionGateContract):
         return self.world.clock
 
     @pytest.fixture
-    def gate(self, clock: ManualClock) -> AdmissionGate:
+    def gate(self, clock: ManualClock) -> HandoffGate:
         made = self.world.prefill.made
         self.before = None
         return ComputedAtOnce(made.options, made.ctx, self.world.prefill.end)
@@ -152,5 +156,5 @@ class TestPrefill(AdmissionGateContract):
     def let_go(self, gate: AdmissionGate, clock: ManualClock, req: Req) -> None:
         clock.advance(31.0)
 
-    def followed_request(self, gate: AdmissionGate) -> Req:
+    def followed_request(self, gate: HandoffGate) -> Req:
         return gated_request(said())

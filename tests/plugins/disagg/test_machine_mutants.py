@@ -2,93 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pegboard.core.interfaces.admission_gate import AdmissionGate, Seat, Verdict
-from pegboard.core.interfaces.kv_transfer import TransferNews, TransferState
 from pegboard.core.interfaces.req import Req
 from pegboard.plugins.disagg.events import Said
 from pegboard.plugins.disagg.gate import DisaggGate
 from pegboard.plugins.disagg.messages import AboutRooms, Gone, Kept, Ready, Taken
+from pegboard.plugins.kv_handoff.api import KVReservation
+from pegboard.plugins.kv_handoff.api.transfer import TransferNews, TransferState
 from tests.plugins.disagg.servers import Broken
 from tests.plugins.disagg.walk import ACTS, CALM, failures, walk
 from tests.plugins.disagg.wire import End, VirtualTransfer
 from tests.plugins.disagg.world import Setup
 
 
-class Around(AdmissionGate):
-    """A gate that does what another one does."""
-
-    def __init__(self, inner: DisaggGate) -> None:
-        super().__init__(inner.options, inner.ctx)
-        self.inner = inner
-
-    def concerns(self, req: Req) -> bool:
-        return self.inner.concerns(req)
-
-    def enter(self, req: Req) -> Verdict:
-        return self.inner.enter(req)
-
-    def poll(self, blocked: Sequence[Req]) -> Mapping[str, Verdict]:
-        return self.inner.poll(blocked)
-
-    def seated(self, req: Req, seat: Seat) -> None:
-        self.inner.seated(req, seat)
-
-    def computed(self, req: Req, slots: NDArray[np.int32]) -> None:
-        self.inner.computed(req, slots)
-
-    def cancel(self, req: Req) -> bool | None:
-        return self.inner.cancel(req)
-
-    def finished(self, req: Req) -> bool:
-        return self.inner.finished(req)
-
-    def released(self) -> Iterable[str]:
-        return self.inner.released()
-
-    def drop(self, req: Req) -> None:
-        self.inner.drop(req)
-
-
-class NoQuarantine(Around):
-    def cancel(self, req: Req) -> bool | None:
-        self.inner.cancel(req)
+class NoQuarantine(DisaggGate):
+    def forget(self, req: Req) -> bool | None:
+        super().forget(req)
         return None
 
 
-class QuarantinesForEver(Around):
+class QuarantinesForEver(DisaggGate):
     def released(self) -> Iterable[str]:
-        self.inner.released()
+        super().released()
         return ()
 
 
-class ReadsWhatIsCached(Around):
-    def seated(self, req: Req, seat: Seat) -> None:
-        self.inner.seated(req, Seat(seat.slots, 0, seat.length))
+class ReadsWhatIsCached(DisaggGate):
+    def reserved(self, req: Req, reservation: KVReservation) -> None:
+        super().reserved(req, KVReservation(reservation.slots, 0, reservation.length))
 
 
-class HoldsNothing(Around):
+class HoldsNothing(DisaggGate):
     def finished(self, req: Req) -> bool:
-        self.inner.finished(req)
+        super().finished(req)
         return False
 
 
-class HoldsForEver(Around):
+class HoldsForEver(DisaggGate):
     def released(self) -> Iterable[str]:
-        self.inner.released()
+        super().released()
         return ()
 
 
-class IgnoresRetraction(Around):
+class IgnoresRetraction(DisaggGate):
     def computed(self, req: Req, slots: NDArray[np.int32]) -> None:
         if slots.shape[0]:
-            self.inner.computed(req, slots)
+            super().computed(req, slots)
 
 
 class GoneAtOnce(VirtualTransfer):
@@ -183,4 +148,4 @@ def test_one_attempt_is_caught() -> None:
 
 def test_nothing_else_is_caught() -> None:
     """The same without a bug passes."""
-    walk(0, 500, broken=Broken(prefill=Around, decode=Around))
+    walk(0, 500, broken=Broken())

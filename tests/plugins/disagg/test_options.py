@@ -10,7 +10,6 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.plugins.disagg.gate import DisaggGate, listen
 from pegboard.plugins.disagg.options import DisaggOptions
@@ -55,10 +54,10 @@ def test_off_loopback_with_a_secret(tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken() -> None:
     with listen("127.0.0.1:0") as taken:
-        kv = World().prefill.made.ctx.kv
+        ctx = World().prefill.made.ctx
         options = DisaggOptions(listen=f"127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(ConfigError) as caught:
-            DisaggGate(options, AdmissionGateContext(kv=kv))
+            DisaggGate(options, ctx)
     text = f"`listen`: cannot listen at {options.listen}: Address already in use; stop what uses the port, or choose"
     assert text in str(caught.value)
     assert "attempting" not in str(caught.value)
@@ -68,15 +67,15 @@ def test_a_secret_that_cannot_be_read(tmp_path: Path) -> None:
     """The error names the option; where the file is missing, also the commands that make it, which are right."""
     file = tmp_path / "secret"
     options = DisaggOptions(listen="127.0.0.1:0", secret_file=file)
-    kv = World().prefill.made.ctx.kv
+    ctx = World().prefill.made.ctx
     with pytest.raises(ConfigError, match=r"gate `disagg`: secret_file .* does not exist") as caught:
-        DisaggGate(options, AdmissionGateContext(kv=kv))
+        DisaggGate(options, ctx)
     subprocess.run(["sh", "-c", str(caught.value).partition("servers: ")[2]], check=True)
     assert len(options.secret()) >= 32
     directory = tmp_path / "closed"
     directory.mkdir(0o700)
     with pytest.raises(ConfigError, match=r"secret_file .* cannot be read: Is a directory"):
-        DisaggGate(DisaggOptions(secret_file=directory), AdmissionGateContext(kv=kv))
+        DisaggGate(DisaggOptions(secret_file=directory), ctx)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +99,7 @@ def test_the_start_is_logged(
     said = {"role": role} | ({"listen": "127.0.0.1:0"} if role == "prefill" else {})
     options = DisaggOptions.model_validate(said | ({"secret_file": file} if secret else {}))
     with caplog.at_level("INFO", "pegboard.plugins.disagg.gate"):
-        gate = DisaggGate(options, AdmissionGateContext(kv=World().server(role).made.ctx.kv))
+        gate = DisaggGate(options, World().server(role).made.ctx)
     if role == "prefill":
         assert httpx.get(f"http://127.0.0.1:{gate.port}/health").status_code == 200
     gate.close()

@@ -9,10 +9,10 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 
-from pegboard.core.interfaces.kv_transfer import TransferError
 from pegboard.plugins.disagg.decode_room import DecodeRoom
 from pegboard.plugins.disagg.ranges import ranges_of
 from pegboard.plugins.disagg.reading import Reader
+from pegboard.plugins.kv_handoff.api.transfer import TransferError
 from pegboard.plugins.transfer_inproc.transfer import InprocTransfer
 from tests.plugins.disagg.pools import (
     BUILD,
@@ -131,7 +131,7 @@ def test_a_server_that_goes_fails_the_room(pools: Pools) -> None:
 
 @pytest.mark.parametrize("engine", BUILD)
 def test_after_a_read_is_over_nothing_is_written(pools: Pools, engine: str) -> None:
-    """Whenever the request goes: its seat can be given to another one as soon as it is called safe."""
+    """Whenever the request goes: its memory can be given to another one as soon as it is called safe."""
     source, target = pools.pair(engine)
     reader = pools.reader(target, source)
     for wait in (0.0, 0.0005, 0.002):

@@ -10,7 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pegboard.conformance.admission_gate import ManualClock
-from pegboard.core.interfaces.kv_transfer import (
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.disagg.events import Address, Event, Failed, Lost, Opened, Said
+from pegboard.plugins.disagg.handshake import Peer
+from pegboard.plugins.disagg.messages import AboutRooms, Facts
+from pegboard.plugins.kv_handoff.api.transfer import (
     KVTransfer,
     KVTransferContext,
     Ranges,
@@ -19,10 +23,6 @@ from pegboard.core.interfaces.kv_transfer import (
     TransferNews,
     TransferState,
 )
-from pegboard.core.interfaces.options import NoOptions
-from pegboard.plugins.disagg.events import Address, Event, Failed, Lost, Opened, Said
-from pegboard.plugins.disagg.handshake import Peer
-from pegboard.plugins.disagg.messages import AboutRooms, Facts
 
 SLOT_BYTES = (4, 8)
 """Of the regions K and V of the only layer."""

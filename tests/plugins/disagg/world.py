@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from pegboard.conformance.admission_gate import ManualClock
-from pegboard.core.interfaces.kv_transfer import TransferState
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.plugins.disagg.events import Address
+from pegboard.plugins.kv_handoff.api.transfer import TransferState
 from tests.plugins.disagg.servers import Broken, Decode, Prefill, Server
 from tests.plugins.disagg.wire import Net, Read, VirtualTransfer
 

@@ -295,11 +295,11 @@ def test_each_request_has_its_own_time_in_the_scheduler() -> None:
     rig.clock.advance(400)
     rig.cache.begun[1].state["done"] = True
     news = keeper.poll()
-    assert ([req.rid for req, _ in news.ready], news.failed) == (["r1"], [])
+    assert ([req.rid for req in news.ready], news.failed) == (["r1"], [])
     keeper.cancel(others[0])
     rig.clock.advance(200)
     news = keeper.poll()
-    assert ([req.rid for req, _ in news.ready], news.failed) == (["r2"], [])
+    assert ([req.rid for req in news.ready], news.failed) == (["r2"], [])
     assert rig.cache.closed == [1, 1, 1]
 
 

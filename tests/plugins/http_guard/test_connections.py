@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from pegboard.core.server.http.server import HttpServer
 from pegboard.plugins.http_guard import connections
 from pegboard.plugins.http_guard.connections import IDLE_GRACE, SLOW_GRACE, SPARE_PLACES, Acceptor, Place, Places
+from pegboard.toolkit.http.server import HttpServer
 from tests.plugins.http_guard.guarded import guarding
 
 PATIENCE = 30.0

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from pegboard.core.server.http.server import HttpServer
 from pegboard.plugins.http_guard.protocol import MAX_HEAD_BYTES, MAX_HEADERS
+from pegboard.toolkit.http.server import HttpServer
 from tests.plugins.http_guard.guarded import guarding
 
 PATIENCE = 30.0

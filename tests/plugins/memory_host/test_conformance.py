@@ -1,6 +1,6 @@
 import torch
 
-from pegboard.conformance.host_pool import HostPoolContract
+from pegboard.plugins.kv_tiers.suite.host_pool import HostPoolContract
 from pegboard.plugins.memory_host.copies import Copies, QueuedCopies
 from pegboard.plugins.memory_host.pool import LayerFirst, PageFirst
 

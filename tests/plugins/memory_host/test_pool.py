@@ -12,10 +12,10 @@ import torch
 
 from pegboard.conformance.attention_fakes import make_layer
 from pegboard.conformance.paged import PlainPool
-from pegboard.core.interfaces.host_pool import HostPoolContext
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.kv_tiers.api import HostPoolContext
 from pegboard.plugins.memory_host.pool import LayerFirst, PagedHostPool, PageFirst
 
 CPU = torch.device("cpu")

@@ -24,11 +24,12 @@ from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.stages import StepHooks
 from pegboard.core.registry.hooks import Hooks
+from pegboard.plugins.kv_handoff.stage import NAME, KVHandoff
 from pegboard.plugins.metrics_prometheus.collector import SchedulerCollector
 from pegboard.plugins.metrics_prometheus.hooks import RENDER, MetricsHooks
 from pegboard_drills.gate import DrillGate
 from pegboard_drills.options import DrillGateOptions
-from tests.core.pipeline.harness import Harness, Seer
+from tests.core.pipeline.harness import VOCAB, Harness, Seer
 
 EVERY = {"sampling": {"ignore_eos": True}}
 
@@ -118,14 +119,15 @@ def test_times_are_the_clocks() -> None:
 def test_what_a_gate_brings() -> None:
     """Its first token is one, and no step; and the gate says what it does."""
     clock = ManualClock()
-    gate = DrillGate(DrillGateOptions(), AdmissionGateContext(clock))
-    keeper = GateKeeper([("drill", gate)], clock, {"drill": {"seats"}})
-    watched = Watched(parts={"gates": keeper})
+    handoff = KVHandoff(VOCAB)
+    gate = DrillGate(DrillGateOptions(), AdmissionGateContext(clock, stages={NAME: handoff}))
+    keeper = GateKeeper([("drill", gate)], clock)
+    watched = Watched(parts={"gates": keeper}, joining=[handoff])
     params = {"drill": {"act": "bring", "token": 9, "delay": 1.0}}
-    gate.write = lambda rid, seat, wanted: watched.harness.model.slots.__setitem__(seat.slots, 1)
+    gate.write = lambda rid, memory, wanted: watched.harness.model.slots.__setitem__(memory.slots, 1)
     watched.harness.submit("brought", [1] * 20, 6, params=params, sampling=EVERY["sampling"])
     watched.harness.step()
-    assert watched.value("num_requests_seated") == watched.value("gates_now", figure="drill_seats") == 1
+    assert watched.value("num_requests_seated") == watched.value("gates_now", figure="drill_reservations") == 1
     clock.advance(2.0)
     watched.harness.run()
     value = watched.value

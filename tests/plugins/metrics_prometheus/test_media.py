@@ -19,7 +19,7 @@ from pegboard.core.server.http.app import build_app
 from pegboard.plugins.metrics_prometheus.collector import SchedulerCollector
 from pegboard.plugins.metrics_prometheus.options import MetricsOptions
 from pegboard.plugins.metrics_prometheus.router import MetricsRouter
-from tests.core.pipeline.media_harness import Album, media_harness, submit
+from tests.plugins.media.media_harness import Album, media_harness, submit
 
 
 def read(text: str) -> dict[tuple[str, ...], float]:
@@ -42,7 +42,7 @@ def test_encoding_as_the_scheduler_counts_it(tmp_path: Path) -> None:
         submit(harness, rid, album.prompt(album.words(3), *items))
         harness.run()
     page = read(generate_latest(registry).decode())
-    steps = harness.scheduler.counters.encode_steps
+    steps = harness.points.figures()["encode_steps"]
     assert steps >= 2
     assert page == {
         ("pegboard_mm_encode_steps_total",): steps,
@@ -57,7 +57,7 @@ def test_encoding_as_the_scheduler_counts_it(tmp_path: Path) -> None:
 class Preparing(FakeEngineClient):
     """Has prepared some media, if its model takes any. No scheduler answers."""
 
-    def media_stats(self) -> Mapping[str, Any]:
+    def media_figures(self) -> Mapping[str, Any]:
         return {
             "items": {"image": 5},
             "failures": {"invalid_media": 2},

@@ -17,9 +17,10 @@ import numpy as np
 from PIL import Image
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaContext, MediaKind, MediaSettings, MediaSource
+from pegboard.plugins.media.api import MediaContext, MediaSource
 from pegboard.plugins.mm_qwen_vl.options import QwenVLProcessorOptions
 from pegboard.plugins.mm_qwen_vl.processor import QwenVLProcessor
+from pegboard.toolkit.media.inputs import MediaKind, MediaSettings
 from tests.plugins.mm_qwen_vl.clips import video_file
 from tests.plugins.mm_qwen_vl.models import config
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pegboard.core.interfaces.media import MediaContext, MediaLimits
+from pegboard.plugins.media.api import MediaContext, MediaLimits
 from pegboard.plugins.mm_qwen_vl.options import QwenVLProcessorOptions
 from pegboard.plugins.mm_qwen_vl.processor import QwenVLProcessor
 

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from pegboard.conformance.media_encoder import pieces_of
 from pegboard.conformance.vl_checkpoints import VL_FAMILIES, vl_checkpoint
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.interfaces.media import MediaItem, MediaPiece
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.media.api import MediaItem, MediaPiece
 from pegboard.plugins.mm_qwen_vl.encoder import QwenVLEncoder
 from pegboard.plugins.mm_qwen_vl.patches import patches_of
 from pegboard.plugins.mm_qwen_vl.pixel_spec import PixelSpec
@@ -205,7 +205,7 @@ MEMORY = """
 import json, resource, sys
 from pathlib import Path
 import numpy as np, torch
-from pegboard.core.interfaces.media import MediaItem, MediaPiece
+from pegboard.plugins.media.api import MediaItem, MediaPiece
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.mm_qwen_vl.encoder import QwenVLEncoder

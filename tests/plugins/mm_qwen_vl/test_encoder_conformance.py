@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pegboard.conformance.media_encoder import MediaEncoderContract
 from pegboard.conformance.vl_checkpoints import vl_checkpoint
-from pegboard.core.interfaces.media import MediaItem
+from pegboard.plugins.media.api import MediaItem
 from tests.plugins.mm_qwen_vl.vision_cases import image, video
 
 

@@ -14,8 +14,9 @@ from PIL import Image, ImageOps
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaLimits, MediaSettings, MediaShape, MediaSource
+from pegboard.plugins.media.api import MediaLimits, MediaShape, MediaSource
 from pegboard.plugins.mm_qwen_vl.processor import QwenVLProcessor
+from pegboard.toolkit.media.inputs import MediaSettings
 from tests.plugins.mm_qwen_vl.models import GENEROUS, NORMAL, NORMALISED, processor
 from tests.plugins.mm_qwen_vl.random_pictures import random_picture
 

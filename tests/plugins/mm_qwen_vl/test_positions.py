@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaItem, MediaKind, MediaLayout
+from pegboard.plugins.media.api import MediaItem, MediaLayout
 from pegboard.plugins.mm_qwen_vl.processor import QwenVLProcessor
+from pegboard.toolkit.media.inputs import MediaKind
 from tests.plugins.mm_qwen_vl.models import IDS, processor
 
 LAYOUTS = 300

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from pegboard.conformance.media_processor import MediaProcessorContract
-from pegboard.core.interfaces.media import MediaKind
+from pegboard.toolkit.media.inputs import MediaKind
 from tests.plugins.mm_qwen_vl.clips import video_file
 from tests.plugins.mm_qwen_vl.models import IDS, config
 

@@ -11,7 +11,7 @@ import pytest
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.interfaces.media import MediaContext
+from pegboard.plugins.media.api import MediaContext
 from pegboard.plugins.mm_qwen_vl.options import QwenVLProcessorOptions
 from pegboard.plugins.mm_qwen_vl.processor import QwenVLProcessor
 from pegboard.plugins.mm_qwen_vl.settings import ModelSettings, read_settings

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaContext, MediaSource
+from pegboard.plugins.media.api import MediaContext, MediaSource
 from pegboard.plugins.mm_qwen_vl.options import QwenVLProcessorOptions
 from pegboard.plugins.mm_qwen_vl.processor import QwenVLProcessor
 from pegboard.plugins.mm_qwen_vl.survey import MAX_PARTS, MAX_SCANS, expected_pixels, survey

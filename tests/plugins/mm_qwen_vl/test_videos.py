@@ -17,10 +17,11 @@ import pytest
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaLimits, MediaSettings, MediaShape, MediaSource
+from pegboard.plugins.media.api import MediaLimits, MediaShape, MediaSource
 from pegboard.plugins.mm_qwen_vl.frames import choose_frames, frame_times
 from pegboard.plugins.mm_qwen_vl.settings import ModelSettings, read_settings
 from pegboard.plugins.mm_qwen_vl.sizes import video_size
+from pegboard.toolkit.media.inputs import MediaSettings
 from tests.plugins.mm_qwen_vl.clips import CLIPS, clip_frames, video_file, without_its_first_picture
 from tests.plugins.mm_qwen_vl.models import GENEROUS, NORMAL, config, processor
 

@@ -83,6 +83,12 @@ def test_incomplete_directories_are_named(tmp_path: Path, missing: str, message:
         hf(str(directory)).prepare()
 
 
+def test_weights_that_nobody_reads_may_be_missing(tmp_path: Path) -> None:
+    directory = tiny_checkpoint(tmp_path, "llama")
+    (directory / "model.safetensors").unlink()
+    assert hf(str(directory), needs_weights=False).prepare() == directory
+
+
 def test_hub_ids_fetch_safetensors_and_no_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tiny_checkpoint(tmp_path, "llama")
     asked: dict[str, Any] = {}

@@ -13,7 +13,6 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from pegboard.conformance.model_suite import TOLERANCE
 from pegboard.conformance.paged import PlainAttention, PlainPool
-from pegboard.core.engine.model_probe import PoolProbe
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.kv_pool import KVPoolContext
@@ -24,6 +23,7 @@ from pegboard.plugins.model_transformers.family import TransformersFamily, probe
 from pegboard.plugins.model_transformers.limits import examine
 from pegboard.plugins.model_transformers.network import TransformersNetwork
 from pegboard.plugins.model_transformers.trace import NotServable, Trace, trace, window_of
+from pegboard.toolkit.model.pool_probe import PoolProbe
 from tests.plugins.model_transformers.tiny import REFUSED, SERVED, VOCAB, context, save
 
 

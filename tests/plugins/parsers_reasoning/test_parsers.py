@@ -6,13 +6,12 @@ import pytest
 from pydantic import ValidationError
 
 from pegboard.conformance.streams import Told, feed, one_by_one
-from pegboard.core.config.select import select
-from pegboard.core.interfaces.contracts import REASONING_PARSER
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.output_parser import OutputParserContext
 from pegboard.core.registry.registry import Registry
 from pegboard.plugins.parsers_reasoning.options import MarkerOptions, ThinkOptions
 from pegboard.plugins.parsers_reasoning.parsers import MarkedParser, QwenParser, ThinkParser
+from pegboard.toolkit.parsing.output_parser import OutputParserContext
+from tests.choosing import best
 
 CTX = OutputParserContext("", "", "")
 QWEN = (
@@ -71,6 +70,6 @@ def test_markers_of_the_config() -> None:
 @pytest.mark.parametrize(("template", "name"), [(QWEN, "qwen3"), (R1, "deepseek_r1"), ("{{ messages }}", "plain")])
 def test_auto_goes_by_the_template(template: str, name: str) -> None:
     candidates = [one for one in Registry.discover().providers("reasoning_parser") if one.provider.rank >= 0]
-    found, _ = select(REASONING_PARSER, candidates, OutputParserContext(template, "", ""))
+    found = best(candidates, OutputParserContext(template, "", ""))
     assert found is not None
     assert {one.name for one in candidates if one.load() is found} == {name}

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from pegboard.core.interfaces.output_parser import ToolFunction
+from pegboard.toolkit.parsing.output_parser import ToolFunction
 
 _STRING = {"type": "string"}
 TOOLS: tuple[ToolFunction, ...] = (

@@ -14,7 +14,6 @@ from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.conformance.grammar import EOS, WIDTH, bytes_of, random_walk
 from pegboard.conformance.streams import Told, feed, one_by_one
 from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
-from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
 from pegboard.core.registry.registry import Registry
 from pegboard.plugins.parsers_tools.json_formats import DeepSeekParser, HermesParser, LlamaParser, MistralParser
 from pegboard.plugins.parsers_tools.pythonic import PythonicParser
@@ -22,6 +21,7 @@ from pegboard.plugins.parsers_tools.xml_format import XmlParser
 from pegboard.toolkit.chat.call_or import CallOrStream
 from pegboard.toolkit.chat.tool_calls import Tools
 from pegboard.toolkit.chat.tool_schema import Choice
+from pegboard.toolkit.parsing.output_parser import OutputParser, OutputParserContext
 from pegboard.toolkit.text.tokenizer import Tokenizer
 
 FORMATS = [

@@ -6,8 +6,8 @@ import pytest
 
 from pegboard.conformance.streams import Told, feed, one_by_one
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
 from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.parsing.output_parser import OutputParser, OutputParserContext
 from tests.plugins.parsers_tools.corpus import OUTPUTS, TOOLS, Output
 
 REGISTRY = Registry.discover()

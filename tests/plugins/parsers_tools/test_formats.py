@@ -11,17 +11,17 @@ import pytest
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.conformance.streams import Told, feed, one_by_one, sample
 from pegboard.conformance.tool_parser import TOOLS
-from pegboard.core.config.select import select
-from pegboard.core.interfaces.contracts import REASONING_PARSER, TOOL_PARSER
 from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
 from pegboard.core.registry.registry import Registry
+from pegboard.plugins.parsers_plain import REASONING_PARSER, TOOL_PARSER
 from pegboard.plugins.parsers_tools.json_formats import DeepSeekParser, HermesParser, LlamaParser, MistralParser
 from pegboard.plugins.parsers_tools.pythonic import PythonicParser
 from pegboard.plugins.parsers_tools.xml_format import XmlParser
+from pegboard.toolkit.parsing.output_parser import OutputParser, OutputParserContext
 from pegboard.toolkit.parsing.text_stream import TextStream
 from pegboard.toolkit.text.tokenizer import Tokenizer
+from tests.choosing import best
 
 ROME = ("get_weather", {"city": "Rome"})
 
@@ -304,7 +304,7 @@ TEMPLATES = {
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_auto_goes_by_the_template(name: str) -> None:
     candidates = [one for one in Registry.discover().providers("tool_parser") if one.provider.rank >= 0]
-    found, _ = select(TOOL_PARSER, candidates, OutputParserContext(TEMPLATES[name], "", ""))
+    found = best(candidates, OutputParserContext(TEMPLATES[name], "", ""))
     assert found is not None
     assert {one.name for one in candidates if one.load() is found} == {name}
 
@@ -312,7 +312,7 @@ def test_auto_goes_by_the_template(name: str) -> None:
 def test_without_a_template_nothing_is_found() -> None:
     for contract in (TOOL_PARSER, REASONING_PARSER):
         candidates = [one for one in Registry.discover().providers(contract.name) if one.provider.rank >= 0]
-        found, _ = select(contract, candidates, OutputParserContext("", "", ""))
+        found = best(candidates, OutputParserContext("", "", ""))
         assert found is not None
         assert found.__name__ == "PlainParser"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.conformance.pooler import PoolerContract
+from pegboard.plugins.row_outputs.suite import PoolerContract
 
 
 class TestLast(PoolerContract):

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.pooler import PoolerContext, PoolSpan
 from pegboard.plugins.pooler_basic.poolers import ClsPooler, LastPooler, MeanPooler, ModelPooler
+from pegboard.plugins.row_outputs.api import PoolerContext, PoolSpan
 
 
 def context(directory: Path, settings: Any = None) -> PoolerContext:

@@ -15,8 +15,8 @@ from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import AbortRequest, TokenOutput
-from pegboard.core.interfaces.pooler import PoolSpan
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.plugins.row_outputs.api import PoolSpan
 from pegboard.plugins.row_outputs.messages import NAME, Said
 from pegboard.plugins.row_outputs.stage import RowOutputs
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pegboard.conformance.stage import StageContract, stage_context
 from pegboard.conformance.stage_rig import Parts
 from pegboard.core.interfaces.batch import ModelWorkerBatch
-from pegboard.core.interfaces.pooler import PoolSpan
 from pegboard.core.interfaces.stage import Stage
+from pegboard.plugins.row_outputs.api import PoolSpan
 from pegboard.plugins.row_outputs.messages import Asked, Rows
 from pegboard.plugins.row_outputs.stage import RowOutputs
 

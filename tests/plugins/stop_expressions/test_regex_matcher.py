@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pegboard.core.pipeline.text.stop import StopMatcher
 from pegboard.plugins.stop_expressions.matcher import RegexMatcher
 from pegboard.plugins.stop_expressions.program import Program, StopRegexError
 from pegboard.plugins.stop_expressions.stage import compiled
+from pegboard.toolkit.text.stop import StopMatcher
 
 LETTERS = "abA \n1_"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pegboard.core.interfaces.kv_storage import KVStorageContext
+from pegboard.plugins.kv_tiers.api import KVStorageContext
 from pegboard.plugins.storage_files.options import FilesOptions
 from pegboard.plugins.storage_files.storage import FilesStorage
 

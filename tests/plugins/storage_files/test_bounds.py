@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pegboard.core.interfaces.kv_storage import StorageError
+from pegboard.plugins.kv_tiers.api import StorageError
 from tests.plugins.storage_files.disks import BLOCK, IDENTITY, ON_DISK, Disk, mounted
 
 Open = Callable[..., Disk]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pegboard.conformance.kv_storage import KVStorageContract
-from pegboard.core.interfaces.kv_storage import KVStorage
+from pegboard.plugins.kv_tiers.api import KVStorage
+from pegboard.plugins.kv_tiers.suite.kv_storage import KVStorageContract
 from pegboard.plugins.storage_files.options import FilesOptions
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.interfaces.kv_storage import KVStorageContext, StorageError
+from pegboard.plugins.kv_tiers.api import KVStorageContext, StorageError
 from pegboard.plugins.storage_files import storage as storage_module
 from pegboard.plugins.storage_files.options import FilesOptions
 from pegboard.plugins.storage_files.storage import FilesStorage

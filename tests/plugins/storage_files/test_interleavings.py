@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pegboard.core.interfaces.kv_storage import KVStorageContext
+from pegboard.plugins.kv_tiers.api import KVStorageContext
 from pegboard.plugins.storage_files.folders import Folders, Place
 from pegboard.plugins.storage_files.index import Index
 from pegboard.plugins.storage_files.options import FilesOptions

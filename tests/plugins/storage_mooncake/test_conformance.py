@@ -13,9 +13,9 @@ from types import ModuleType
 
 import pytest
 
-from pegboard.conformance.kv_storage import KVStorageContract
 from pegboard.conformance.servers import free_ports
-from pegboard.core.interfaces.kv_storage import KVStorage, KVStorageContext, StorageError
+from pegboard.plugins.kv_tiers.api import KVStorage, KVStorageContext, StorageError
+from pegboard.plugins.kv_tiers.suite.kv_storage import KVStorageContract
 from pegboard.plugins.storage_mooncake.options import MooncakeOptions
 from pegboard.plugins.storage_mooncake.storage import MooncakeStorage
 from tests.plugins.storage_mooncake.fake_store import FakeMooncakeStore

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from pegboard.conformance.kv_storage import KVStorageContract
-from pegboard.core.interfaces.kv_storage import KVStorage
+from pegboard.plugins.kv_tiers.api import KVStorage
+from pegboard.plugins.kv_tiers.suite.kv_storage import KVStorageContract
 from pegboard.plugins.storage_redis.options import RedisOptions
 from tests.plugins.storage_redis.fake_server import FakeRedis
 from tests.plugins.storage_redis.real_server import RealRedis

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from pegboard.core.interfaces.kv_storage import KVStorageContext, StorageError
+from pegboard.plugins.kv_tiers.api import KVStorageContext, StorageError
 from pegboard.plugins.storage_redis.options import RedisOptions
 from pegboard.plugins.storage_redis.pace import Pace
 from pegboard.plugins.storage_redis.storage import RedisStorage

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from pegboard.conformance.transfer_rig import LEASE, Server, ranges
-from pegboard.core.interfaces.kv_transfer import KVTransferContext, Region, TransferState
+from pegboard.plugins.kv_handoff.api.transfer import KVTransferContext, Region, TransferState
+from pegboard.plugins.kv_handoff.suite.rig import LEASE, Server, ranges
 from pegboard.plugins.transfer_inproc.options import InprocOptions
 from pegboard.plugins.transfer_inproc.transfer import InprocTransfer
 

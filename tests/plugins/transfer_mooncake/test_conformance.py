@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pegboard.conformance.kv_transfer import KVTransferContract
+from pegboard.plugins.kv_handoff.suite import KVTransferContract
 from tests.plugins.transfer_mooncake import fake_engine
 from tests.plugins.transfer_peers import PeersThatEnd
 from tests.plugins.transfer_staged import StagedReads

@@ -1,4 +1,4 @@
-from pegboard.conformance.kv_transfer import KVTransferContract
+from pegboard.plugins.kv_handoff.suite import KVTransferContract
 
 
 class TestTcp(KVTransferContract):

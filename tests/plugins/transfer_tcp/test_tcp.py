@@ -16,8 +16,10 @@ import numpy as np
 import psutil
 import pytest
 
-from pegboard.conformance.transfer_rig import LEASE, Server, ranges
-from pegboard.core.interfaces.kv_transfer import KVTransferContext, Region, TransferError, TransferState
+from pegboard.plugins.kv_handoff.api.listening import MOST_STRANGERS, TOKEN
+from pegboard.plugins.kv_handoff.api.protocol import REQUEST, pack_request
+from pegboard.plugins.kv_handoff.api.transfer import KVTransferContext, Region, TransferError, TransferState
+from pegboard.plugins.kv_handoff.suite.rig import LEASE, Server, ranges
 from pegboard.plugins.transfer_tcp.frames import (
     ANSWER,
     END,
@@ -30,9 +32,7 @@ from pegboard.plugins.transfer_tcp.frames import (
 )
 from pegboard.plugins.transfer_tcp.options import TcpOptions
 from pegboard.plugins.transfer_tcp.transfer import TcpTransfer
-from pegboard.toolkit.transfer.listening import MOST_STRANGERS, TOKEN
-from pegboard.toolkit.transfer.protocol import REQUEST, pack_request
-from tests.toolkit.transfer.toy import Clock
+from tests.plugins.kv_handoff.toy import Clock
 
 SIZE = 6 * 2**20
 PATIENCE = 20.0

@@ -10,8 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pegboard.conformance.media_toy import TOKENS
-from pegboard.core.interfaces.client import MediaInput, MediaPrompt
-from pegboard.core.interfaces.media import MediaKind
+from pegboard.toolkit.media.inputs import MediaInput, MediaKind, MediaPrompt
 from tests.fakes.toy_media import ppm
 
 SPELLED = re.compile("|".join(map(re.escape, TOKENS)))

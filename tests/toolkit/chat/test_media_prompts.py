@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from pegboard.conformance.fake_client import TEMPLATE, FakeEngineClient, FakeTokenizer
 from pegboard.conformance.fake_media import FakeMedia, fake_processor
 from pegboard.conformance.media_toy import TOKENS
-from pegboard.core.interfaces.client import MediaPrompt
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.output_parser import OutputParser, OutputParserContext
 from pegboard.toolkit.chat.rendering import render_chat
 from pegboard.toolkit.chat.tool_calls import Tools
+from pegboard.toolkit.media.inputs import MediaPrompt
+from pegboard.toolkit.parsing.output_parser import OutputParser, OutputParserContext
 from tests.toolkit.chat.media_chats import (
     CHATS,
     NEUTRAL,

@@ -18,11 +18,11 @@ import pytest
 
 from pegboard.conformance.fake_client import TEMPLATE, FakeEngineClient, FakeTokenizer
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.output_parser import OutputParser, ParserStream
 from pegboard.toolkit.chat import rendering
 from pegboard.toolkit.chat.chat_prompt import ChatPrompt
 from pegboard.toolkit.chat.rendering import RenderPool, render_chat
 from pegboard.toolkit.chat.tool_calls import Tools
+from pegboard.toolkit.parsing.output_parser import OutputParser, ParserStream
 
 CHAT = [{"role": "user", "content": "Hi 漢😀"}]
 RENDERED = "user: Hi 漢😀\nassistant:"

@@ -13,7 +13,10 @@ from pegboard.conformance.properties import properties
 from pegboard.conformance.streams import cut, told
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.output_parser import (
+from pegboard.toolkit.chat.tool_calls import ChatStream, Tools, skip_special_tokens
+from pegboard.toolkit.chat.tool_schema import Choice
+from pegboard.toolkit.parsing.call_stream import CallStream
+from pegboard.toolkit.parsing.output_parser import (
     Content,
     OutputParser,
     OutputParserContext,
@@ -22,9 +25,6 @@ from pegboard.core.interfaces.output_parser import (
     ToolCallArguments,
     ToolCallStart,
 )
-from pegboard.toolkit.chat.tool_calls import ChatStream, Tools, skip_special_tokens
-from pegboard.toolkit.chat.tool_schema import Choice
-from pegboard.toolkit.parsing.call_stream import CallStream
 from pegboard.toolkit.parsing.text_stream import Reading, TextStream
 
 CTX = OutputParserContext("", "", "")

@@ -15,7 +15,10 @@ from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.output_parser import (
+from pegboard.toolkit.chat.tool_calls import Tools
+from pegboard.toolkit.chat.turn import Turn, effort_hints, take_turn
+from pegboard.toolkit.grammars.grammar import any_of
+from pegboard.toolkit.parsing.output_parser import (
     Content,
     OutputEvent,
     OutputParser,
@@ -23,9 +26,6 @@ from pegboard.core.interfaces.output_parser import (
     ParserStream,
     Reasoning,
 )
-from pegboard.toolkit.chat.tool_calls import Tools
-from pegboard.toolkit.chat.turn import Turn, effort_hints, take_turn
-from pegboard.toolkit.grammars.grammar import any_of
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
 ADD = ({"name": "add", "parameters": {"type": "object"}},)
@@ -75,7 +75,7 @@ def turn(
         client = FakeEngineClient()
         client._info = dataclasses.replace(client.info, features=tuple(features), max_grammar_bytes=most)
         parser = Parser(NoOptions(), OutputParserContext("", "", "")) if parsers else None
-        ctx = ApiContext(client=client, max_body_bytes=1, tool_parser=parser, reasoning_parser=parser)
+        ctx = ApiContext(client=client, max_body_bytes=1, services={"tool_parser": parser, "reasoning_parser": parser})
         request = Request({"type": "http", "headers": []}, silence)
         return await take_turn(ctx, request, list(messages), **{"tools": Tools(), "grammar": None, **more})
 

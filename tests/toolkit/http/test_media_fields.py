@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.media import MediaKind, MediaSettings
 from pegboard.toolkit.http.media_fields import (
     COMMON,
     common_settings,
@@ -16,6 +15,7 @@ from pegboard.toolkit.http.media_fields import (
     media_input,
     own_settings,
 )
+from pegboard.toolkit.media.inputs import MediaKind, MediaSettings
 
 
 def settled(part: dict[str, Any], common: dict[str, Any] | None = None, kind: MediaKind = "video") -> MediaSettings:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pegboard.conformance.properties import properties
 from pegboard.conformance.streams import cut, feed, one_by_one
-from pegboard.core.interfaces.output_parser import Content, ToolCallArguments, ToolCallStart
 from pegboard.toolkit.parsing.call_stream import CallStream
+from pegboard.toolkit.parsing.output_parser import Content, ToolCallArguments, ToolCallStart
 from pegboard.toolkit.parsing.text_stream import Broken, Reading, Sink, Source, TextStream, held_length
 
 

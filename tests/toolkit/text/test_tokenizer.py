@@ -195,7 +195,7 @@ def test_needs_neither_torch_nor_much_memory() -> None:
     code = (
         "import sys, psutil\n"
         "from pegboard.toolkit.text.tokenizer import Tokenizer\n"
-        "from pegboard.core.pipeline.text.detokenize import IncrementalDetokenizer\n"
+        "from pegboard.toolkit.text.detokenize import IncrementalDetokenizer\n"
         f"t = Tokenizer.from_directory({str(demo_directory())!r})\n"
         "t.apply_chat_template([{'role': 'user', 'content': 'hi'}])\n"
         "assert len(t.encode('word ' * 20000)) > 20000\n"

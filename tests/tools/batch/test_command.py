@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.cli.main import app
-from pegboard.core.cli.signals import Signals
 from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
@@ -26,6 +25,7 @@ from pegboard.tools.batch import progress as generate_progress
 from pegboard.tools.batch.lines import BadLine, Defaults, Line, parse_line, sampling_of
 from pegboard.tools.batch.output import Output
 from pegboard.tools.batch.run import Run, Totals
+from pegboard.tools.signals import Signals
 
 DEFAULTS = Defaults({"max_new_tokens": 8, "temperature": 0.0}, "a-model")
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pegboard.core.interfaces.page_mover import PageMover
+from pegboard.plugins.kv_tiers.api import PageMover
 from pegboard.tools.lab.clock import VirtualClock
 from pegboard.tools.lab.moves import NEVER, Speed, VirtualMover, VirtualStore
 

@@ -7,15 +7,16 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces import Grammar, OutputParser
+from pegboard.core.interfaces import Grammar
 from pegboard.toolkit.parsing.call_stream import CallStream
 from pegboard.toolkit.parsing.json_stream import write
+from pegboard.toolkit.parsing.output_parser import OutputParser
 from pegboard.toolkit.parsing.text_stream import Broken
 
 from pegboard_example_plugin.options import BracketedOptions
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces import EarlierCall, ParserStream, ToolFunction
+    from pegboard.toolkit.parsing.output_parser import EarlierCall, ParserStream, ToolFunction
     from pegboard.toolkit.parsing.text_stream import Reading
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")

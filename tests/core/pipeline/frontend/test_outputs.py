@@ -11,7 +11,7 @@ from pegboard.conformance.fake_client import FakeTokenizer
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.frontend.outputs import OutputState, merge
-from pegboard.core.pipeline.text.stop import StopMatcher
+from pegboard.toolkit.text.stop import StopMatcher
 
 STOP: dict[str, Any] = {"type": "stop", "matched": "END"}
 LENGTH: dict[str, Any] = {"type": "length"}

@@ -8,10 +8,11 @@ import pytest
 
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.req import Req
+from pegboard.core.interfaces.step import TokenValues
 from pegboard.core.pipeline.grammar.constraint import state_of
 from pegboard.core.pipeline.grammar.state import look_ahead
 from pegboard.core.pipeline.scheduler import Scheduler
-from tests.core.pipeline.test_seats import LOOPS, World
+from tests.plugins.kv_handoff.test_handoff import LOOPS, World
 
 Change = Callable[[pytest.MonkeyPatch], None]
 
@@ -41,8 +42,8 @@ def advanced_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar takes the token that has come once more."""
     begin = Scheduler.begin_computed
 
-    def twice(self: Scheduler, req: Req, length: int, token: int) -> None:
-        begin(self, req, length, token)
+    def twice(self: Scheduler, req: Req, length: int, token: int, values: TokenValues) -> None:
+        begin(self, req, length, token, values)
         state = state_of(req)
         if state is not None and state.matcher.accept(token):
             look_ahead(req, state)
@@ -54,8 +55,8 @@ def not_advanced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar does not hear of the token that has come."""
     begin = Scheduler.begin_computed
 
-    def unheard(self: Scheduler, req: Req, length: int, token: int) -> None:
-        begin(self, req, length, token)
+    def unheard(self: Scheduler, req: Req, length: int, token: int, values: TokenValues) -> None:
+        begin(self, req, length, token, values)
         state = state_of(req)
         if state is not None:
             state.matcher.rollback(1)

@@ -1,1 +1,0 @@
-"""Text from tokens: incremental detokenisation, stop strings and stop expressions."""

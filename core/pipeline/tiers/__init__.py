@@ -1,1 +1,0 @@
-"""Moving KV between the device, the host and storages."""

@@ -1,0 +1,102 @@
+"""Graphs of prefills: which are recorded, what for want of memory is not, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from pegboard.conformance.fixed_attention import FixedAttention, FixedExtends
+from pegboard.conformance.runner_fakes import Rig
+from pegboard.conformance.tape import TapeCapture
+from pegboard.core.interfaces.forward import ForwardBatch
+from pegboard.core.interfaces.layers import LayerSpec
+from pegboard.plugins.runner_layered.options import LayeredOptions
+from tests.plugins.runner_layered.test_graphs import GRAPH, make, start
+
+ABLE = {"attention": GRAPH | {"graph_extend"}, "model_family": GRAPH}
+SIZES = LayeredOptions(graph_sizes=[2], prefill_graph_sizes=[32, 8, 32])
+
+
+class LooksAtPrefills(FixedExtends):
+    """Decides by the longest prefill, as no graph can."""
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: LayerSpec,
+        batch: ForwardBatch,
+        *,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if batch.extend_lens is not None:
+            assert int(batch.extend_lens.max()) <= 64
+        return super().forward(q, k, v, layer, batch, sinks=sinks)
+
+
+def rig(capture: TapeCapture, options: LayeredOptions = SIZES, attention: type[FixedAttention] = FixedExtends) -> Rig:
+    made = make(options, capture, ABLE, attention)
+    start(made)
+    return made
+
+
+def prefills(made: Rig, *lens: int) -> dict[str, int]:
+    made.step({request: list(range(1, count + 1)) for request, count in enumerate(lens)})
+    figures = made.runner.figures()
+    return {name: figures[name] for name in ("replayed_prefills", "eager_prefills")}
+
+
+def test_two_graphs_for_each_size_behind_those_of_decodes(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        made = rig(capture := TapeCapture())
+    assert made.runner.prefill_graph_sizes() == (8, 32)
+    assert (capture.captured, capture.warmed) == (1 + 4, 2 + 4)
+    decodes, told = (one.getMessage() for one in caplog.records if one.getMessage().startswith("graphs: "))
+    assert "decode steps of 2 requests" in decodes
+    assert "prefills of 8, 32 tokens" in told
+    assert prefills(made, 5, 9) == {"replayed_prefills": 1, "eager_prefills": 0}
+    assert prefills(made, 33) == {"replayed_prefills": 1, "eager_prefills": 1}
+
+
+def test_what_records_none() -> None:
+    """Options, attention without the capability, and whatever keeps decodes from being graphs."""
+    for options, provides, capture in (
+        (LayeredOptions(graph_sizes=[2], prefill_graph_sizes=[]), ABLE, TapeCapture()),
+        (LayeredOptions(graphs="off"), ABLE, TapeCapture()),
+        (LayeredOptions(graph_sizes=[2]), {**ABLE, "attention": GRAPH}, TapeCapture()),
+        (LayeredOptions(), ABLE, None),
+    ):
+        made = make(options, capture, provides, FixedExtends)
+        start(made)
+        assert made.runner.prefill_graph_sizes() == ()
+        assert "replayed_prefills" not in made.runner.figures()
+        if capture is not None:
+            assert capture.captured == (0 if options.graphs == "off" else 1)
+
+
+def test_the_largest_prefills_are_given_up_first(caplog: pytest.LogCaptureFixture) -> None:
+    whole = TapeCapture()
+    kept = rig(whole)
+    limit = whole.memory() // 3
+    del kept
+    with caplog.at_level(logging.WARNING):
+        made = rig(capture := TapeCapture(limit=limit))
+    assert 0 < capture.memory() <= limit
+    (record,) = caplog.records
+    assert "no memory for prefills of 32 tokens, which run without" in record.getMessage()
+    assert prefills(made, 8) == {"replayed_prefills": 1, "eager_prefills": 0}
+    assert prefills(made, 9) == {"replayed_prefills": 1, "eager_prefills": 1}
+
+
+def test_what_cannot_be_recorded(caplog: pytest.LogCaptureFixture) -> None:
+    """A line in the log: decodes are replayed all the same."""
+    with caplog.at_level(logging.WARNING):
+        made = rig(TapeCapture(), attention=LooksAtPrefills)
+    (record,) = caplog.records
+    assert "prefills run without, since one cannot be recorded" in record.getMessage()
+    made.step({0: [1, 2], 1: [3]})
+    made.step({0: [4], 1: [5]}, decode=True)
+    assert made.runner.figures() == {"replayed_steps": 1, "eager_decode_steps": 0}

@@ -1,1 +1,0 @@
-"""For engines that read KV out of other servers' memory: pieces of buffers."""

@@ -1,0 +1,1 @@
+"""`pegboard config`: look at a config without starting anything."""

@@ -1,0 +1,1 @@
+"""`pegboard plugins`: look at installed plugins, and start a new one from a template."""

@@ -44,6 +44,8 @@ TEMPLATE = (
 Script = Sequence[str] | Callable[[GenerateRequest, int], Sequence[str]]
 """The pieces of every answer, or what makes those of one request of it and its number."""
 
+MEDIA_BODY = 64 * 2**20
+"""Bytes of a body with media, as `media.max_body_bytes` has them by default."""
 LONG = 256
 """Characters or tokens from which on the fake tokenizer notes that they hold up an event loop."""
 
@@ -173,6 +175,9 @@ class FakeEngineClient(EngineClient):
     def media_figures(self) -> Mapping[str, object]:
         """Figures of preparing media."""
         return {}
+
+    def max_body_bytes(self, most: int) -> int:
+        return most if self._media is None else max(most, MEDIA_BODY)
 
     @property
     def ready(self) -> bool:

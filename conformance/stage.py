@@ -188,8 +188,9 @@ class StageContract:
                 start = req.input_len - take
                 found = stage.clip(req, start, take)
                 fits = isinstance(found, Wait) or 0 <= found <= take
-                assert fits, f"clip(req, {start}, {take}) answers {found!r}: from 0 to {take}, SKIP or STOP"
+                assert fits, f"clip(req, {start}, {take}) answers {found!r}: from 0 to {take}, or a Wait"
                 assert stage.clip(req, start, take) == found, "clip() answers something else when it is asked again"
+            stage.begin_plan()  # what was noted for one plan ends with it
             assert _size(stage) == before, "clip() keeps something; it is asked for requests that are not admitted, too"
 
     def test_what_ends_a_text_is_told_in_time(self) -> None:

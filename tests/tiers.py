@@ -187,18 +187,18 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_same_tokens_whatever\w+\[[13579]",
         r"test_drafts_never_push",
     ),
-    "core/pipeline/test_media.py": (
+    "plugins/media/test_media.py": (
         r"alone\[(page_size|chunk=7-(ample|tight)|chunk=32-page_size=16-(ample|tight)|cache)",
         r"alone\[.*=(overlap|True)-ample",
         r"alone\[chunk=16-split_prefill_layers=2-ample",
         r"test_the_same_tokens_as_alone\[(?!chunk=16)",
     ),
-    "core/pipeline/frontend/media/test_fetch.py": (
+    "plugins/media/frontend/test_fetch.py": (
         r"test_(answers_that_are_no_answers\[(hea|tra)|no_tls_where)",
         r"test_slow_ones\w+\[(?!body)",
         r"answers\[continue",
     ),
-    "core/pipeline/frontend/media/test_prepare.py": (
+    "plugins/media/frontend/test_prepare.py": (
         r"test_(one_accident|two_are)\w*\[1[59]",
         r"test_one_that_nothing_waits_for",
         r"test_(one_that_takes\w+\[hang\]|a_helper_makes_way|helpers_that_cannot_start\[start[02])",
@@ -420,14 +420,14 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_all_at_once\[(?!\d\b|1\d\b)",
         r"test_all_at_once\[(?![0-5]\b)",
     ),
-    "core/pipeline/test_media_machine.py": (ALL,),
+    "plugins/media/test_media_machine.py": (ALL,),
     "core/pipeline/test_packing.py": (
         r"test_one_with_bad_extras\w+\[(a long array|the model raises-(decodes in|draft)|.*-normal\])",
     ),
     "core/pipeline/test_scheduler.py": (r"test_storm",),
     "plugins/stop_expressions/test_regex_matcher.py": (r"test_ends_where_re_says",),
     "plugins/http_guard/test_protocol.py": (r"test_(slow_answers|a_body_that_nobody|the_next_request)",),
-    "core/server/test_client_media.py": (r"TestEnds",),
+    "plugins/media/test_client_media.py": (r"TestEnds",),
     "toolkit/system/test_stop_signals.py": (r"test_(a_log_that|a_program_goes|they_are_heard)",),
     "plugins/kv_handoff/test_staging_mutants.py": (ALL,),
     "drills/test_gate.py": (r"test_nonsense",),

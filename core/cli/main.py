@@ -30,7 +30,7 @@ def main() -> None:
     except PegboardError as error:
         sys.stderr.write(f"error: {error}\n")
         if isinstance(error, ConfigError) and any(
-            one.path == "model.path" and not one.origin for one in error.problems
+            problem.path == "model.path" and not problem.origin for problem in error.problems
         ):
             sys.stderr.write("hint: name a model, such as Qwen/Qwen3-0.6B or a directory, or a config file\n")
         sys.exit(2)

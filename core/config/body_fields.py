@@ -26,7 +26,7 @@ def declaring(candidates: Mapping[str, Records]) -> Records:
     for contract in BODY_CONTRACTS:
         records = candidates.get(contract, ())
         if len(records) == 1 or CONTRACTS[contract].cardinality is Cardinality.MANY:
-            found += [one for one in records if one.provider.body]
+            found += [record for record in records if record.provider.body]
     return found
 
 

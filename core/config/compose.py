@@ -33,7 +33,7 @@ from pegboard.core.config.resolve import Resolution, resolve
 from pegboard.core.config.section import UseSection
 from pegboard.core.config.sections import EngineConfig
 from pegboard.core.config.shape import SWITCHES, Shape, switches_of
-from pegboard.core.config.sources import Layer, from_mapping, read_environment, read_overrides, read_preset
+from pegboard.core.config.sources import Layer, from_mapping, is_preset, read_environment, read_overrides, read_preset
 from pegboard.core.config.suggest import unread_variables
 from pegboard.core.interfaces.contract import Cardinality
 from pegboard.core.interfaces.errors import ConfigError, PluginError, Problem
@@ -81,7 +81,7 @@ class ResolvedConfig:
     def plugin_options(self) -> Mapping[str, Options]:
         """The options of the hook classes of every plugin that is on, by its name."""
         found = {}
-        for name, plugin in ((one.plugin.name, one.plugin) for one in self.shape.active):
+        for name, plugin in ((loaded.plugin.name, loaded.plugin) for loaded in self.shape.active):
             section = getattr(self.engine.plugins, name, None)
             found[name] = self._with_sections(section if isinstance(section, Options) else NoOptions(), plugin)
         return found
@@ -89,6 +89,22 @@ class ResolvedConfig:
     def provides(self, record: ProviderRecord) -> frozenset[str]:
         """Return the capabilities that a provider has with its options."""
         return _provides(self.values, record, self.shape)
+
+    @property
+    def said(self) -> frozenset[str]:
+        """The paths of the keys that the operator has set."""
+        return frozenset(path for path, origin in self.origins.items() if not is_preset(origin))
+
+    def requiring(self, contract: str, of: str, capability: str) -> tuple[list[str], list[str]]:
+        """Return which providers of a contract require a capability of another's: the names of those that may be
+        chosen, and of all that are installed.
+        """
+
+        def names(records: Iterable[ProviderRecord]) -> list[str]:
+            needs = {one: {(need.contract, need.capability) for need in one.provider.requires} for one in records}
+            return [one.name for one, needed in needs.items() if (of, capability) in needed]
+
+        return names(self.candidates[contract]), names(self.registry.providers(contract))
 
     def _with_sections(self, options: Options, plugin: Plugin) -> Options:
         """Return the options, with the sections to which the plugin adds fields."""
@@ -211,9 +227,9 @@ def _in_options(error: Exception, resolution: Resolution, shape: Shape) -> Excep
 
 def _beside(found: Iterable[Problem], known: Sequence[Problem]) -> list[Problem]:
     """Return those of `found` that are not about a place that `known` has said what is wrong with."""
-    places = tuple(one.path for one in known)
+    places = tuple(problem.path for problem in known)
     below = tuple(f"{place}{mark}" for place in places for mark in ".[")
-    return [one for one in found if one.path not in places and not one.path.startswith(below)]
+    return [problem for problem in found if problem.path not in places and not problem.path.startswith(below)]
 
 
 def _model(resolution: Resolution, problems: list[Problem], merged: Merged) -> type[EngineConfig]:
@@ -257,7 +273,7 @@ def _input(values: Mapping[str, object], shape: Shape) -> dict[str, object]:
     out.setdefault("model", {})
     for path in shape.lists:
         if isinstance(entries := value_at(out, path), list):
-            _replace(out, path.split("."), [{"use": one} if isinstance(one, str) else one for one in entries])
+            _replace(out, path.split("."), [{"use": entry} if isinstance(entry, str) else entry for entry in entries])
     for name, value in switches_of(out).items():
         if value is True and shape.section_at(f"{SWITCHES}.{name}"):
             _replace(out, [SWITCHES, name], {})

@@ -115,11 +115,11 @@ def _unknown_plugin(name: str, registry: Registry) -> str:
 
 def owner_of(path: str, shape: Shape, registry: Registry) -> str:
     """Return which plugin, that is off, has declared a key; "" where none has."""
-    idle = (one.plugin for one in registry.plugins if one not in shape.active)
+    idle = (loaded.plugin for loaded in registry.plugins if loaded not in shape.active)
     off = [(plugin, f"set plugins.{plugin.name} to true") for plugin in idle]
-    for one in registry.disabled:
-        if plugin := one.record():
-            off.append((plugin, f"it is switched off (plugins.disable or plugins.{one.name})"))
+    for left_out in registry.disabled:
+        if plugin := left_out.record():
+            off.append((plugin, f"it is switched off (plugins.disable or plugins.{left_out.name})"))
     for plugin, remedy in off:
         if any(f"{path}.".startswith(f"{place}.") for place in _declared(plugin)):
             return f"it needs the plugin {plugin.name!r}: {remedy}"
@@ -138,7 +138,7 @@ def _declared(plugin: Plugin) -> Iterator[str]:
 
 
 def _option_of(key: str, contract: Contract, chosen: str, registry: Registry) -> str:
-    owners = [one for one in registry.providers(contract.name) if key in _options(one)]
+    owners = [record for record in registry.providers(contract.name) if key in _options(record)]
     if not owners:
         return ""
     names = " and ".join(str(one) for one in owners)

@@ -28,8 +28,8 @@ class Solution:
     problems: list[Problem] = field(default_factory=list)
 
     def drop(self, contract: str, records: list[ProviderRecord], reason: str) -> None:
-        self.candidates[contract] = tuple(one for one in self.candidates[contract] if one not in records)
-        self.reasons.setdefault(contract, []).extend(f"{one.name}: {reason}" for one in records)
+        self.candidates[contract] = tuple(record for record in self.candidates[contract] if record not in records)
+        self.reasons.setdefault(contract, []).extend(f"{record.name}: {reason}" for record in records)
 
 
 def solve(candidates: Candidates, registry: Registry, provides: Provides) -> Solution:
@@ -56,7 +56,9 @@ def part_params(solution: Solution) -> None:
 
     def with_params(contract: str) -> list[ProviderRecord]:
         wanted = Requirement(contract, "params")
-        return [one for one in solution.candidates.get(contract, ()) if _could_meet(one, wanted, solution.provides)]
+        return [
+            record for record in solution.candidates.get(contract, ()) if _could_meet(record, wanted, solution.provides)
+        ]
 
     others = {one.name: one for one in with_params("logits_processor")}
     clashing = [one for one in with_params("sampler") if one.name in others]
@@ -114,14 +116,14 @@ def _settle(
 def _having(solution: Solution, requirement: Requirement) -> list[ProviderRecord]:
     """Return the candidates that meet it. One that cannot say what it provides is dropped where others are left."""
     having = []
-    for one in solution.candidates[requirement.contract]:
+    for record in solution.candidates[requirement.contract]:
         try:
-            if _meets(one, requirement, solution.provides):
-                having.append(one)
+            if _meets(record, requirement, solution.provides):
+                having.append(record)
         except PluginError as error:
-            if _certain(one, solution.candidates):
+            if _certain(record, solution.candidates):
                 raise
-            solution.drop(requirement.contract, [one], str(error))
+            solution.drop(requirement.contract, [record], str(error))
     return having
 
 
@@ -163,11 +165,15 @@ def _remedy(
     provides: Provides,
 ) -> str:
     wanted = requirement.capability
-    narrowed = [one for one in targets if wanted in one.provides]
+    narrowed = [record for record in targets if wanted in record.provides]
     if narrowed:
         return f"the options of {' and '.join(_quoted(one) for one in narrowed)} switch it off"
-    having = [one for one in registry.providers(requirement.contract) if _could_meet(one, requirement, provides)]
-    return f"{place} can be {', '.join(str(one) for one in having)}" if having else "nothing installed provides it"
+    having = [
+        record for record in registry.providers(requirement.contract) if _could_meet(record, requirement, provides)
+    ]
+    return (
+        f"{place} can be {', '.join(str(record) for record in having)}" if having else "nothing installed provides it"
+    )
 
 
 def _quoted(record: ProviderRecord) -> str:

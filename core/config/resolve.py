@@ -107,21 +107,21 @@ def _look_up(
 
 
 def _unknown(name: str, contract: Contract, registry: Registry) -> str:
-    names = [one.name for one in registry.providers(contract.name)]
+    names = [record.name for record in registry.providers(contract.name)]
     if contract.cardinality is not Cardinality.MANY:
         names.append(AUTO)
     parts = [f"{name!r} is not installed", did_you_mean(name, names), f"installed: {installed(contract, registry)}"]
     if plugin := registry.plugin(name):
         own = [one.name for one in plugin.plugin.providers if one.contract == contract.name]
         parts.append(f"{name!r} is a plugin; its {contract.name} providers are: {', '.join(own) or 'none'}")
-    elif others := [f"{one.provider.contract} ({use_path(one.contract)})" for one in registry.find(name)]:
+    elif others := [f"{record.provider.contract} ({use_path(record.contract)})" for record in registry.find(name)]:
         parts.append(f"there is one of that name for {', '.join(others)}")
     if registry.disabled:
-        parts.append(f"plugins.disable leaves out: {', '.join(one.name for one in registry.disabled)}")
-    parts += [f"plugin {one}" for one in registry.broken]
+        parts.append(f"plugins.disable leaves out: {', '.join(left_out.name for left_out in registry.disabled)}")
+    parts += [f"plugin {broken}" for broken in registry.broken]
     parts += registry.name_conflicts
     return "; ".join(part for part in parts if part).replace("?; ", "? ")
 
 
 def installed(contract: Contract, registry: Registry) -> str:
-    return ", ".join(str(one) for one in registry.providers(contract.name)) or "none"
+    return ", ".join(str(record) for record in registry.providers(contract.name)) or "none"

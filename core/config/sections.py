@@ -161,7 +161,8 @@ class SchedulerSection(SchedulerSettings, Section):
     policy: UseSection = UseSection()
     """Order of the waiting queue, and which requests are retracted first."""
     chunked_prefill_size: Annotated[int, Field(ge=0)] | None = None
-    """Most prompt tokens per step: longer prompts run in chunks. Unset: by the device's memory; 0: no chunks."""
+    """Most prompt tokens per step: longer prompts run in chunks. Unset: 2048 on a GPU, with `mixed_chunk: false` by its
+    memory, and 512 on a CPU; 0: no chunks."""
     watchdog_timeout: Annotated[float, Field(gt=0)] = 300.0
     """Seconds that one step may take before the scheduler counts as hung; it is restarted then. One that is stopped, or
     hangs elsewhere, is noticed after a quarter more and two seconds."""

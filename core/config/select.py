@@ -122,7 +122,7 @@ class Selection:
         """Return the names chosen so far, by contract: a list where the contract takes several."""
         lists = {one.name for one in self.resolved.shape.lists.values()}
         return {
-            contract: [one.name for one in chosen] if contract in lists else chosen[0].name
+            contract: [choice.name for choice in chosen] if contract in lists else chosen[0].name
             for contract, chosen in self.choices.items()
             if chosen or contract in lists
         }

@@ -67,9 +67,9 @@ class Shape:
                     contracts[contract.name] = contract
                     extension.add_contract(loaded, contract)
             extension.add_options(loaded, named=loaded.plugin.name in switches)
-        for one in registry.disabled:
-            if switches.get(one.name) is False:
-                extension.add_switch(one.name, f"{one.name}.")
+        for left_out in registry.disabled:
+            if switches.get(left_out.name) is False:
+                extension.add_switch(left_out.name, f"{left_out.name}.")
         return cls(extension.applied(), contracts, active)
 
     def is_section(self, path: str) -> bool:

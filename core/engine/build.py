@@ -13,8 +13,8 @@ import torch
 from pegboard.core.engine.choose import choose_providers, load_model
 from pegboard.core.engine.device import device_of, executor_of, loop_of, stage_parts
 from pegboard.core.engine.gates import build_gates
+from pegboard.core.engine.memory_services import memory_services
 from pegboard.core.engine.model_info import model_info
-from pegboard.core.engine.services import memory_services
 from pegboard.core.engine.sizing import chunk_size, make_rows
 from pegboard.core.engine.source import prepare_model
 from pegboard.core.engine.stages import StageBuilder
@@ -349,8 +349,8 @@ def _grammars(chosen: Chosen, gate_ctx: AdmissionGateContext) -> _Grammars:
 def _scheduler_settings(chosen: Chosen, *, splits: bool) -> SchedulerSection:
     settings = chosen.resolved.engine.scheduler
     settings = settings.model_copy(update={"loop": loop_of(settings.loop, chosen.model.device)})
-    prefers_mixed = "prefers_mixed" in chosen.runner.provides
-    if settings.mixed_chunk is not None or splits or not prefers_mixed:
+    gpu = chosen.model.device.type == "cuda"
+    if settings.mixed_chunk is not None or splits or not (gpu or "prefers_mixed" in chosen.runner.provides):
         return settings
-    logger.info("scheduler.mixed_chunk: on, automatic: the runner prefers it")
+    logger.info("scheduler.mixed_chunk: on, automatic: %s", "on a GPU" if gpu else "the runner prefers it")
     return settings.model_copy(update={"mixed_chunk": True})

@@ -37,7 +37,7 @@ def model_info(chosen: Chosen, scheduler: Scheduler, grammars: Sequence[str]) ->
         features=_features(chosen, grammars, scheduler.stages.points.offers),
         hidden_size=spec.hidden_size,
         max_grammar_bytes=config.grammar.max_source_bytes,
-        stages=scheduler.stages.points.info(),
+        stages=scheduler.stages.points.reports.info(),
         sampling_defaults=chosen.sampling_defaults,
     )
 

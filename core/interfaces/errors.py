@@ -38,7 +38,9 @@ class ConfigError(PegboardError):
     def __str__(self) -> str:
         if len(self.problems) == 1:
             return str(self.problems[0])
-        return "\n".join([f"{len(self.problems)} problems in the config:", *(f"  {one}" for one in self.problems)])
+        return "\n".join(
+            [f"{len(self.problems)} problems in the config:", *(f"  {problem}" for problem in self.problems)]
+        )
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
         return type(self), (self.problems,)

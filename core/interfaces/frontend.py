@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +64,10 @@ class Expanded:
     held: Sequence[Held] = ()
 
 
-Expand = Callable[["NDArray[np.integer[Any]]"], "Expanded | None"]
+TokenIds: TypeAlias = "NDArray[np.integer[Any]]"
+"""Tokens of a prompt, [length]."""
+
+Expand = Callable[[TokenIds], "Expanded | None"]
 """Puts the items of one prompt among its tokens; None where there is nothing to put. Called in a thread."""
 
 
@@ -76,7 +79,7 @@ class PromptExpander(abc.ABC):
         """First of all, for a prompt with items: raise InvalidRequest for what is refused without reading it."""
 
     @abc.abstractmethod
-    def takes(self, prompt: object, ids: NDArray[np.integer[Any]]) -> bool:
+    def takes(self, prompt: object, ids: TokenIds) -> bool:
         """Once a prompt's tokens are known, [length]: return whether it is to be expanded. Cheap where it is not.
         Raises InvalidRequest where items and placeholders do not match.
         """

@@ -43,8 +43,8 @@ class PrefixMemo:
 class PrefixKey:
     """What identifies a prefix: tokens int64 [n] and a namespace.
 
-    Whatever makes equal tokens mean different KV (an adapter, a cache salt) goes into `namespace`. Where the prompt has
-    media, negative numbers stand in `tokens`, one per position, that say what is seen there. Two keys share a prefix
+    Whatever makes equal tokens mean different KV (an adapter, a cache salt) goes into `namespace`. Where something
+    other than its id identifies a token (`KeyedTokens`), a negative number stands in `tokens`. Two keys share a prefix
     only within one namespace. The array belongs to the caller and must not change while a cache call runs; a cache
     copies what it keeps. `memo` is the sequence's, where its owner keeps one.
     """

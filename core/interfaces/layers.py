@@ -66,7 +66,8 @@ class ModelSpec:
     """What the pipeline has to know of a model: sizes, and what its layers keep.
 
     `max_context_len` counts prompt and output tokens together. `eos_token_ids` come from the model's own configuration.
-    `position_axes` is 3 for a model whose prompts with media have a position per axis (M-RoPE), and 1 for others.
+    `position_axes` is 3 for a model whose prompts may have a position per axis (M-RoPE, `TokenPositions`), and 1 for
+    others.
     """
 
     architecture: str

@@ -192,8 +192,9 @@ class Stage:
 
     def sources(self, core: CoreServices) -> Iterable[AnySource]:
         """Once, when the scheduler is built: bring sources of steps, which plan, settle and repair steps of their own.
-        Each says in which turn, and whether before or after the core's own, it is asked. What a source raises ends the
-        engine.
+        Each says in which turn, and whether before or after the core's own, it is asked. A source that raises is not
+        asked any more, and the requests that the stage takes part in end with status 500; what it raises about a batch
+        ends the engine.
         """
         return ()
 

@@ -1,11 +1,11 @@
-"""PlanPoints: where stages take part in plans and in what is told, as frozen tuples of those that override a method.
+"""PlanPoints: where stages take part in plans, as frozen tuples of those that override a method.
 A point without listeners is one truth test.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.stage import Stage, Wait
@@ -14,7 +14,6 @@ from pegboard.core.pipeline.running import FIRST_STAGE
 from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.ahead import LogPart
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.step import Launched
     from pegboard.core.interfaces.trees import TokenTrees
@@ -45,10 +44,6 @@ class PlanPoints:
         self._settling = self._at("must_settle")
         self.looking_ahead = self._at("ahead")
         """Stages that may have tokens ahead."""
-        self._telling = self._at("figures")
-        self._summing = self._at("log_totals")
-        self._logging = self._at("log_decodes")
-        self._auditing = self._at("idle_error")
 
     def _at(self, point: str) -> tuple[Stage, ...]:
         """Return the stages that take part at a point."""
@@ -113,48 +108,6 @@ class PlanPoints:
                 return found
             self._log(stage, "ahead", ValueError(wrong))
         return None
-
-    # ---- what is told ----------------------------------------------------------------------------------------------
-
-    def info(self) -> dict[str, Mapping[str, object]]:
-        """Return what stages tell of themselves when the engine is built, by their names."""
-        return {stage.name: dict(stage.info()) for stage in self._at("info")}
-
-    def figures(self) -> dict[str, float]:
-        """Return totals and states of stages; nothing of one that raises."""
-        found: dict[str, float] = {}
-        for stage in self._telling:
-            try:
-                found.update(stage.figures())
-            except Exception as error:
-                self._log(stage, "figures", error)
-        return found
-
-    def log_totals(self) -> dict[str, tuple[str, int]]:
-        """Return what stages add to the log line of a prefill."""
-        found: dict[str, tuple[str, int]] = {}
-        for stage in self._summing:
-            try:
-                found.update(stage.log_totals())
-            except Exception as error:
-                self._log(stage, "log_totals", error)
-        return found
-
-    def log_decodes(self) -> list[LogPart]:
-        """Return what stages add to a log line about decodes."""
-        found: list[LogPart] = []
-        for stage in self._summing:
-            try:
-                part = stage.log_decodes()
-            except Exception as error:
-                self._log(stage, "log_decodes", error)
-            else:
-                found += [] if part is None else [part]
-        return found
-
-    def idle_error(self) -> str | None:
-        """Return what is wrong with some stage's books, or None."""
-        return next((error for stage in self._auditing if (error := stage.idle_error()) is not None), None)
 
     # ---- what raises -----------------------------------------------------------------------------------------------
 

@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 
 from pegboard.core.interfaces.batch import BatchExtras
-from pegboard.core.interfaces.errors import InvalidRequest, PluginError
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.req import SINGLE, WHOLE_PREFIX
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.interfaces.step import StepSource
 from pegboard.core.pipeline.plan_points import PlanPoints
+from pegboard.core.pipeline.reports import Reports
 from pegboard.core.pipeline.running import CONSTRAINED, HISTORY, SHIFTED, SPECIAL
 from pegboard.toolkit.system.blame import in_words
 from pegboard.toolkit.system.log_lines import quoted
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.stage import Column, Stage
-    from pegboard.core.interfaces.step import AnySource, CoreServices
     from pegboard.core.interfaces.stops import CompiledStops, Ending
     from pegboard.core.pipeline.culprits import Culprits
     from pegboard.core.pipeline.memory import MemoryManager
@@ -48,7 +47,7 @@ class Points(PlanPoints):
         super().__init__(stages, culprits)
         self.end: Callable[[Req, FinishReason], None] = _nobody_ends
         self.columns: tuple[tuple[Stage, Column], ...] = tuple((one, col) for one in stages for col in one.columns)
-        self._bringing = self._at("sources")
+        self.bringing = self._at("sources")
         self._arriving = self._at("arrive")
         self._reusing = self._at("reusable")
         self._finishing = self._at("finishers")
@@ -61,31 +60,26 @@ class Points(PlanPoints):
         self._closing = self._at("closed")
         self._sending = self._at("send")
         self._adopting = self._at("adopt")
+        self.reports = Reports(stages, self._log)
         self._looking = _flags(self._finishing) | _flags(self._stopping) | _flags(self._sending)
         self._unsent: list[tuple[Req, FinishReason]] = []
+        self.alive: Mapping[str, Req] = {}
+        """All requests, once there is a scheduler."""
+        self.broken: dict[int, FinishReason] = {}
+        """Why stages, by their flags, serve no request any more."""
 
     @property
     def offers(self) -> tuple[str, ...]:
         """What requests may ask of an engine with these stages."""
         return tuple(offer for stage in self.stages for offer in stage.offers)
 
-    def connect(self, end: Callable[[Req, FinishReason], None], memory: MemoryManager) -> None:
-        """Take what ends requests, and listen where their memory is taken."""
-        self.end = end
+    def connect(
+        self, end: Callable[[Req, FinishReason], None], memory: MemoryManager, alive: Mapping[str, Req]
+    ) -> None:
+        """Take what ends requests, and all that are alive; listen where their memory is taken."""
+        self.end, self.alive = end, alive
         if self._unplacing or self._reusing:
             memory.unplaced = self.unplaced
-
-    def sources(self, core: CoreServices) -> list[AnySource]:
-        """Return the sources of steps that stages bring. Raises PluginError for what is none."""
-        found: list[AnySource] = []
-        for stage in self._bringing:
-            brought: Iterable[object] = stage.sources(core)
-            for source in brought:
-                if not isinstance(source, StepSource):
-                    who = self.culprits.known(stage) or f"the stage {stage.name!r}"
-                    raise PluginError(f"{who}: sources() brings {source!r}, which is not a StepSource")
-                found.append(source)
-        return found
 
     # ---- a request -------------------------------------------------------------------------------------------------
 
@@ -97,6 +91,8 @@ class Points(PlanPoints):
             for stage in self._arriving:
                 interest = stage.arrive(req, message)
                 if interest is not None:
+                    if (broken := self.broken.get(stage.flag)) is not None:
+                        raise InvalidRequest(broken.message, code=broken.code, status=broken.status)
                     req.flags |= stage.flag | HISTORY * interest.history | SINGLE * interest.single
                     req.flags |= SPECIAL * bool(interest.look and self._looking & stage.flag)
                     req.flags |= (CONSTRAINED | SPECIAL | HISTORY) * interest.constrained

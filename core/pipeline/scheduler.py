@@ -17,6 +17,7 @@ from pegboard.core.interfaces.step import StageStep
 from pegboard.core.pipeline.arrivals import QueueBounds
 from pegboard.core.pipeline.counters import Counters
 from pegboard.core.pipeline.executor import outcome
+from pegboard.core.pipeline.guarded_source import brought_sources
 from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
 from pegboard.core.pipeline.lifecycle import Lifecycle
 from pegboard.core.pipeline.looking_ahead import TokensAhead
@@ -87,7 +88,7 @@ class Scheduler:
         """While it is, no step is started (see `EngineView.pause`)."""
         self.on_step: Callable[[], None] | None = None
         """Called after every step while it is set (a profiler sets it)."""
-        stages.points.connect(partial(self.requests.end, keep=False), stages.memory)
+        stages.points.connect(partial(self.requests.end, keep=False), stages.memory, self.requests.alive)
         self._recovery = self._set_sources()
         self._unsampled = stages.unsampled or Unsampled((), stages.culprits, stages.executor)
         self._was_idle = True
@@ -101,7 +102,7 @@ class Scheduler:
         own: list[AnySource] = [prefill, Decode(planner, recovery, self._commit)]
         planner.mixing = (prefill,)
         services = Services(stages, planner, self.requests, recovery, self._commit, self.begin_computed)
-        planner.set_sources(own, stages.points.sources(services))
+        planner.set_sources(own, brought_sources(stages.points, services))
         return recovery
 
     def bound_queue(self, requests: int, fills: int) -> QueueBounds:
@@ -288,7 +289,7 @@ class Scheduler:
             return
         self._was_idle = True
         self.planner.ratio.current = self.planner.ratio.start
-        if error := self.stages.memory.idle_error() or self.stages.points.idle_error():
+        if error := self.stages.memory.idle_error() or self.stages.points.reports.idle_error():
             self.counters.book_errors += 1
             logger.error("the books do not balance: %s", error)
         if self.stages.report is not None:

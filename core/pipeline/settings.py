@@ -33,8 +33,8 @@ class SchedulerSettings(SectionFields):
     prefill_first: bool = False
     """Start prompts before continuing running requests; off, a chunk and a decode step alternate while requests run."""
     mixed_chunk: bool | None = None
-    """Compute a prompt's chunk and the running requests' next tokens in one batch. Unset: where the runner prefers
-    that, and no plugin splits prefills."""
+    """Compute a prompt's chunk and the running requests' next tokens in one batch. Unset: on a GPU and where the runner
+    prefers that, if no plugin splits prefills."""
     new_token_ratio: Annotated[float, Field(gt=0, le=1)] = 0.7
     """Share of a running request's remaining output that admission reserves memory for, at the start."""
     new_token_ratio_floor: Annotated[float, Field(ge=0, le=1)] = 0.14

@@ -63,7 +63,7 @@ class Stats:
             "plugin_failures_by": failures,
             "policy": self._policy_stats(),
             "runner": {} if self._stages.runner_figures is None else dict(self._stages.runner_figures()),
-            **self._stages.points.figures(),
+            **self._stages.points.reports.figures(),
             **self._beyond(),
         }
 
@@ -87,7 +87,7 @@ class Stats:
                     running=len(planner.running),
                     queued=len(planner.waiting),
                     used_tokens=self._used_tokens,
-                    totals=self._stages.points.log_totals(),
+                    totals=self._stages.points.reports.log_totals(),
                     loaded=self._loaded_tokens,
                 )
         elif report.decode_due(counters.generated_tokens):
@@ -95,7 +95,7 @@ class Stats:
                 running=len(planner.running),
                 queued=len(planner.waiting),
                 used_tokens=self._used_tokens,
-                parts=self._stages.points.log_decodes(),
+                parts=self._stages.points.reports.log_decodes(),
             )
 
     @property

@@ -47,8 +47,8 @@ class Hooks:
         PluginError naming the plugin where one cannot be built.
         """
         hooks = cls()
-        for one in registry.disabled:
-            hooks.manager.set_blocked(one.name)
+        for left_out in registry.disabled:
+            hooks.manager.set_blocked(left_out.name)
         # pluggy calls the last registered one first
         for loaded in reversed(registry.plugins):
             hooks.manager.register(loaded, loaded.plugin.name)

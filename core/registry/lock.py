@@ -34,7 +34,7 @@ class PluginLock:
 
     @classmethod
     def of(cls, plugins: Iterable[LoadedPlugin]) -> PluginLock:
-        return cls(tuple(_entry(one) for one in plugins))
+        return cls(tuple(_entry(loaded) for loaded in plugins))
 
     @property
     def names(self) -> tuple[str, ...]:

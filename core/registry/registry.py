@@ -82,7 +82,7 @@ class Registry:
 
     def restricted(self, names: Iterable[str]) -> Registry:
         """Only the plugins of these names, in this order: what a plugin lock asks for."""
-        by_name = {one.plugin.name: one for one in self.plugins}
+        by_name = {loaded.plugin.name: loaded for loaded in self.plugins}
         kept = [by_name[name] for name in names if name in by_name]
         return Registry(kept, broken=self.broken, disabled=self.disabled)
 
@@ -91,14 +91,14 @@ class Registry:
         if not names:
             return self
         left_out = [
-            DisabledPlugin(one.plugin.name, one.origin, partial(attrgetter("plugin"), one))
-            for one in self.plugins
-            if one.plugin.name in names
+            DisabledPlugin(loaded.plugin.name, loaded.origin, partial(attrgetter("plugin"), loaded))
+            for loaded in self.plugins
+            if loaded.plugin.name in names
         ]
         check_disabled(names, self.installed)
         return Registry(
-            [one for one in self.plugins if one.plugin.name not in names],
-            broken=[one for one in self.broken if one.name not in names],
+            [loaded for loaded in self.plugins if loaded.plugin.name not in names],
+            broken=[broken for broken in self.broken if broken.name not in names],
             disabled=(*self.disabled, *left_out),
         )
 
@@ -117,8 +117,10 @@ class Registry:
     @property
     def installed(self) -> frozenset[str]:
         """The names of all plugins, broken and disabled ones included."""
-        names = [one.plugin.name for one in self.plugins]
-        return frozenset([*names, *(one.name for one in self.broken), *(one.name for one in self.disabled)])
+        names = [loaded.plugin.name for loaded in self.plugins]
+        return frozenset(
+            [*names, *(broken.name for broken in self.broken), *(left_out.name for left_out in self.disabled)]
+        )
 
     def get(self, contract: str, name: str) -> ProviderRecord | None:
         return self._providers.get(contract, {}).get(name)
@@ -142,8 +144,8 @@ class Registry:
         for broken in self.broken:
             if broken.name == name:
                 raise PluginError(str(broken))
-        known = {one.plugin.name for one in self.plugins}
-        known |= {provider.name for one in self.plugins for provider in one.plugin.providers}
+        known = {loaded.plugin.name for loaded in self.plugins}
+        known |= {provider.name for loaded in self.plugins for provider in loaded.plugin.providers}
         hint = did_you_mean(name, sorted(known)) or "`pegboard plugins list` shows what is installed"
         raise PluginError(f"no plugin or provider {name!r} is installed; {hint}")
 
@@ -153,7 +155,7 @@ class Registry:
         return tuple(self._stray)
 
     def plugin(self, name: str) -> LoadedPlugin | None:
-        return next((one for one in self.plugins if one.plugin.name == name), None)
+        return next((loaded for loaded in self.plugins if loaded.plugin.name == name), None)
 
     def clash(self, contract: str, name: str) -> str:
         """Return why a provider cannot be chosen by this name, which two have; "" where there is one at most."""

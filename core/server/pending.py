@@ -47,12 +47,14 @@ class Pending:
     def check_ids(self, prepared: Sequence[TokenizedRequest]) -> None:
         """Raise InvalidRequest for an id that is taken, or comes twice."""
         taken: set[str] = set()
-        for one in prepared:
-            if one.rid in self.streams or one.rid in self._left or one.rid in taken:
+        for request in prepared:
+            if request.rid in self.streams or request.rid in self._left or request.rid in taken:
                 raise InvalidRequest(
-                    f"a request with the id {one.name or one.rid!r} is still running", param="rid", code="duplicate_rid"
+                    f"a request with the id {request.name or request.rid!r} is still running",
+                    param="rid",
+                    code="duplicate_rid",
                 )
-            taken.add(one.rid)
+            taken.add(request.rid)
 
     def add(self, streams: Sequence[RequestStream]) -> None:
         """Expect outputs for these requests."""

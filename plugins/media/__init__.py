@@ -8,8 +8,7 @@ from pegboard.core.interfaces.contract import Cardinality, Contract
 from pegboard.core.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.model_family import ModelContext
-    from pegboard.plugins.media.api import MediaContext, MediaEncoder, MediaProcessor
+    from pegboard.plugins.media.api import EncoderContext, MediaContext, MediaEncoder, MediaProcessor
 
 MEDIA_PROCESSOR: Contract[MediaProcessor, MediaContext] = Contract(
     "media_processor",
@@ -22,7 +21,7 @@ MEDIA_PROCESSOR: Contract[MediaProcessor, MediaContext] = Contract(
     optional=True,
     api_side=True,
 )
-MEDIA_ENCODER: Contract[MediaEncoder, ModelContext] = Contract(
+MEDIA_ENCODER: Contract[MediaEncoder, EncoderContext] = Contract(
     "media_encoder",
     "media.encoder",
     Cardinality.MATCHED,

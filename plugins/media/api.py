@@ -1,4 +1,4 @@
-"""Contracts: pictures and video. A processor prepares them and lays them out in prompts, an encoder turns them into
+"""Contract: pictures and video. A processor prepares them and lays them out in prompts, an encoder turns them into
 states.
 
 An *item* is one picture or video. A *piece* is the unit that is encoded and cached: a picture, or one temporal patch of
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
+
+EncoderContext = ModelContext
+"""What a MediaEncoder is built from."""
 
 Encode = Callable[[str], Sequence[int]]
 """A tokenizer's `encode`, without special tokens around the text."""
@@ -239,12 +242,12 @@ class MediaStates:
 class MediaEncoder(abc.ABC, Generic[OptionsT]):
     """Turns pixels into states on the device. Built cheaply from config.json alone; `load` reads the weights."""
 
-    def __init__(self, options: OptionsT, ctx: ModelContext) -> None:
+    def __init__(self, options: OptionsT, ctx: EncoderContext) -> None:
         self.options = options
         self.ctx = ctx
 
     @classmethod
-    def supports(cls, options: OptionsT, ctx: ModelContext) -> str | None:
+    def supports(cls, options: OptionsT, ctx: EncoderContext) -> str | None:
         """Return None, or why it cannot encode media for this model. Raises as `MediaProcessor.supports` does."""
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-KeyT = TypeVar("KeyT", bound=tuple[Any, ...])
+KeyT = TypeVar("KeyT", bound=tuple[object, ...])
+GraphT = TypeVar("GraphT")
 
 _WARM = 2
 """Runs before one is recorded: the first compiles and makes what is made once, the second is as all others are."""
@@ -54,7 +55,7 @@ class Rows:
         return self._all[: len(result)]
 
 
-def record_all(graphs: dict[KeyT, Any], wanted: Iterable[KeyT], record: Callable[[KeyT], bool]) -> None:
+def record_all(graphs: dict[KeyT, GraphT], wanted: Iterable[KeyT], record: Callable[[KeyT], bool]) -> None:
     """Record all that is wanted, the largest first: what it takes is enough for the others. Where memory is short, for
     which `record` returns False, the largest ones are given up.
     """

@@ -44,9 +44,9 @@ class DraftRow:
 
     `tokens` int64 [n] are prompt and output, a view that may be read, not kept; the last one is the newest, which is
     known and not computed. The first `input_len` are the prompt's, in which numbers beyond the vocabulary stand for
-    media. Nothing that is learnt from one `namespace` may show in the drafts of another one: how fast an answer comes
-    would tell what others have written. A tree may have `most` nodes, its root included. `memo` stays with the request
-    to its end, for the speculator to keep things in, under itself as the key.
+    keyed tokens. Nothing that is learnt from one `namespace` may show in the drafts of another one: how fast an answer
+    comes would tell what others have written. A tree may have `most` nodes, its root included. `memo` stays with the
+    request to its end, for the speculator to keep things in, under itself as the key.
     """
 
     tokens: NDArray[np.int64]
@@ -67,7 +67,7 @@ class Stands:
     this is the first pass in which the request has its row: what an earlier one left there is another request's. With
     `Speculator.lookback` the first token of a fresh request that stands behind a cached prefix is that prefix's last
     one, computed once more; its KV, that of further layers included, is in its slot and need not be written. Behind a
-    prefix that ends in media there is none, and nothing tells the two apart.
+    prefix that ends in a keyed token there is none, and nothing tells the two apart.
 
     `sampled` int64 [n] are the requests that a token was sampled for, `newest` int64 [n] these tokens. `room` bool [n]
     says which of them have a slot already, in the row table behind what stands; its KV is written again when the

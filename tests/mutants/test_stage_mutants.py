@@ -187,6 +187,26 @@ class ClipsAndKeeps(Good):
         return take
 
 
+class HoldsForAPlan(Good):
+    """Not broken: what it notes ends with the plan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wanted: list[int] = []
+
+    def begin_plan(self) -> None:
+        self.wanted.clear()
+
+    def clip(self, req: Req, start: int, take: int) -> int | Wait:
+        self.wanted.append(start)
+        return take
+
+
+class NotesForEver(HoldsForAPlan):
+    def begin_plan(self) -> None:
+        pass
+
+
 class ChangesRequests(Good):
     def pack(self, step: LaunchedStep, extras: BatchExtras) -> object | None:
         for req in step.batch.reqs:
@@ -250,8 +270,9 @@ MUTANTS: list[tuple[type[Stage], str, str]] = [
     (ForgetsTheAborted, "test_nothing_is_left_of_requests_that_ended", "which is gone"),
     (PacksARowTooMany, "test_it_takes_part_and_fails_nothing", "a batch with its requests failed"),
     (DoesNotUndo, "test_nothing_is_left_of_steps_that_failed", "grows with steps that were undone"),
-    (ClipsToMore, "test_clip_answers_within_what_it_is_asked", "from 0 to 1, SKIP or STOP"),
+    (ClipsToMore, "test_clip_answers_within_what_it_is_asked", "from 0 to 1, or a Wait"),
     (ClipsAndKeeps, "test_clip_answers_within_what_it_is_asked", r"clip\(\) keeps something"),
+    (NotesForEver, "test_clip_answers_within_what_it_is_asked", r"clip\(\) keeps something"),
     (ChangesRequests, "test_packing_changes_no_request_and_gives_the_same_again", "has changed a request"),
     (CountsPacks, "test_packing_changes_no_request_and_gives_the_same_again", "brings other arrays"),
     (TakesAll, "test_one_that_no_request_wants_changes_no_token", "do not ask for it are others"),
@@ -265,6 +286,10 @@ MUTANTS: list[tuple[type[Stage], str, str]] = [
 @pytest.mark.parametrize("test", TESTS)
 def test_the_original_passes(test: str) -> None:
     run(Good, test)
+
+
+def test_what_clip_notes_may_last_as_long_as_its_plan() -> None:
+    run(HoldsForAPlan, "test_clip_answers_within_what_it_is_asked")
 
 
 @pytest.mark.parametrize(("mutant", "test", "says"), MUTANTS, ids=lambda one: getattr(one, "__name__", None))

@@ -163,14 +163,14 @@ def test_everything_but_the_prefill_is_padding() -> None:
         for mine, other in zip(_extend_numbers(fixed), _extend_numbers(batch), strict=True):
             assert torch.equal(mine[: len(other)], other)
             assert not mine[len(other) :].any()
-        for mine, other in (
+        for device, host in (
             (fixed.seq_lens, fixed.seq_lens_cpu),
             (fixed.extend_lens, fixed.extend_lens_cpu),
             (fixed.extend_prefix_lens, fixed.extend_prefix_lens_cpu),
         ):
-            assert mine is not None
-            assert other is not None
-            assert mine.tolist() == other.tolist()
+            assert device is not None
+            assert host is not None
+            assert device.tolist() == host.tolist()
 
 
 def test_what_a_prefill_has_room_for() -> None:

@@ -170,6 +170,6 @@ def _digest(key: bytes) -> bytes:
 
 def _is_among(digest: bytes, known: Iterable[bytes]) -> bool:
     found = False
-    for one in known:
-        found |= hmac.compare_digest(digest, one)
+    for other in known:
+        found |= hmac.compare_digest(digest, other)
     return found

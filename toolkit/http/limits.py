@@ -18,7 +18,7 @@ PLAIN_BODY = 1024 * 1024
 
 class BodyLimit:
     """ASGI middleware: refuses larger request bodies with 413, by what they announce and by what arrives. `most` is for
-    routes that declare LARGE, `text` the most bytes of one beside its media (None: all of them).
+    routes that declare LARGE, `text` the most bytes of one beside its strings in base64 (None: all of them).
     """
 
     def __init__(self, app: ASGIApp, routes: Routes, most: int, text: int | None) -> None:

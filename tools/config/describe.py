@@ -30,7 +30,7 @@ class ShownValue:
 def show(resolved: ResolvedConfig) -> list[ShownValue]:
     """Return every key with its value (but for secrets) and where that came from, in the order of the sections."""
     automatic = {
-        use_path(contract): ", ".join(one.name for one in resolved.candidates[contract.name])
+        use_path(contract): ", ".join(record.name for record in resolved.candidates[contract.name])
         for contract in resolved.shape.uses.values()
         if contract.name not in resolved.named
     }
@@ -139,7 +139,7 @@ def type_text(annotation: Any, metadata: Sequence[object] = ()) -> str:
     if hasattr(annotation, "__metadata__"):
         return type_text(origin, (*annotation.__metadata__, *metadata))
     if origin is Literal:
-        return " or ".join(f"`{one}`" for one in arguments)
+        return " or ".join(f"`{argument}`" for argument in arguments)
     if arguments and origin in {tuple, list, set, frozenset}:
         inner = arguments[0]
         if isinstance(inner, type) and issubclass(inner, UseSection):
@@ -149,7 +149,7 @@ def type_text(annotation: Any, metadata: Sequence[object] = ()) -> str:
         return f"map of {type_text(arguments[0])} to {type_text(arguments[1])}"
     if arguments:
         # Bounds of an optional number are the number's.
-        texts = (type_text(one, metadata if one in (int, float) else ()) for one in arguments)
+        texts = (type_text(argument, metadata if argument in (int, float) else ()) for argument in arguments)
         return " or ".join(text for text in texts if text)
     text = _PLAIN.get(annotation, getattr(annotation, "__name__", str(annotation)))
     return f"{text}{_bounds(metadata)}"

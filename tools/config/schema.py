@@ -24,7 +24,7 @@ def schema(registry: Registry) -> dict[str, Any]:
 
     Imports every options model; a provider whose model cannot be imported takes any option.
     """
-    switches = {one.plugin.name: True for one in registry.plugins}
+    switches = {loaded.plugin.name: True for loaded in registry.plugins}
     return _Schema(registry, Shape.of(registry, switches)).model("").model_json_schema()
 
 

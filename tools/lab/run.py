@@ -317,7 +317,7 @@ class Simulation:
             total_tokens=scheduler.stages.memory.total_tokens,
             rejected=self._rejected,
             encoding=None if self._media is None else self._media.figures(),
-            accept_length=_accept_length(scheduler.stages.points.figures()) if self._rates else None,
+            accept_length=_accept_length(scheduler.stages.points.reports.figures()) if self._rates else None,
             tiers=self._tiers.figures(),
             info={"book_errors": counters.book_errors},
         )

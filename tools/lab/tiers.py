@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pegboard.core.engine.services import requiring, said
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.plugins.kv_tiers import KV_STORAGE
 from pegboard.plugins.kv_tiers.api import NAME, PageLoad, Tiers
@@ -48,7 +46,7 @@ class LabTiers:
         """
         memory: Any = resolved.engine.memory
         cost = self._cost
-        facts = Facts(resolved.engine, said(resolved), cache.name, cache.provides, partial(requiring, resolved))
+        facts = Facts(resolved.engine, resolved.said, cache.name, cache.provides, resolved.requiring)
         if not has_tiers(facts):
             return {}
         if cost.kv_token_bytes is None or cost.host is None:

@@ -35,8 +35,11 @@ def list_(as_json: Json = False) -> None:
         write_json(
             {
                 "providers": [_plain(record) for record in records],
-                "plugins": [_plain_plugin(one) for one in registry.plugins],
-                "broken": [{"name": one.name, "from": str(one.origin), "error": str(one)} for one in registry.broken],
+                "plugins": [_plain_plugin(loaded) for loaded in registry.plugins],
+                "broken": [
+                    {"name": broken.name, "from": str(broken.origin), "error": str(broken)}
+                    for broken in registry.broken
+                ],
                 "conflicts": list(registry.conflicts),
             }
         )
@@ -51,7 +54,7 @@ def list_(as_json: Json = False) -> None:
             if not found.plugin.providers
         ]
         write_table(("contract", "provider", "plugin", "from", ""), rows)
-        for text in (*(str(one) for one in registry.broken), *registry.conflicts):
+        for text in (*(str(broken) for broken in registry.broken), *registry.conflicts):
             write(f"! {text}")
     if registry.conflicts:
         raise typer.Exit(1)
@@ -177,7 +180,8 @@ def _plain(record: ProviderRecord) -> dict[str, object]:
         "rank": provider.rank,
         "provides": sorted(provider.provides),
         "requires": [
-            f"{one.contract}.{one.capability}" if one.capability else one.contract for one in provider.requires
+            f"{requirement.contract}.{requirement.capability}" if requirement.capability else requirement.contract
+            for requirement in provider.requires
         ],
         "suite": record.contract.suite,
         "conformance": list(record.conformance),
@@ -194,6 +198,6 @@ def _plain_plugin(loaded: LoadedPlugin) -> dict[str, object]:
         "summary": plugin.summary,
         "hooks": list(plugin.hooks),
         "requires": list(plugin.requires),
-        "contracts": [f"{one.name} ({one.config_path})" for one in plugin.contracts],
+        "contracts": [f"{contract.name} ({contract.config_path})" for contract in plugin.contracts],
         "fields": [f"{section or 'top level'}: {name}" for section, name in plugin.fields.items()],
     }

@@ -106,7 +106,7 @@ def _values(name: str, distribution: str, made: Template) -> dict[str, str]:
     if contract.cardinality is not Cardinality.MANY:
         more.append("rank=-1,  # never chosen by `use: auto`, only by name")
     config = Text(made.config.strip()).substitute(name=name)
-    owner = next((one.plugin.name for one in registry.plugins if contract in one.plugin.contracts), None)
+    owner = next((loaded.plugin.name for loaded in registry.plugins if contract in loaded.plugin.contracts), None)
     check = f"    pegboard plugins check {name}\n" if contract.suite else ""
     return {
         "name": name,

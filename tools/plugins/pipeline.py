@@ -72,9 +72,9 @@ def _stage_points(resolved: ResolvedConfig, hooks: Hooks) -> list[ShownPoint]:
     from pegboard.core.interfaces.stage import DevicePart, Stage
 
     chosen = choose(resolved, hooks)[0]
-    model, nowhere = PreparedModel(chosen.model.directory, chosen.tokenizer), Path()
-    builder = StageBuilder(chosen, hooks, nowhere)
-    ctx = frontend_context(resolved, chosen.selection, model, nowhere)
+    builder = StageBuilder(chosen, hooks, Path())
+    model = PreparedModel(chosen.model.directory, chosen.tokenizer)
+    ctx = frontend_context(resolved, chosen.selection, model, Path())
     front = [part for part, _, _ in brought(hooks, FrontendStage, "frontend_stages", ctx=ctx)]
     return [
         *_methods(FrontendStage, front, API),

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -154,7 +154,7 @@ class Prompts:
         ids = found[0] if found else one.ids
         if not prompt.items:
             return ids
-        array: NDArray[Any] = np.array(ids, np.int64)
+        array = np.array(ids, np.int64)
         async with contextlib.AsyncExitStack() as stack:
             for expander in self._expanders.values():
                 if expander.takes(prompt, array):

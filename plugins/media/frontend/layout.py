@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from pegboard.plugins.media.api import RequestMedia
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.frontend import TokenIds
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.plugins.media.api import MediaItem, MediaLayout, MediaProcessor
     from pegboard.toolkit.media.inputs import MediaInput
@@ -37,7 +38,7 @@ class Layouts:
         encoded = [tokenizer.encode(text, add_special_tokens=False) for text in processor.reserved]
         self._reserved = np.array(sorted(ids[0] for ids in encoded if len(ids) == 1), np.int32)
 
-    def concern(self, ids: NDArray[np.integer[Any]]) -> bool:
+    def concern(self, ids: TokenIds) -> bool:
         """Return whether a prompt has a token that means media. Costs a prompt that has none a few microseconds."""
         if not self._reserved.size:
             return False

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,11 +16,8 @@ from pegboard.plugins.media.frontend.process import placed
 from pegboard.toolkit.media.inputs import EncodedForm, MediaPrompt
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from pegboard.core.interfaces.client import AnnotatedPrompt
-    from pegboard.core.interfaces.frontend import Expand
+    from pegboard.core.interfaces.frontend import Expand, TokenIds
     from pegboard.plugins.media.api import MediaProcessor
     from pegboard.plugins.media.frontend.layout import Layouts
     from pegboard.plugins.media.frontend.prepare import Preparer
@@ -71,7 +68,7 @@ class MediaFrontend(PromptExpander):
                 except (msgspec.ValidationError, OverflowError) as error:
                     raise placed(InvalidRequest(str(error), code="invalid_media"), item.place) from None
 
-    def takes(self, prompt: object, ids: NDArray[np.integer[Any]]) -> bool:
+    def takes(self, prompt: object, ids: TokenIds) -> bool:
         media = _media(prompt)
         if not media and not self.layouts.concern(ids):
             return False
@@ -106,9 +103,7 @@ class MediaFrontend(PromptExpander):
             found.append(functools.partial(self.expand, media=media, items=own))
         return found
 
-    def expand(
-        self, ids: NDArray[np.integer[Any]], media: Sequence[MediaInput], items: Sequence[PreparedItem]
-    ) -> Expanded | None:
+    def expand(self, ids: TokenIds, media: Sequence[MediaInput], items: Sequence[PreparedItem]) -> Expanded | None:
         """Return a prompt with its items in it, or None where it has none; `media` is what was stated of them.
 
         Raises InvalidRequest where items and placeholders do not match, and for states of another width.

@@ -148,10 +148,10 @@ def digest(kind: MediaKind, shape: MediaShape, content: bytes, encoded: EncodedS
 
 def make_processor(start: Start) -> MediaProcessor:
     """Return the processor, from its lazy names."""
-    from pegboard.toolkit.system.lazy_names import import_name
+    from pkgutil import resolve_name
 
-    options = import_name(start.options_model).model_validate(start.options)
-    made: MediaProcessor = import_name(start.factory)(
+    options = resolve_name(start.options_model).model_validate(start.options)
+    made: MediaProcessor = resolve_name(start.factory)(
         options, MediaContext(Path(start.directory), start.hf_config, start.limits)
     )
     return made

@@ -187,10 +187,10 @@ class TestSources:
         path.write_text(
             f"server:\n  access_log: {word}\nscheduler:\n  mixed_chunk: {word}\nprefix_cache:\n  pinned: {word}\n"
         )
-        resolved = composed(files=[path], overrides=[f"media.enabled={word}"])
+        resolved = composed(files=[path], overrides=[f"server.cache_salt_by_key={word}"])
         engine = resolved.engine
         assert (engine.server.access_log, engine.scheduler.mixed_chunk) == (meant, meant)
-        assert engine.model_dump()["media"]["enabled"] is meant
+        assert engine.server.cache_salt_by_key is meant
         assert resolved.options(resolved.candidates["prefix_cache"][0]).model_dump()["pinned"] is meant
 
     def test_true_is_no_string(self) -> None:

@@ -85,3 +85,25 @@ def test_a_row_table_that_does_not_fit_is_refused(count: int, fits: bool) -> Non
     else:
         with pytest.raises(OutOfMemory, match=r"scheduler.max_running_requests"):
             sizing.make_rows(config, torch.device("cpu"), 100)
+
+
+@pytest.mark.parametrize(
+    ("device", "gib", "scheduler", "chunk"),
+    [
+        ("cpu", 0, {}, 512),
+        ("cuda", 80, {}, 2048),
+        ("cuda", 80, {"mixed_chunk": True}, 2048),
+        ("cuda", 80, {"mixed_chunk": False}, 8192),
+        ("cuda", 24, {"mixed_chunk": False}, 2048),
+        ("cuda", 180, {"mixed_chunk": False}, 4096),
+        ("cuda", 80, {"chunked_prefill_size": 100}, 100),
+        ("cuda", 80, {"chunked_prefill_size": 0}, None),
+    ],
+)
+def test_chunks_go_by_the_device(
+    monkeypatch: pytest.MonkeyPatch, device: str, gib: int, scheduler: dict[str, Any], chunk: int | None
+) -> None:
+    about = SimpleNamespace(total_memory=gib * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    config = compose((), data={"model": {"path": "x"}, "scheduler": scheduler}).engine
+    assert sizing.chunk_size(config, torch.device(device)) == chunk

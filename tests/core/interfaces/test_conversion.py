@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest
+from pegboard.core.interfaces.client import AnnotatedPrompt, EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.sampling import SAMPLING_DEFAULTS, SamplingParams
-from pegboard.toolkit.media.inputs import MediaPrompt
 
 INTEGERS = [(3, 3), (3.0, 3), (np.int32(3), 3), (torch.tensor(3), 3)]
 IDS = [
@@ -46,8 +45,8 @@ TABLE: dict[Any, tuple[list[tuple[Any, Any]], list[Any]]] = {
     dict[str, Any]: ([({"dry": {"a": 1}}, {"dry": {"a": 1}})], [{1: {}}, ["dry"], "dry"]),
     Grammar | None: ([(GRAMMAR, GRAMMAR), (None, None)], [{"kind": "regex"}, "a"]),
     SamplingParams: ([(PARAMS, PARAMS)], [{"temperature": 0}, 1]),
-    str | list[int] | MediaPrompt: (PROMPTS, [7, {"prompt": "a"}, (1.5,), None.__class__]),
-    str | list[int]: (PROMPTS, [7, MediaPrompt(base="a")]),
+    str | list[int] | AnnotatedPrompt: (PROMPTS, [7, {"prompt": "a"}, (1.5,), None.__class__]),
+    str | list[int]: (PROMPTS, [7, AnnotatedPrompt(base="a")]),
 }
 """By the type of a field: what is passed and what becomes of it, and what is refused."""
 

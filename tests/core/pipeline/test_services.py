@@ -114,8 +114,10 @@ def test_sources_are_asked_in_their_turn_and_order() -> None:
 
     harness: Any = None
     planner = Harness(joining=[All()], model=FakeModel).scheduler.planner
-    assert [type(one).__name__ for one in planner.prefills] == ["Before", "Prefill", "After"]
-    assert [type(one).__name__ for one in planner.decodes] == ["Decode", "Decodes"]
+    names = [
+        [type(getattr(one, "inner", one)).__name__ for one in turn] for turn in (planner.prefills, planner.decodes)
+    ]
+    assert names == [["Before", "Prefill", "After"], ["Decode", "Decodes"]]
 
 
 def test_what_is_no_source_is_refused_by_name() -> None:

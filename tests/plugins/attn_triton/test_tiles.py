@@ -114,6 +114,7 @@ def test_a_graph_has_room_for_any_batch(requests: list[Request]) -> None:
         decoding = decodes_of(fixed, found, torch.arange(0), places)
         assert decoding is not None
         addresses.append((tiles.tiles.data_ptr(), decoding.rows.data_ptr()))
+    assert decoding is not None
     assert addresses[0] == addresses[1]
     assert len(tiles.tiles) == 40 // 8 + 2, "three requests may leave a tile nearly empty each"
     wanted = tiles_of(requests, [at for at, (_, new, _) in enumerate(requests) if new > 1], tiles.tokens)

@@ -42,7 +42,7 @@ def test_encoding_as_the_scheduler_counts_it(tmp_path: Path) -> None:
         submit(harness, rid, album.prompt(album.words(3), *items))
         harness.run()
     page = read(generate_latest(registry).decode())
-    steps = harness.points.figures()["encode_steps"]
+    steps = harness.points.reports.figures()["encode_steps"]
     assert steps >= 2
     assert page == {
         ("pegboard_mm_encode_steps_total",): steps,

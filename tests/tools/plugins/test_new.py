@@ -14,7 +14,6 @@ import pytest
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
-from pegboard.core.interfaces.contracts import CONTRACTS
 from pegboard.core.interfaces.errors import InvalidRequest, PluginError
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.registry.registry import Registry
@@ -47,7 +46,7 @@ class TestNew:
         assert not set(template_contracts()) & {"model_family", "runner", "grammar"}
         text = run("plugins", "new", "--list").stdout
         assert "admission_gate    so many requests per minute of each API key" in text
-        assert "Without a template: model_family, runner, kv_transfer, grammar, " in text
+        assert "Without a template: model_family, runner, grammar, " in text
         assert "session_store. `pegboard plugins list` names" in text
 
     def test_a_template_is_small(self, tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ class TestNew:
             monkeypatch.syspath_prepend(str(path / "src"))
             (record,) = Registry.discover().find(f"my_{contract}")
             assert (record.problem, record.provider.contract) == ("", contract)
-            assert bool(record.conformance) == bool(CONTRACTS[contract].suite)
+            assert bool(record.conformance) == bool(Registry.discover().contract(contract).suite)
             (key, *_) = option_keys(record)
             assert key.meaning, contract
             config = (path / "config.yaml").read_text("utf-8")
@@ -85,7 +84,7 @@ class TestNew:
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
         subprocess.run([*pip, str(tmp_path / "site"), str(root)], check=True)
         path = str(tmp_path / "site")
-        if CONTRACTS[contract].suite:
+        if Registry.discover().contract(contract).suite:
             checked = pegboard("plugins", "check", "my_thing", PYTHONPATH=path)
             assert checked.returncode == 0, checked.stdout
         configured = pegboard("config", "check", str(root / "config.yaml"), PYTHONPATH=path)

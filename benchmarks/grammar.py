@@ -86,8 +86,8 @@ def requests(streams: int, tokens: int, *, constrained: bool) -> list[GenerateRe
 
 
 def run(backend: str, model: str, loop: str, streams: int, tokens: int) -> None:
-    from pegboard.core.pipeline import batch
-    from pegboard.core.pipeline.grammar import state as grammar
+    from pegboard.core.pipeline import sampling_info
+    from pegboard.core.pipeline.grammar import constraint as grammar
     from pegboard.toolkit.sampling import sample
 
     config = {
@@ -102,7 +102,7 @@ def run(backend: str, model: str, loop: str, streams: int, tokens: int) -> None:
         clock = Clock()
         clock.watch(grammar, "advance", "going on")
         clock.watch(grammar, "look_ahead", "what may come next")
-        clock.watch(batch, "mask_of", "putting masks together")
+        clock.watch(sampling_info, "mask_of", "putting masks together")
         clock.watch(sample, "apply_token_mask", "applying them")
         bound = timed_run(engine, requests(streams, tokens, constrained=True))
         clock.restore()

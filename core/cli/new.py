@@ -93,7 +93,9 @@ def create(name: str, contract: str, directory: Path) -> tuple[Path, list[Path]]
 
 
 def _values(name: str, distribution: str, made: Template) -> dict[str, str]:
-    contract = Registry.discover().contract(made.contract)
+    registry = Registry.discover()
+    contract = registry.contract(made.contract)
+    owner = next((one.plugin.name for one in registry.plugins if contract in one.plugin.contracts), None)
     suite_module, _, suite_class = contract.suite.partition(":")
     class_name = "".join(part.capitalize() for part in name.split("_"))
     more = []
@@ -115,6 +117,7 @@ def _values(name: str, distribution: str, made: Template) -> dict[str, str]:
         "suite_module": suite_module,
         "suite_class": suite_class,
         "api": API_VERSION,
+        "requires": "" if owner is None else f'    requires=("{owner}",),\n',
         "pegboard": __version__,
         "about": made.about,
         "module": made.module,

@@ -225,20 +225,6 @@ class GrammarSection(UseSection):
     Requests that want logprobs or hidden states never skip a token."""
 
 
-class SpeculationSection(UseSection):
-    """Speculative decoding: tokens that are proposed cheaply, and verified several at a time. Answers stay the same,
-    unless a speculator's options say otherwise.
-    """
-
-    max_batch: PositiveInt = 16
-    """Most running requests for which tokens are proposed: with more of them a step has enough to do anyway."""
-    max_nodes: Annotated[int, Field(ge=2, le=64)] = 8
-    """Most tokens of a request that are verified at once, the one included that it would compute anyway."""
-    adaptive: bool = True
-    """Propose no more than pays, by what was accepted of a request so far and by what verifying has cost; off, always
-    `max_nodes`."""
-
-
 class PluginsSection(Section):
     """Installed plugins. `NAME: true` switches on the hooks of one, or a section with their options does; `NAME: false`
     leaves it out.
@@ -280,8 +266,6 @@ class EngineConfig(Section):
     says; `none`: the defaults of the APIs; or values such as `{temperature: 0.6, top_k: 20}`, laid over the model's."""
     grammar: GrammarSection = GrammarSection()
     """Constrained decoding: outputs that follow a grammar."""
-    speculation: SpeculationSection = SpeculationSection()
-    """Speculative decoding: tokens that are proposed cheaply, and verified several at a time."""
     pooler: UseSection = UseSection()
     """What makes one vector of a prompt's hidden states, for embeddings."""
     reasoning_parser: UseSection = UseSection()

@@ -12,7 +12,6 @@ import torch
 
 from pegboard.core.engine.choose import choose_providers, load_model
 from pegboard.core.engine.device import device_of, executor_of, loop_of, stage_parts
-from pegboard.core.engine.drafting import check_speculator, make_drafter
 from pegboard.core.engine.dtype import resolve_dtype
 from pegboard.core.engine.gates import build_gates
 from pegboard.core.engine.media import MediaParts, media_parts
@@ -28,6 +27,7 @@ from pegboard.core.interfaces.contract import Contract, Ctx, T
 from pegboard.core.interfaces.contracts import (
     ATTENTION,
     GRAMMAR,
+    LOGITS_PROCESSOR,
     MODEL_FAMILY,
     PREFIX_CACHE,
     SCHEDULE_POLICY,
@@ -43,10 +43,8 @@ from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContex
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
-from pegboard.core.pipeline.grammar.follow import GrammarFollower
 from pegboard.core.pipeline.grammar.gate import GrammarGate, make_grammar_gate
 from pegboard.core.pipeline.grammar.state import KINDS
-from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
@@ -64,7 +62,9 @@ if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig, SchedulerSection
     from pegboard.core.config.select import Selection
     from pegboard.core.engine.choose import Chosen, Loaded
+    from pegboard.core.interfaces.logits_processor import LogitsProcessor
     from pegboard.core.interfaces.model_family import ModelFamily
+    from pegboard.core.interfaces.sampler import Sampler
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.registry.hooks import Hooks
 
@@ -107,7 +107,6 @@ class BuiltScheduler:
         """End the helper processes and threads. Nothing may be running any more."""
         stages = self.scheduler.stages
         stages.executor.close()
-        stages.results.grammars.work.close()
         if stages.tiers is not None:
             stages.memory.cache.close()
             stages.tiers.close()
@@ -127,7 +126,7 @@ def build_scheduler(resolved: ResolvedConfig) -> BuiltScheduler:
     chosen, family = choose(resolved, hooks)
     parts = StageBuilder(chosen, hooks)
     with torch.inference_mode():
-        loaded = load_model(chosen, family)
+        loaded = load_model(chosen, family, parts.parts)
     built = _join(chosen, loaded, hooks, parts)
     logger.info("ready after %.1f s: %s", time.monotonic() - started, ", ".join(_choices(chosen.selection)))
     return built
@@ -149,8 +148,7 @@ def choose(resolved: ResolvedConfig, hooks: Hooks) -> tuple[Chosen, ModelFamily]
     spec = _checked(family.spec, family_choice.name)
     # Some models name their end only in the tokenizer's files.
     spec = replace(spec, eos_token_ids=_possible(spec.eos_token_ids | prepared.tokenizer.eos_token_ids, spec))
-    chosen = choose_providers(resolved, selection, model, spec, prepared.tokenizer)
-    check_speculator(chosen)
+    chosen = choose_providers(resolved, selection, model, spec, prepared.tokenizer, hooks)
     for plugin, made in hooks.built:
         chosen.culprits.know_hooks(plugin.plugin.name, str(plugin.origin), made)
     return chosen, family
@@ -196,13 +194,10 @@ def _possible(eos_token_ids: frozenset[int], spec: ModelSpec) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Grammars:
-    """The gate of grammars, the kinds that it takes, and whether outputs can go back in them; None and none without a
-    backend.
-    """
+    """The gate of grammars, and the kinds that it takes; None and none without a backend."""
 
     gate: GrammarGate | None = None
     kinds: tuple[str, ...] = ()
-    rolls_back: bool = False
 
 
 def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> BuiltScheduler:
@@ -235,7 +230,6 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
         report=report,
         culprits=chosen.culprits,
         hooks=_step_hooks(hooks),
-        drafter=make_drafter(chosen, memory, results.grammars, executor, worker),
         tiers=tiers,
         runner_figures=loaded.runner.figures,
         unsampled=Unsampled(chosen.processors, chosen.culprits, executor),
@@ -309,8 +303,6 @@ def _worker(
         after=GuardedHooks("after_forward", hooks.freeze("after_forward")),
         parts=parts.parts,
         media=None if media is None else media.encoded,
-        drafts=chosen.speculator.watch(),
-        judge=chosen.speculator.judge(),
         loads=None if tiers is None else tiers.loads,
         watches=watches(chosen),
     )
@@ -319,21 +311,21 @@ def _worker(
 
 
 def _results(chosen: Chosen, grammars: _Grammars, parts: StageBuilder) -> ResultStage:
-    grammar = chosen.resolved.engine.grammar
-    limits = WorkLimits(grammar.step_seconds, grammar.work_seconds, grammar.work_seconds_earned)
-    return ResultStage(
-        chosen.tokenizer,
-        chosen.spec.eos_token_ids,
-        GrammarFollower(GrammarWork(limits), grammar.jump_ahead, rolls_back=grammars.rolls_back),
-        parts.points,
-    )
+    begin = None if grammars.gate is None else grammars.gate.grammars.work.begin_step
+    return ResultStage(chosen.tokenizer, chosen.spec.eos_token_ids, begin, parts.points)
 
 
 def _builder(chosen: Chosen, memory: MemoryManager, parts: StageBuilder) -> BatchBuilder:
     shared = _shared(chosen, memory.rows)
-    return BatchBuilder(
-        memory, chosen.asked, chosen.spec.vocab_size, chosen.speculator.lookback, shared, points=parts.points
-    )
+    vocab_size = chosen.spec.vocab_size
+    return BatchBuilder(memory, chosen.asked, vocab_size, _alone(chosen), shared, points=parts.points)
+
+
+def _alone(chosen: Chosen) -> list[LogitsProcessor | Sampler]:
+    """Return what takes tokens ahead for output: processors that do not say otherwise, and what a sampler remembers."""
+    processors = zip(chosen.selection.choices[LOGITS_PROCESSOR.name], chosen.processors, strict=True)
+    found: list[LogitsProcessor | Sampler] = [made for one, made in processors if "tokens_ahead" not in one.provides]
+    return [*found, *(made for made in chosen.asked if made is chosen.sampler)]
 
 
 def _shared(chosen: Chosen, rows: ReqToTokenPool) -> CommonPrefix | None:
@@ -362,8 +354,10 @@ def _grammars(chosen: Chosen, gate_ctx: AdmissionGateContext) -> _Grammars:
         return _Grammars()
     backend = choice.build(ctx)
     settings = chosen.resolved.engine.grammar
-    gate = make_grammar_gate(choice.record, backend, choice.options, ctx, settings, gate_ctx)
-    return _Grammars(gate, kinds, "rollback" in choice.provides)
+    gate = make_grammar_gate(
+        choice.record, backend, choice.options, ctx, settings, gate_ctx, rolls_back="rollback" in choice.provides
+    )
+    return _Grammars(gate, kinds)
 
 
 def _scheduler_settings(chosen: Chosen, *, splits: bool) -> SchedulerSection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,10 @@ from pegboard.core.engine.dtype import kv_dtype_name, resolve_kv_dtype
 from pegboard.core.engine.media import check_overlay, choose_media
 from pegboard.core.engine.memory_profiler import CudaMeter, MemoryProfiler, room_for_kv
 from pegboard.core.engine.model_probe import PoolProbe
+from pegboard.core.engine.reserving import Providers, further_layers
 from pegboard.core.engine.sampling_defaults import sampling_defaults
 from pegboard.core.engine.sizing import KVMemory, chunk_size, pool_context, size_memory
-from pegboard.core.engine.speculation import ChosenSpeculator, choose_speculator
+from pegboard.core.interfaces.ahead import LoadedModel, ReserveContext
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
 from pegboard.core.interfaces.contracts import ATTENTION, KV_POOL, LOGITS_PROCESSOR, RUNNER, SAMPLER
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
     from pegboard.core.interfaces.media import MediaEncoder
     from pegboard.core.interfaces.model_family import ModelContext, ModelFamily, Network
+    from pegboard.core.interfaces.stage import DevicePart
     from pegboard.core.interfaces.tokenizer import Tokenizer
+    from pegboard.core.registry.hooks import Hooks
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +48,8 @@ logger = logging.getLogger(__name__)
 class Chosen:
     """What was chosen for a model. `asked` are the processors and the sampler that look at a request's parameters;
     `queue` brings all that a step needs to the device, and `capture` records graphs there; KV is kept in `kv_dtype`.
-    `sampling_defaults` are for what requests leave open.
+    `providers` builds what plugins ask for; `further` are their layers of the KV pool. `sampling_defaults` are for what
+    requests leave open.
     """
 
     resolved: ResolvedConfig
@@ -60,7 +64,8 @@ class Chosen:
     runner: Choice[ModelRunner, ModelRunnerContext]
     pool: Choice[KVPool, KVPoolContext]
     kv_dtype: torch.dtype
-    speculator: ChosenSpeculator
+    providers: Providers
+    further: tuple[LayerSpec, ...] = ()
     media: ChosenMedia | None = None
     culprits: Culprits = field(default_factory=Culprits)
     queue: DeviceQueue = field(default_factory=HostQueue)
@@ -87,30 +92,33 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A runner with its weights, the memory that was left for KV, and what encodes the model's media, if it takes
-    any.
+    """A runner with its weights, the memory that was left for KV, what KV depends on beside the model (`numerics`, of
+    the runner and of device parts), and what encodes the model's media, if it takes any.
     """
 
     runner: ModelRunner
     memory: KVMemory
+    numerics: tuple[str, str]
     encoder: MediaEncoder | None = None
 
 
 def choose_providers(
-    resolved: ResolvedConfig, selection: Selection, model: ModelContext, spec: ModelSpec, tokenizer: Tokenizer
+    resolved: ResolvedConfig,
+    selection: Selection,
+    model: ModelContext,
+    spec: ModelSpec,
+    tokenizer: Tokenizer,
+    hooks: Hooks,
 ) -> Chosen:
     """Choose attention, sampler, processors, runner and pool, so that a wrong choice is known before weights are read.
 
     Raises ConfigError and PluginError, with what to change.
     """
     config, culprits, queue = resolved.engine, Culprits(), queue_of(model.device)
-    defaults = sampling_defaults(config.sampling_defaults, model.directory)
     kv_dtype, capture = _kv_dtype(resolved, model), capture_of(model.device)
-    speculator = choose_speculator(resolved, selection, model, spec, culprits)
-    sizes = () if capture is None else _graph_sizes(resolved)
-    layers = spec.layers + speculator.layers
-    attention_ctx = _attention_context(config, model, spec, layers, kv_dtype)
-    attention_ctx = replace(attention_ctx, graph_sizes=sizes, bring=queue.bring)
+    further = further_layers(hooks, ReserveContext(config, spec, model, providers := Providers(selection, culprits)))
+    attention_ctx = _attention_context(config, model, spec, spec.layers + further, kv_dtype)
+    attention_ctx = replace(attention_ctx, graph_sizes=_graph_sizes(resolved, capture), bring=queue.bring)
     sampler_ctx = SamplerContext(spec.vocab_size, model.device)
     processor_ctx = LogitsProcessorContext(spec.vocab_size, model.device, spec.eos_token_ids, tokenizer, queue.bring)
     attention = selection.choose(ATTENTION, attention_ctx, _needs(attention_ctx))
@@ -128,10 +136,11 @@ def choose_providers(
     runner = selection.choose(RUNNER, about)
     media = choose_media(resolved, selection, model)
     check_overlay(media, selection)
-    pool = selection.choose(KV_POOL, pool_context(1, config.memory.page_size, model, spec, speculator.layers, kv_dtype))
+    pool = selection.choose(KV_POOL, pool_context(1, config.memory.page_size, model, spec, further, kv_dtype))
     return Chosen(
         resolved, selection, model, spec, tokenizer, made_attention, made_processors, made_sampler, asked, runner, pool,
-        kv_dtype, speculator, media, culprits, queue, capture, defaults,
+        kv_dtype, providers, further, media, culprits, queue, capture,
+        sampling_defaults(config.sampling_defaults, model.directory),
     )  # fmt: skip
 
 
@@ -160,8 +169,10 @@ def _other_than(model: ModelContext, kv_dtype: torch.dtype) -> torch.dtype | Non
     return None if kv_dtype is model.dtype else kv_dtype
 
 
-def _graph_sizes(resolved: ResolvedConfig) -> tuple[int, ...]:
+def _graph_sizes(resolved: ResolvedConfig, capture: GraphCapture | None) -> tuple[int, ...]:
     """Return which sizes of decode batches will be graphs: attention is built before the runner is chosen."""
+    if capture is None:
+        return ()
     for record in resolved.candidates[RUNNER.name]:
         if "graph" in resolved.provides(record):
             cls: type[ModelRunner] = record.load()
@@ -186,20 +197,30 @@ def _needs(ctx: AttentionContext) -> dict[str, str]:
     return {"kv_fp8": f"which memory.kv_dtype {value} needs; set that to auto, or choose another attention.use"}
 
 
-def load_model(chosen: Chosen, family: ModelFamily) -> Loaded:
-    """Read the weights, try the network out, and give KV what memory is left. Raises ModelError and OutOfMemory."""
+def load_model(chosen: Chosen, family: ModelFamily, parts: Sequence[DevicePart] = ()) -> Loaded:
+    """Read the weights, those of device parts, too, try the network out, and give KV what memory is left. Raises
+    ModelError and OutOfMemory.
+    """
     know, runner = chosen.culprits.know, chosen.runner
     encoder = _load_encoder(chosen)
     if "own_weights" in runner.provides:
         made = know(runner.record, runner.build(chosen.runner_context(None)))
-        chosen.speculator.load(made, chosen.attention)
-        return Loaded(made, _sized(chosen, family, made), encoder)
+        return Loaded(made, *_attached(chosen, family, made, parts), encoder)
     (family_choice,) = chosen.selection.choices["model_family"]
     network = know(family_choice.record, family.load())
     family.probe(network, _probe(chosen, network))
     made = know(runner.record, runner.build(chosen.runner_context(network)))
-    chosen.speculator.load(made, chosen.attention)
-    return Loaded(made, _sized(chosen, family, made), encoder)
+    return Loaded(made, *_attached(chosen, family, made, parts), encoder)
+
+
+def _attached(
+    chosen: Chosen, family: ModelFamily, runner: ModelRunner, parts: Sequence[DevicePart]
+) -> tuple[KVMemory, tuple[str, str]]:
+    """Return the memory of KV, and what KV depends on, once device parts have what they need of the model."""
+    model = LoadedModel(runner.ends, chosen.attention, chosen.model.device, chosen.queue.bring)
+    for part in parts:
+        part.attach(model)
+    return _sized(chosen, family, runner), (runner.numerics(), "".join(part.numerics() for part in parts))
 
 
 def _probe(chosen: Chosen, network: Network) -> PoolProbe:
@@ -225,7 +246,7 @@ def _load_encoder(chosen: Chosen) -> MediaEncoder | None:
 
 
 def _sized(chosen: Chosen, family: ModelFamily, runner: ModelRunner) -> KVMemory:
-    config, further = chosen.resolved.engine, chosen.speculator.layers
+    config, further = chosen.resolved.engine, chosen.further
     reserved = 0 if chosen.media is None else config.media.cache_bytes
     memory = size_memory(
         chosen.pool, config, chosen.model, chosen.spec, reserved, further, chosen.kv_dtype, _by_trial(chosen, runner)
@@ -245,7 +266,7 @@ def _by_trial(chosen: Chosen, runner: ModelRunner) -> int | None:
         return None
 
     def scratch(num_pages: int) -> KVPool:
-        further = chosen.speculator.layers
+        further = chosen.further
         return chosen.pool.build(
             pool_context(num_pages, config.memory.page_size, model, chosen.spec, further, chosen.kv_dtype)
         )

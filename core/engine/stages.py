@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from pegboard.core.engine.reserving import answers
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.stage import DevicePart, FrontendStage, Stage, StageContext
 from pegboard.core.interfaces.status import FinishReason
 from pegboard.core.pipeline.frontend.features import Features
 from pegboard.core.pipeline.points import Points
-from pegboard.core.registry.blame import DELIBERATE, describe
 
 if TYPE_CHECKING:
     from pegboard.core.engine.choose import Chosen
-    from pegboard.core.interfaces.contract import Contract, Ctx, T
     from pegboard.core.interfaces.req import Req
     from pegboard.core.registry.hooks import Hooks
 
@@ -26,10 +25,9 @@ class StageBuilder:
     def __init__(self, chosen: Chosen, hooks: Hooks) -> None:
         self._chosen = chosen
         self._hooks = hooks
-        self._made: dict[str, object] = {}
         ctx = StageContext(
             chosen.resolved.engine, chosen.spec, chosen.model.directory, frozenset(chosen.runner.provides),
-            self._provider, self._end, chosen.runner.name,
+            chosen.providers, self._end, chosen.runner.name, chosen.selection.choices, self._failed,
         )  # fmt: skip
         self.points = Points(self._all(Stage, "pipeline_stages", ctx), chosen.culprits)
         self.parts = self._all(DevicePart, "device_parts", ctx)
@@ -37,16 +35,11 @@ class StageBuilder:
         if strangers := [part.name for part in self.parts if part.name not in known]:
             raise PluginError(f"device parts without a stage of their name: {', '.join(strangers)}")
 
-    def _provider(self, contract: Contract[T, Ctx], ctx: Ctx) -> T:
-        """Return what the chosen provider builds, the same for all who ask; known by its name, should it raise."""
-        if contract.name not in self._made:
-            choice = self._chosen.selection.choose(contract, ctx)
-            self._made[contract.name] = self._chosen.culprits.know(choice.record, choice.build(ctx))
-        found: T = self._made[contract.name]  # type: ignore[assignment]
-        return found
-
     def _end(self, req: Req, reason: FinishReason) -> None:
         self.points.end(req, reason)
+
+    def _failed(self, made: object) -> None:
+        self._chosen.culprits.count(self._chosen.culprits.known(made))
 
     def _all(self, kind: type[PartT], hook: str, ctx: StageContext) -> list[PartT]:
         found = []
@@ -70,19 +63,8 @@ def brought(hooks: Hooks, kind: type[PartT], hook: str, **given: object) -> list
     """Return what the implementations of a hook bring, each with its plugin's name and origin. Raises PluginError,
     naming the plugin, for one that raises or brings something else.
     """
-    owners = {id(made): loaded for loaded, made in hooks.built}
     found = []
-    for one in reversed(getattr(hooks.call, hook).get_hookimpls()):
-        loaded = owners.get(id(one.plugin))
-        plugin = type(one.plugin).__name__ if loaded is None else loaded.plugin.name
-        origin = "" if loaded is None else str(loaded.origin)
-        try:
-            parts = list(one.function(*(given[name] for name in one.argnames)))
-        except DELIBERATE:
-            raise
-        except Exception as error:
-            text = describe(error, type(one.plugin).__module__)
-            raise PluginError(f"{hook} of plugin {plugin!r} ({origin}) raised: {text}", plugin=plugin) from error
+    for plugin, origin, parts in answers(hooks, hook, list, **given):
         for part in parts:
             if not isinstance(part, kind) or not part.name:
                 raise PluginError(

@@ -92,7 +92,7 @@ def watches(chosen: Chosen) -> Watches:
 
 def _host_pool(chosen: Chosen, loaded: Loaded, block: int) -> HostPool:
     memory, device, dtype = chosen.resolved.engine.memory, chosen.model.device, chosen.kv_dtype
-    layers = chosen.spec.layers + chosen.speculator.layers
+    layers = chosen.spec.layers + chosen.further
     choice = chosen.selection.choose(HOST_POOL, HostPoolContext(1, memory.page_size, layers, dtype, device, block))
     per_page = memory.page_size * choice.cls.bytes_per_token(layers, dtype)
     available = int(psutil.virtual_memory().available)
@@ -114,6 +114,5 @@ def _host_pool(chosen: Chosen, loaded: Loaded, block: int) -> HostPool:
 
 
 def _identity(chosen: Chosen, loaded: Loaded) -> bytes:
-    layers = chosen.spec.layers + chosen.speculator.layers
-    numerics = (loaded.runner.numerics(), chosen.speculator.numerics())
-    return kv_identity(chosen.model, layers, numerics=numerics, kept=kept_as(loaded.memory.pool, chosen.model))
+    layers = chosen.spec.layers + chosen.further
+    return kv_identity(chosen.model, layers, numerics=loaded.numerics, kept=kept_as(loaded.memory.pool, chosen.model))

@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 NO_ROW = -1
 
+SINGLE = 64
+"""In `Req.flags`: each of its tokens is drawn in a row of its own."""
+
 WHOLE_PREFIX = 2**62
 """For `Req.reusable` and `Stage.reusable`: a cached prefix may cover all that it can."""
 
@@ -168,8 +171,7 @@ class ReqOutput:
     """What has been generated and what of it was already sent. Of the `cached_tokens` the host had `cached_host`, and a
     storage `cached_storage`.
 
-    `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one. `drafted`
-    counts tokens that were proposed for it and verified, `accepted` those of its output that were among them.
+    `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one.
     """
 
     sent_len: int = 0
@@ -178,8 +180,6 @@ class ReqOutput:
     cached_host: int = 0
     cached_storage: int = 0
     num_retractions: int = 0
-    drafted: int = 0
-    accepted: int = 0
 
 
 @dataclass(slots=True)
@@ -311,6 +311,11 @@ class Req:
     @property
     def output_ids(self) -> NDArray[np.int64]:
         return self.tokens.view(self.input_len)
+
+    @property
+    def single(self) -> bool:
+        """Whether something is wanted of each output token that only the model can say: none is taken without it."""
+        return self.logprobs is not None or bool(self.flags & SINGLE)
 
     @property
     def finished(self) -> bool:

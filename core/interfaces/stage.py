@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from pegboard.core.interfaces.ahead import Wants
 from pegboard.core.interfaces.req import WHOLE_PREFIX
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.ahead import AheadRoom, LoadedModel, LogPart, NamedProvider, Verified
     from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch, ScheduleBatch
     from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, ModelInfo, OutputChunk
     from pegboard.core.interfaces.contract import Contract, Ctx, T
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.interfaces.sampling import SamplingParams
     from pegboard.core.interfaces.status import FinishReason
-    from pegboard.core.interfaces.step import AnySource, CoreServices
+    from pegboard.core.interfaces.step import AnySource, CoreServices, Launched
+    from pegboard.core.interfaces.stops import CompiledStops
+    from pegboard.core.interfaces.trees import Accepted, TokenTrees
 
 
 class Wait(enum.Enum):
@@ -49,12 +53,15 @@ class Wait(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Interest:
     """What a stage needs for a request that it takes part in. `history`: the tokens before a step are known when it is
-    packed. `single`: each output token is drawn in a row of its own, so the request gets neither drafts nor forced
-    tokens.
+    packed. `single`: each output token is drawn in a row of its own, so the request gets neither tokens ahead nor
+    forced tokens. `constrained`: it has a TokenConstraint before it is admitted. Without `look` the stage's `send` is
+    asked only when output is sent anyway, and at the end.
     """
 
     history: bool = False
     single: bool = False
+    look: bool = True
+    constrained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,7 @@ class Column:
 
     `of` returns a request's number; it stays the same while the request has memory. Requests in which the stage takes
     no part have 0. The running batch keeps the numbers flat, so a decode costs no call per request; halves of a failed
-    batch have theirs. With `per` "token" a request's number stands once for each of its new tokens, drafts included.
+    batch have theirs. With `per` "token" a request's number stands once for each of its new tokens.
     """
 
     name: str
@@ -117,42 +124,6 @@ class Ending(Protocol):
         """Return why the request ends with `token`, the newest of its output; None where it goes on."""
 
 
-class TextMatcher(Protocol):
-    """Looks in the text of one answer for what ends it, one character at a time: `before` and then `read` for each, and
-    `before` again after `restart`.
-    """
-
-    @property
-    def undecided(self) -> int:
-        """How many of the latest characters might be the beginning of a match: they are not shown yet."""
-
-    def before(self, char: str) -> tuple[int, str] | None:
-        """Return the length of a match that ends before `char`, which is known now and not read, and what answers call
-        it; None where there is none. A match has one character at least.
-        """
-
-    def read(self, char: str) -> tuple[int, str] | None:
-        """Read `char`; as `before`, of a match that ends with it. The longest one, if there are several."""
-
-    def restart(self) -> None:
-        """Forget what has begun: a match was ignored, and none has part of its text."""
-
-
-class CompiledStops(Protocol):
-    """What ends outputs by their text, compiled: for all answers that have the same."""
-
-    @property
-    def steps(self) -> int:
-        """What a character of one answer costs at worst, in steps of an automaton: about 1 microsecond each."""
-
-    @property
-    def chars(self) -> int:
-        """Characters of what was compiled."""
-
-    def matcher(self) -> TextMatcher:
-        """Return a new one, at the beginning of a text."""
-
-
 @dataclass(frozen=True, slots=True)
 class Sent:
     """What a stage adds to an output: a value for all of it, and one value per token that the output brings. Both are
@@ -163,12 +134,17 @@ class Sent:
     rows: Sequence[object] = ()
 
 
+def _not_counted(made: object) -> None:
+    return
+
+
 @dataclass(frozen=True, slots=True)
 class StageContext:
     """What stages and device parts are built with, before weights are read. `config` is the EngineConfig. `runner` are
     the capabilities of the chosen runner, which is called `runner_name`. `provider` builds what is chosen for a
-    contract, once for all who ask. `end` finishes a request for a reason, from within `arrived`, `commit` or `closed`;
-    none of its KV is shared.
+    contract, once for all who ask; `choices` are what was chosen so far, by contract, and `failed` counts a failure of
+    something that `provider` has built. `end` finishes a request for a reason, from within `arrived`, `commit` or
+    `closed`; none of its KV is shared.
     """
 
     config: Any
@@ -178,6 +154,8 @@ class StageContext:
     provider: Callable[[Contract[T, Ctx], Ctx], T]
     end: Callable[[Req, FinishReason], None]
     runner_name: str = ""
+    choices: Mapping[str, Sequence[NamedProvider]] = field(default_factory=dict)
+    failed: Callable[[object], None] = _not_counted
 
 
 class Stage:
@@ -197,6 +175,9 @@ class Stage:
     splits: bool = False
     """Whether its sources take prefills over (`StepSource.takes`). Decodes are then mixed into prefills only where the
     config says so."""
+    lookback: int = 0
+    """1: behind a cached prefix its part reads the states of the prefix's last token, which is computed once more; its
+    KV is in the cache and is not written again."""
     flag: int = 0
     """One bit of `Req.flags`, set by the core: whether this stage takes part in a request."""
 
@@ -254,6 +235,22 @@ class Stage:
         """
         return take
 
+    def must_settle(self, running: Sequence[Req], flight: Launched) -> bool:
+        """When a step is planned while another one is under way: return whether the results of that one are needed
+        first, so that `ahead` is asked for these requests. Where it may gain several tokens, the core waits by itself.
+        """
+        return False
+
+    def ahead(self, room: AheadRoom) -> TokenTrees | None:
+        """When a step that decodes is planned, with none under way, and room for one token of each request is found:
+        return a tree of tokens for each request of `room`, to be computed in the same pass; None: none. The first
+        answer of all stages counts. Requests in which the stage takes no part have a `room.most` of 1.
+
+        The core cuts trees to what memory and constraints allow. What is not a tree, or is larger than `room.most`, is
+        logged, and the step goes on without.
+        """
+        return None
+
     # ---- a step ----------------------------------------------------------------------------------------------------
 
     def pack(self, step: LaunchedStep, extras: BatchExtras) -> object | None:
@@ -289,12 +286,25 @@ class Stage:
         gave for it there; None where it gave none.
         """
 
+    # ---- its life --------------------------------------------------------------------------------------------------
+
+    def figures(self) -> Mapping[str, float]:
+        """Whenever the scheduler's figures are read, for `/server_info` and metrics: return more of them, by name."""
+        return {}
+
+    def log_decodes(self) -> LogPart | None:
+        """For each log line about decodes, which is about all since the one before: return what to add."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceServices:
-    """What the core offers the work of a stage, where batches run: the memory of KV."""
+    """What the core offers the work of a stage, where batches run: the memory of KV, and `row_table` int32
+    [rows, max_context], which maps a request's row and a position to a slot of it.
+    """
 
     pool: KVPool
+    row_table: torch.Tensor
 
 
 class DevicePart:
@@ -304,14 +314,33 @@ class DevicePart:
 
     name: str = ""
 
+    def attach(self, model: LoadedModel) -> None:
+        """Once, when the model's weights are read and memory is not sized yet: take what it needs of the model. What it
+        raises stops the start.
+        """
+
+    def numerics(self) -> str:
+        """Once it is attached: name what KV depends on because of it, "" for nothing; see `ModelRunner.numerics`."""
+        return ""
+
+    def wants(self, payload: object) -> Wants:
+        """Before the pass: return what it reads of the model beside tokens, for `accept` and `computed`."""
+        return Wants()
+
     def unpack(self, payload: object, batch: ForwardBatch, put: Callable[[NDArray[np.generic]], torch.Tensor]) -> None:
         """Before the pass: put the payload of the Stage into the batch. `put` brings an array to the device along with
         all others, in one copy; the tensor may be read after the pass has begun.
         """
 
+    def accept(self, payload: object, verified: Verified) -> Accepted | None:
+        """After a pass with tokens ahead: return which of them stand; None: those stand that agree with what was drawn.
+        The first answer of all parts counts. What is not a path in each tree fails the batch.
+        """
+        return None
+
     def computed(self, payload: object, batch: ForwardBatch, output: ForwardOutput) -> Mapping[str, torch.Tensor]:
         """After the pass: return tensors that go to the host with the tokens, in one copy. The Stage finds them in
-        `StepResult.parts`. Must not wait for the device.
+        `StepResult.parts`. Must not wait for the device. `output` says what was accepted, and the newest tokens.
         """
         return {}
 

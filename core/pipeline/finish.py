@@ -1,7 +1,8 @@
 """Finish: the reasons for which a request ends, each asked after every token that it gets.
 
 A request has a list of finishers, in the order in which they are asked; the first that gives a reason ends it. Its
-parameters decide which ones. Most requests have two: one for tokens that end an output, and one for its length.
+parameters decide which ones. Most requests have two: one for tokens that end an output, and one for its length. Where a
+request has a constraint, that is asked after the others, and its length last.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from pegboard.core.interfaces.constraint import LATER, Later, constraint_of
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline.text.detokenize import IncrementalDetokenizer, TokenDecoder
 from pegboard.core.pipeline.text.stop import StopMatcher
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.stage import CompiledStops
+    from pegboard.core.interfaces.stops import CompiledStops
+    from pegboard.core.pipeline.points import Points
 
 
 class Finisher(Protocol):
@@ -78,3 +81,50 @@ class Length:
 
 END_TOKENS = EndTokens()
 LENGTH = Length()
+
+
+class Constraints:
+    """Goes on in the constraints of requests by the tokens that they get."""
+
+    def __init__(self, points: Points) -> None:
+        self.later: list[Req] = []
+        """Requests whose constraints need longer; the reader empties it."""
+        self.forced_tokens = 0
+        """Tokens that requests had to get, so that the model was not asked; the reader takes them."""
+        self._points = points
+
+    def advance(
+        self, req: Req, token: int, finishers: Sequence[Finisher], *, more: bool = False
+    ) -> FinishReason | None:
+        """Go on by the newest token of a request, which its `finishers` have seen, and by the tokens that must come
+        after it. Return why the request ends, if it does. It is in `later` where its constraint needs longer.
+        """
+        ahead: list[int] = []
+        while True:
+            found = self._advanced(req, token, more or bool(ahead))
+            if found is LATER:
+                self.later.append(req)
+                return None
+            if isinstance(found, FinishReason):
+                return found
+            if not req.remaining_tokens:
+                return LENGTH.after(req, token)
+            ahead += () if more else found
+            if not ahead:
+                return None
+            token = ahead.pop(0)
+            req.tokens.append(token)
+            self.forced_tokens += 1
+            if (reason := first_reason(finishers, req, token)) is not None:
+                return reason
+
+    def wait_for(self, req: Req) -> bool:
+        """Return whether the constraint of a request that has just advanced needs longer."""
+        return bool(self.later) and self.later[-1] is req
+
+    def _advanced(self, req: Req, token: int, more: bool) -> FinishReason | Sequence[int] | Later:
+        constraint = constraint_of(req)
+        try:
+            return () if constraint is None else constraint.advance(token, more)
+        except Exception as error:
+            return self._points.unconstrained(req, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.status import FinishReason, ReqStatus
+from pegboard.core.pipeline.running import CONSTRAINED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,31 +136,33 @@ class Lifecycle:
             if req.kv is kv:
                 self._memory.cache_unfinished(req)
 
-    def follow_grammars(self) -> None:
-        """Park the requests whose matchers need longer, and count the tokens that grammars have forced."""
-        grammars, planner = self._results.grammars, self._planner
-        sitting, grammars.sitting_out = grammars.sitting_out, []
-        self._counters.grammar_waits += len(sitting)
-        # Some have been ended since, by a gate or for want of a token.
-        for req, token in sitting:
-            if req.finished:
-                continue
-            planner.park(req)
-            grammars.work.sit_out(req, token)
-        more = grammars.forced_tokens - self._counters.forced_tokens
+    def follow_constraints(self) -> None:
+        """Park the requests whose constraints need longer, and count the tokens that constraints have forced."""
+        constraints = self._results.constraints
+        later, constraints.later = constraints.later, []
+        self._counters.grammar_waits += len(later)
+        for req in later:
+            # Some have been ended since, by a gate or for want of a token.
+            if not req.finished:
+                self._planner.park(req)
+        more, constraints.forced_tokens = constraints.forced_tokens, 0
         self._counters.forced_tokens += more
         self._counters.generated_tokens += more
 
-    def ask_matchers(self) -> None:
-        """Take back the requests whose matchers have caught up."""
-        for req, reason in self._results.grammars.work.take_done():
-            if req.finished:
+    def ask_constraints(self) -> None:
+        """Take back the parked requests whose constraints have caught up."""
+        results = self._results
+        for req in list(self._planner.parked):
+            if not req.flags & CONSTRAINED:
                 continue
-            if reason is None:
+            reason = results.constraints.advance(req, req.tokens.last, results.finishers(req))
+            if results.constraints.later:
+                results.constraints.later.clear()
+            elif reason is None:
                 self._planner.resume(req)
-                continue
-            self._stop(req, reason)
-            self.finished([req])
+            else:
+                self._stop(req, reason)
+                self.finished([req])
 
     def ready(self, req: Req) -> None:
         """Let a request into the queue that has passed all gates."""

@@ -12,15 +12,13 @@ from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.pipeline.finish import END_TOKENS, LENGTH, Finisher, StopText, first_reason
-from pegboard.core.pipeline.grammar.follow import GrammarFollower
-from pegboard.core.pipeline.grammar.state import state_of
+from pegboard.core.pipeline.finish import END_TOKENS, LENGTH, Constraints, Finisher, StopText, first_reason
 from pegboard.core.pipeline.points import Points
-from pegboard.core.pipeline.running import NEVER, SPECIAL, STREAM
+from pegboard.core.pipeline.running import CONSTRAINED, NEVER, SPECIAL, STREAM
 from pegboard.core.pipeline.text.detokenize import TokenDecoder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.forward import LogprobOutput
@@ -44,11 +42,12 @@ class ResultStage:
         self,
         tokenizer: TokenDecoder | None,
         eos_ids: Iterable[int] = (),
-        grammars: GrammarFollower | None = None,
+        begin: Callable[[], None] | None = None,
         points: Points | None = None,
     ) -> None:
         self.points = points or Points()
-        self.grammars = grammars or GrammarFollower()
+        self.constraints = Constraints(self.points)
+        self._begin = begin or (lambda: None)
         self._tokenizer = tokenizer
         self._eos_ids = frozenset(eos_ids)
 
@@ -61,7 +60,7 @@ class ResultStage:
         token could be drawn for: the scheduler ends them.
         """
         batch = step.batch
-        self.grammars.work.begin_step()
+        self._begin()
         batch.tokens, batch.committed_at = result.tokens, now
         accepted = result.accepted
         newest = result.tokens if accepted is None else result.tokens[np.cumsum(accepted.counts) - 1]
@@ -112,15 +111,16 @@ class ResultStage:
     def _commit_any(
         self, step: Step, result: BatchResult, running: RunningBatch, now: float
     ) -> tuple[list[Req], list[TokenOutput]]:
-        """Commit what each request has gained: one token, or those of its drafts that stand, and what its finishers
-        add. What comes after an end is dropped.
+        """Commit what each request has gained: one token, or those ahead that stand, too, and what its finishers add.
+        What comes after an end is dropped.
         """
         batch, accepted = step.batch, result.accepted
         finished: list[Req] = []
         outputs: list[TokenOutput] = []
         counts = itertools.repeat(1) if accepted is None else iter(accepted.counts.tolist())
         batch.tokens = taken = result.tokens.copy()
-        tokens, kept = result.tokens.tolist(), []
+        tokens, kept = result.tokens.tolist(), np.zeros(len(step.sampled), np.int64)
+        batch.gained = None if accepted is None else kept
         index = start = 0
         for req, kv, prefix, seq_len in zip(
             batch.reqs, step.kvs, batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True
@@ -134,17 +134,13 @@ class ResultStage:
             took = 0 if ended else self._take(req, result, tokens, range(start, stop), now, finished)
             if took < stop - start:
                 taken[start + took : stop] = NOBODYS
-            if drafted := step.drafts_of(index):
+            if step.ahead_of(index):
                 # What was computed beyond the tokens that it took is of no use.
                 kv.committed_len = prefix + max(1, took)
-                req.output.drafted += drafted * bool(took)
-                req.output.accepted += max(0, took - 1)
-            kept.append(took)
+            kept[index] = took
             index, start = index + 1, stop
             if not ended and (output := self.output(req)) is not None:
                 outputs.append(output)
-        if accepted is not None:
-            batch.gained = np.array(kept, np.int64)
         gained = step.sampled if accepted is not None else [req for req in step.sampled if _has_gained(req)]
         if gained:
             running.settle(gained)
@@ -160,19 +156,14 @@ class ResultStage:
         if not req.remaining_tokens and places:
             self._finish(req, tokens[places.start], now, finished)
             return 0
-        state = state_of(req)
         took = 0
         for place in places:
-            before, token = req.output_len, tokens[place]
-            if state is not None:
-                state.more = place + 1 < places.stop
+            token = tokens[place]
             self._append(req, token, place if nodes is None else int(nodes[place]), result.logprobs, now)
-            self._finish(req, token, now, finished)
+            self._finish(req, token, now, finished, more=place + 1 < places.stop)
             took += 1
-            if req.finished or req.output_len > before + 1 or self.grammars.sits_out(req):
+            if req.finished or self.constraints.wait_for(req):
                 break
-        if state is not None:
-            state.more = False
         return took
 
     def output(self, req: Req) -> TokenOutput | None:
@@ -194,8 +185,6 @@ class ResultStage:
             cached_host=out.cached_host,
             cached_storage=out.cached_storage,
             num_retractions=out.num_retractions,
-            drafted_tokens=out.drafted,
-            accepted_tokens=out.accepted,
             logprobs=logprobs,
             features=features,
             rows=rows,
@@ -220,24 +209,27 @@ class ResultStage:
         if req.logprobs is not None and logprobs is not None:
             _keep_logprobs(req, row, logprobs)
 
-    def _finish(self, req: Req, token: int, now: float, finished: list[Req]) -> None:
+    def _finish(self, req: Req, token: int, now: float, finished: list[Req], *, more: bool = False) -> None:
         # Without output, because none may be, the token is not the request's.
-        finishers = self._finishers(req) if req.output_len else (LENGTH,)
-        req.output.finish_reason = first_reason(finishers, req, token)
+        finishers = self.finishers(req) if req.output_len else (LENGTH,)
+        reason = first_reason(finishers, req, token)
+        if reason is None and req.flags & CONSTRAINED:
+            reason = self.constraints.advance(req, token, finishers, more=more)
+        req.output.finish_reason = reason
         if req.finished:
             req.timing.finished = now
             finished.append(req)
 
-    def _finishers(self, req: Req) -> Sequence[Finisher]:
+    def finishers(self, req: Req) -> Sequence[Finisher]:
         """Return the request's own, which are made at its first token that needs a look."""
         found = _FINISHERS.peek(req)
         if found is None:
             own: list[Finisher] = [END_TOKENS]
-            params = req.sampling
             if self._tokenizer is not None:
                 own += self.points.stop_texts(req, partial(StopText.of, req, self._tokenizer))
             own += self.points.finishers(req)
-            own.append(LENGTH if params.grammar is None else self.grammars.finisher(tuple(own)))
+            if not req.flags & CONSTRAINED:
+                own.append(LENGTH)
             found = _FINISHERS.of(req)
             found += own
         return found

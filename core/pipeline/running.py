@@ -28,15 +28,16 @@ LOGPROBS = 2
 PROCESSED = 4
 """Some logits processor wants it."""
 HISTORY = 8
-"""A logits processor or its grammar reads the tokens that it has generated: known before its next step."""
+"""A logits processor or its constraint reads the tokens that it has generated: known before its next step."""
 STREAM = 16
-GRAMMAR = 32
-"""Its output follows a grammar."""
-SINGLE = 64
-"""Each of its tokens is drawn in a row of its own: it gets neither drafts nor forced tokens."""
+CONSTRAINED = 32
+"""It has a TokenConstraint."""
+# 64 is SINGLE.
 SHIFTED = 128
 """Its prompt has media, and positions are not indices."""
-FIRST_STAGE = 256
+ALONE = 256
+"""What it wants cannot tell tokens ahead from its output: it gets none ahead."""
+FIRST_STAGE = 512
 """A stage takes part in it; each stage has a bit of its own from here on."""
 
 NEVER = -1
@@ -244,8 +245,10 @@ def _number(stage: Stage, column: Column, req: Req) -> float:
         return 0
 
 
-def flags_of(req: Req, asked: Iterable[Any]) -> int:
-    """Return a request's flags. Calls plugin code (`wants`), so it may raise."""
+def flags_of(req: Req, asked: Iterable[Any], alone: Sequence[object] = ()) -> int:
+    """Return a request's flags. Those of `asked` that are in `alone` take tokens ahead for output. Calls plugin code
+    (`wants`), so it may raise.
+    """
     params = req.sampling
     flags = STREAM if req.stream else 0
     if params.stop or params.stop_token_ids or req.logprobs is not None:
@@ -255,8 +258,9 @@ def flags_of(req: Req, asked: Iterable[Any]) -> int:
     if req.media is not None:
         flags |= SHIFTED
     if params.grammar is not None:
-        flags |= GRAMMAR | SPECIAL | HISTORY
+        flags |= CONSTRAINED | SPECIAL | HISTORY
     for one in asked:
         if one.wants(params):
             flags |= PROCESSED | (HISTORY if one.reads_output else 0)
+            flags |= ALONE if any(one is other for other in alone) else 0
     return flags

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pegboard.core.interfaces.batch import SamplingInfo
+from pegboard.core.interfaces.batch import SamplingInfo, TokenMask
+from pegboard.core.interfaces.constraint import constraint_of
 from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
-from pegboard.core.pipeline.grammar.state import mask_of
-from pegboard.core.pipeline.running import GRAMMAR, LOGPROBS, NEVER, NUMBERS, PROCESSED
+from pegboard.core.pipeline.running import CONSTRAINED, LOGPROBS, NEVER, NUMBERS, PROCESSED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class SamplingInfos:
         if running.any(PROCESSED):
             late = running.stamps == flight
             info.rows = tuple(row_of(running.reqs[place], int(late[place])) for place in active.tolist())
-        info.mask = mask_of([running.reqs[place] for place in active.tolist()]) if running.any(GRAMMAR) else None
+        info.mask = mask_of([running.reqs[place] for place in active.tolist()]) if running.any(CONSTRAINED) else None
         return info
 
     def of(self, reqs: Sequence[Req]) -> SamplingInfo:
@@ -69,8 +69,17 @@ class SamplingInfos:
             steps=np.fromiter((req.output_len for req in reqs), np.int64, len(reqs)),
             logprobs=logprobs if any(logprobs) else (),
             rows=tuple(row_of(req, 0) for req in reqs) if any(req.flags & PROCESSED for req in reqs) else (),
-            mask=mask_of(reqs) if any(req.flags & GRAMMAR for req in reqs) else None,
+            mask=mask_of(reqs) if any(req.flags & CONSTRAINED for req in reqs) else None,
         )
+
+
+def mask_of(reqs: Iterable[Req]) -> TokenMask | None:
+    """Return what the constraints of `reqs` allow next; None where any token may come for each of them."""
+    found = ((at, constraint.mask()) for at, req in enumerate(reqs) if (constraint := constraint_of(req)) is not None)
+    masks = {at: mask for at, mask in found if mask is not None}
+    if not masks:
+        return None
+    return TokenMask(np.fromiter(masks, np.int64, len(masks)), np.stack(list(masks.values())))
 
 
 def mark_pending(info: SamplingInfo, places: NDArray[np.int64]) -> None:

@@ -51,17 +51,6 @@ class SchedulerSettings(SectionFields):
     """Seed of everything random: policies, and requests that bring no seed of their own."""
 
 
-class SpeculationSettings(Protocol):
-    """Of speculative decoding; `pegboard.core.config.sections.SpeculationSection` has these attributes."""
-
-    @property
-    def max_batch(self) -> int: ...
-    @property
-    def max_nodes(self) -> int: ...
-    @property
-    def adaptive(self) -> bool: ...
-
-
 class GrammarSettings(Protocol):
     """Of the grammars' gate and its helpers; `pegboard.core.config.sections.GrammarSection` has these attributes."""
 
@@ -83,3 +72,11 @@ class GrammarSettings(Protocol):
     def cache_entries(self) -> int: ...
     @property
     def cache_bytes(self) -> int: ...
+    @property
+    def step_seconds(self) -> float: ...
+    @property
+    def work_seconds(self) -> float: ...
+    @property
+    def work_seconds_earned(self) -> float: ...
+    @property
+    def jump_ahead(self) -> int: ...

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.media.encoder_cache import EncoderCache
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.results import ResultStage
-    from pegboard.core.pipeline.speculation.drafter import Drafter
     from pegboard.core.pipeline.step import Step
     from pegboard.core.pipeline.step_log import StepReport
     from pegboard.core.pipeline.unsampled import Unsampled
@@ -51,9 +50,8 @@ class StepHooks:
 @dataclass(slots=True)
 class Stages:
     """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without `media`
-    no pictures, without a `drafter` one token per
-    request and step, without `tiers` nothing is kept beyond the device, without `unsampled` the model is to blame for
-    bad logits, and without a `report` steps are not logged. `runner_figures` is what the runner counts.
+    no pictures, without `tiers` nothing is kept beyond the device, without `unsampled` the model is to blame for bad
+    logits, and without a `report` steps are not logged. `runner_figures` is what the runner counts.
     """
 
     memory: MemoryManager
@@ -64,7 +62,6 @@ class Stages:
     gates: GateKeeper | None = None
     report: StepReport | None = None
     media: MediaStage | None = None
-    drafter: Drafter | None = None
     tiers: TierFigures | None = None
     unsampled: Unsampled | None = None
     runner_figures: Callable[[], Mapping[str, int]] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from pegboard.core.pipeline.step_log import DraftFigures, MediaFigures, TierTokens
+from pegboard.core.pipeline.step_log import MediaFigures, TierTokens
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch
@@ -44,6 +44,7 @@ class Stats:
         memory, gates, failures = self._stages.memory, self._stages.gates, self._plugin_failures()
         return {
             **self._counters.to_dict(),
+            **self._stages.points.figures(),
             "paused": paused,
             "waiting_requests": len(self._planner.waiting),
             "running_requests": self._running_requests,
@@ -110,7 +111,7 @@ class Stats:
                 running=len(planner.running),
                 queued=len(planner.waiting),
                 used_tokens=self._used_tokens,
-                drafts=self._draft_figures,
+                parts=self._stages.points.log_decodes(),
             )
 
     @property
@@ -125,13 +126,6 @@ class Stats:
         if self._stages.tiers is None:
             return None
         return TierTokens(self._counters.cached_host_tokens, self._counters.cached_storage_tokens)
-
-    @property
-    def _draft_figures(self) -> DraftFigures | None:
-        if self._stages.drafter is None:
-            return None
-        counters = self._counters
-        return DraftFigures(counters.drafted_requests, counters.drafted_tokens, counters.accepted_tokens)
 
     @property
     def _running_requests(self) -> int:
@@ -149,13 +143,11 @@ class Stats:
         (`pack_batch`: by the plugin's).
         """
         memory, culprits, gates = self._stages.memory, self._stages.culprits, self._stages.gates
-        drafter = self._stages.drafter
         by_gate = {} if gates is None else gates.failures_by
         return culprits.all_counts(
             ("prefix_cache", memory.cache_name, memory.cache_errors),
             ("schedule_policy", culprits.name(self._stages.policy), self._policy.failures),
             *(("admission_gate", name, failures) for name, failures in by_gate.items()),
-            *(() if drafter is None else (("speculator", drafter.name, drafter.failures),)),
             *(("hooks", one.name, one.failures) for one in self._hooks),
         )
 

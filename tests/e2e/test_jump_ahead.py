@@ -17,7 +17,7 @@ from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.messages import AbortRequest, TokenOutput
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.grammar import follow, state
+from pegboard.core.pipeline.grammar import constraint, state
 from tests.token_prompts import prompt_ids
 
 FORCED = "is the first letter of an alphabet"
@@ -250,7 +250,7 @@ def test_a_grammar_that_fails_behind_the_forced(engine: Engine, monkeypatch: pyt
             monkeypatch.setattr(state, "allow_ends", fill)
         return tokens
 
-    monkeypatch.setattr(follow, "forced", forced)
+    monkeypatch.setattr(constraint, "forced", forced)
     failing, other = constrained(5), free(0)
     rids = [one.rid for one in engine._submit([failing, other])]
     ends: dict[str, TokenOutput] = {}

@@ -12,10 +12,9 @@ import pytest
 from pegboard.conformance.admission_gate import ManualClock
 from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarMatcher
 from pegboard.core.interfaces.messages import AbortRequest
-from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.grammar.work import PAY_BACK, GrammarWork, WorkLimits
 from pegboard_drills.grammars import ScriptedGrammar, ScriptedMatcher
-from tests.core.pipeline.grammar.test_state import ARRANGEMENTS, Gate, constrained, make_gate, tokens_of
+from tests.core.pipeline.grammar.test_state import ARRANGEMENTS, Gate, constrained, harness, make_gate, tokens_of
 from tests.core.pipeline.harness import EOS, Harness, oracle
 
 if TYPE_CHECKING:
@@ -60,6 +59,7 @@ class Drill:
     """What becomes of the matchers of a test."""
 
     def __init__(self) -> None:
+        self.gates: list[Gate] = []
         self.held = False
         self.panics = 0
         """So many masks raise what is not an Exception."""
@@ -99,7 +99,7 @@ class DrillGate(Gate):
         found = super()._settle(grammar)
         word, _, rest = grammar.source.partition(" ")
         if word == "drill" and isinstance(found, CompiledGrammar):
-            found = self._grammars.prepare(DrillGrammar([int(token) for token in rest.split()], self.drill))
+            found = self.grammars.prepare(DrillGrammar([int(token) for token in rest.split()], self.drill))
             found.worst = None
             self.cache.put(grammar, found)
         return found
@@ -114,19 +114,16 @@ def drill() -> Iterator[Drill]:
 
 @pytest.fixture
 def make(drill: Drill) -> Iterator[Callable[..., Harness]]:
-    made: list[Harness] = []
-
     def one(limits: WorkLimits | None = None, **arrangement: Any) -> Harness:
-        gate = make_gate(cls=DrillGate)
+        gate = make_gate(cls=DrillGate, work=GrammarWork(limits))
         gate.drill = drill  # type: ignore[attr-defined]
-        keeper = GateKeeper([("grammar", gate)], ManualClock())
-        made.append(Harness(parts={"gates": keeper}, work=GrammarWork(limits), **arrangement))
-        return made[-1]
+        drill.gates.append(gate)
+        return harness(gate, **arrangement)
 
     yield one
     drill.go.set()
-    for harness in made:
-        harness.scheduler.stages.results.grammars.work.close()
+    for gate in drill.gates:
+        gate.close()
 
 
 def drilled(tokens: list[int]) -> dict[str, Any]:
@@ -331,7 +328,7 @@ class TestTheFirstTime:
             made.submit(f"warm {owner}", [1], 40, sampling=drilled([9, 10]), principal=owner)
         run(made)
         before = made.scheduler.counters.grammar_waits
-        made.scheduler.stages.results.grammars.work._debts["a"] = time.monotonic() + PATIENCE
+        drill.gates[-1].grammars.work._debts["a"] = time.monotonic() + PATIENCE
         made.submit("yours", [2], 40, sampling=drilled([9, 10]), principal="b")
         run(made)
         assert made.scheduler.counters.grammar_waits == before

@@ -20,9 +20,9 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.pipeline.grammar.constraint import Grammars
 from pegboard.core.pipeline.grammar.gate import GrammarGate
 from pegboard.core.pipeline.grammar.pool import GrammarPool, PoolLimits
-from pegboard.core.pipeline.grammar.state import Grammars
 from pegboard.core.pipeline.grammar.worker import Start
 from pegboard.toolkit.chat.chat_prompt import ChatPrompt
 from pegboard.toolkit.chat.render_process import Rendered

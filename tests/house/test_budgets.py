@@ -12,26 +12,28 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 21_200,
+    "conformance": 19_850,
     "core.cli": 1_020,
-    "core.config": 2_880,
-    "core.engine": 2_940,
-    "core.interfaces": 6_770,
-    "core.pipeline": 14_710,
+    "core.config": 2_870,
+    "core.engine": 2_840,
+    "core.interfaces": 6_840,
+    "core.pipeline": 14_190,
     "core.registry": 1_020,
     "core.server": 3_180,
-    "plugins": 42_130,
+    "plugins": 45_050,
     "toolkit": 11_740,
-    "tools": 11_340,
+    "tools": 11_360,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
 HEART = ("scheduler", "planner", "admission", "memory", "batch", "worker", "results", "lifecycle", "gates", "running")
-HEART_LINES = 3_540
+HEART_LINES = 3_500
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {
-    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 682),
+    # Flags of other servers 7, figures of answers that users read 5, an error that tells which key to change 3; the
+    # rest is of grammars, and leaves with these.
+    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 28),
     "grammar": (r"grammars?|matchers?", 739),
     "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1_469),
     "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 288),

@@ -20,10 +20,10 @@ from pegboard.core.pipeline.executor import LocalExecutor
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.media.encoding import MEDIA
 from pegboard.core.pipeline.memory import MemoryManager
+from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
-from pegboard.core.pipeline.speculation.drafter import Drafter
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.pipeline.step_log import StepReport
 from pegboard.tools.lab.tiers import IDENTITY
@@ -31,9 +31,9 @@ from pegboard.tools.lab.tiers import IDENTITY
 if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig
     from pegboard.core.interfaces.clock import Clock
-    from pegboard.core.interfaces.speculator import Speculator
     from pegboard.core.pipeline.executor import Launch, RunStage
     from pegboard.core.pipeline.media.arrival import MediaStage
+    from pegboard.plugins.speculation.stage import Speculation
     from pegboard.tools.lab.tiers import LabTiers
 
 DEFAULT_TOKENS = 200_000
@@ -58,11 +58,11 @@ def assemble(
     *,
     media: MediaStage | None = None,
     encode: RunStage | None = None,
-    speculator: Speculator | None = None,
+    speculation: Speculation | None = None,
     tiers: LabTiers | None = None,
 ) -> Scheduler:
-    """Return a scheduler around `launch`, and around `encode` where it takes `media`; with drafts if there is a
-    `speculator`, and a mover of `tiers`. Raise ConfigError where the config asks for what the lab cannot do.
+    """Return a scheduler around `launch`, and around `encode` where it takes `media`; with drafts if there is
+    `speculation`, and a mover of `tiers`. Raise ConfigError where the config asks for what the lab cannot do.
     """
     config = resolved.engine
     _refuse_overlap(config)
@@ -72,17 +72,18 @@ def assemble(
     memory = _memory(selection, context, TokenAllocatorContext(pages, page_size), tiers, clock)
     policy_ctx = SchedulePolicyContext(memory.cache, config.scheduler.seed, clock)
     report = StepReport(0, clock, memory.total_tokens)
+    points = Points([] if speculation is None else [speculation])
     stages = Stages(
         memory,
         selection.choose(SCHEDULE_POLICY, policy_ctx).build(policy_ctx),
-        BatchBuilder(memory, (), vocab_size),
-        ResultStage(None, {EOS}),
+        BatchBuilder(memory, (), vocab_size, points=points),
+        ResultStage(None, {EOS}, points=points),
         LocalExecutor(launch, stages={} if encode is None else {MEDIA: encode}),
         gates=_gates(selection, AdmissionGateContext(clock, memory.cache, report.prefill_speed)),
         report=report,
         media=media,
         hooks=hooks,
-        drafter=None if speculator is None else Drafter(speculator, config.speculation, memory, vocab_size),
+        points=points,
     )
     limits = Limits(context, chunk_of(config), eos_ids=frozenset({EOS}))
     return Scheduler(config.scheduler, stages, limits, clock=clock)

@@ -6,7 +6,7 @@ import contextlib
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,10 +19,10 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.executor import Done
 from pegboard.core.pipeline.stages import StepHooks
 from pegboard.toolkit.cache.radix_tree import RadixTree
-from pegboard.toolkit.speculation.tree import walk
+from pegboard.toolkit.sampling.tree import walk
 from pegboard.tools.lab.assemble import EOS, assemble, chunk_of
 from pegboard.tools.lab.clock import VirtualClock
-from pegboard.tools.lab.drafts import RatedSpeculator, accept
+from pegboard.tools.lab.drafts import accept, speculation_of
 from pegboard.tools.lab.media import LabMedia
 from pegboard.tools.lab.tiers import LabTiers
 from pegboard.tools.lab.workloads import FIRST_TOKEN, VOCAB, Ask, Workload
@@ -159,10 +159,10 @@ class Simulation:
         wants_media = workload.has_media and resolved.engine.media.enabled
         self._media = LabMedia(resolved.engine, cost, chunk_of(resolved.engine)) if wants_media else None
         stage = None if self._media is None else self._media.stage
-        speculator = RatedSpeculator(rates, VOCAB) if rates else None
+        speculation = speculation_of(resolved, rates, VOCAB, self.clock) if rates else None
         self.scheduler = assemble(
             resolved, lambda work: Done(self.device(work)), self.clock, hooks, VOCAB,
-            media=stage, encode=self.device.encode, speculator=speculator, tiers=self._tiers,
+            media=stage, encode=self.device.encode, speculation=speculation, tiers=self._tiers,
         )  # fmt: skip
         self._asks = workload.arrivals()
         self._next = next(self._asks, None)
@@ -310,7 +310,12 @@ class Simulation:
             total_tokens=scheduler.stages.memory.total_tokens,
             rejected=self._rejected,
             encoding=None if self._media is None else self._media.figures(counters),
-            accept_length=None if not self._rates else 1 + counters.accepted_tokens / max(1, counters.drafted_requests),
+            accept_length=_accept_length(scheduler.stages.points.figures()) if self._rates else None,
             tiers=self._tiers.figures(),
             info={"book_errors": counters.book_errors},
         )
+
+
+def _accept_length(figures: Mapping[str, float]) -> float:
+    """Return the tokens that a request gained per step in which it had drafts."""
+    return 1 + figures["accepted_tokens"] / max(1, figures["drafted_requests"])

@@ -17,7 +17,8 @@ import msgspec
 from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
-from pegboard.core.interfaces.stage import CompiledStops, Price
+from pegboard.core.interfaces.stage import Price
+from pegboard.core.interfaces.stops import CompiledStops
 from pegboard.core.pipeline.text.stop import Stops, compiled
 
 FREE = Price()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk
     from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
     from pegboard.core.interfaces.sampling import SamplingParams
-    from pegboard.core.interfaces.stage import CompiledStops
+    from pegboard.core.interfaces.stops import CompiledStops
 
 logger = logging.getLogger(__name__)
 

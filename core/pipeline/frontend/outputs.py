@@ -50,19 +50,18 @@ class OutputState:
         """Whether text passes as it comes, until the end."""
         self._ignored = max(0, sampling.min_new_tokens - 1)
         """Tokens to come within which nothing that matches ends the output."""
-        self._counters = (0, 0, 0, 0, 0, 0, 0, 0)
+        self._counters = (0, 0, 0, 0, 0, 0)
 
     def push(self, output: TokenOutput) -> OutputChunk:
         """Return the chunk for these tokens. After the one with a finish reason there is none."""
-        prompt, completion, cached, host, storage, retractions, drafted, accepted = self._counters
+        prompt, completion, cached, host, storage, retractions = self._counters
         if output.completion_tokens or output.prompt_tokens:
             prompt, completion = output.prompt_tokens, output.completion_tokens
             cached, retractions = output.cached_tokens, output.num_retractions
             host, storage = output.cached_host, output.cached_storage
-            drafted, accepted = output.drafted_tokens, output.accepted_tokens
         else:
             completion += len(output.token_ids)
-        self._counters = (prompt, completion, cached, host, storage, retractions, drafted, accepted)
+        self._counters = (prompt, completion, cached, host, storage, retractions)
         chunk = OutputChunk(
             self.rid,
             self._text(output),
@@ -73,8 +72,6 @@ class OutputState:
             cached,
             retractions,
             output.logprobs,
-            drafted_tokens=drafted,
-            accepted_tokens=accepted,
             cached_host=host,
             cached_storage=storage,
         )
@@ -152,8 +149,6 @@ _COUNTERS = (
     "cached_host",
     "cached_storage",
     "num_retractions",
-    "drafted_tokens",
-    "accepted_tokens",
 )
 
 

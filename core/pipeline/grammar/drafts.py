@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pegboard.core.interfaces.constraint import NodeMasks
 from pegboard.core.pipeline.grammar.state import allow_ends, new_matcher
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.grammar.state import GrammarState
 
 
-@dataclass(frozen=True, slots=True)
-class NodeMasks:
-    """What may come after each node of a tree: `bits` int32 [nodes, words], or anything where `free` bool [nodes]."""
-
-    bits: NDArray[np.int32]
-    free: NDArray[np.bool_]
-
-    def keep(self, nodes: NDArray[np.bool_]) -> NodeMasks:
-        """Return those of some nodes."""
-        return NodeMasks(self.bits[nodes], self.free[nodes])
-
-
 class DraftWalk:
-    """Brings a request's matcher to each node of its tree in turn, and back to where it was.
+    """Brings a request's matcher to each node of its tree in turn, and back to where it was. The request may get
+    `remaining` more tokens.
 
     A draft is cut, with all below it, where the grammar forbids it or the output would end with it, and where the
     grammar forces `jump_ahead` tokens or more after it (0: never): these are taken without asking the model.
     """
 
-    def __init__(self, req: Req, state: GrammarState, tree: tuple[list[int], list[int]], jump_ahead: int) -> None:
+    def __init__(
+        self,
+        req: Req,
+        state: GrammarState,
+        tree: tuple[Sequence[int], Sequence[int]],
+        remaining: int,
+        jump_ahead: int,
+    ) -> None:
         self._req = req
         self._state = state
         self._tokens, parents = tree
+        self._remaining = remaining
         self._jump_ahead = jump_ahead
         count = len(self._tokens)
         self._children: list[list[int]] = [[] for _ in range(count)]
@@ -52,7 +48,7 @@ class DraftWalk:
         self.keep[0] = True
         self.masks.bits[0], self.masks.free[0] = self._state.row, self._state.free
         try:
-            self._below(0, self._req.remaining_tokens)
+            self._below(0, self._remaining)
         except BaseException:
             self._state.matcher = new_matcher(self._req, self._state)
             raise

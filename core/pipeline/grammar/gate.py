@@ -18,8 +18,10 @@ from pegboard.core.interfaces.admission_gate import (
     Verdict,
 )
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.pipeline.grammar.constraint import Grammars
 from pegboard.core.pipeline.grammar.pool import GrammarPool, PoolLimits
-from pegboard.core.pipeline.grammar.state import Grammars, failure_of
+from pegboard.core.pipeline.grammar.state import failure_of
+from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.grammar.worker import Start
 from pegboard.core.registry.blame import in_words
 
@@ -131,7 +133,7 @@ class GrammarGate(AdmissionGate[GateOptions]):
         self.pool = pool
         self.limits = limits or CacheLimits()
         self.cache = GrammarCache(self.limits, ctx.clock)
-        self._grammars = grammars
+        self.grammars = grammars
         self._jobs: dict[Grammar, _Job] = {}
 
     @classmethod
@@ -175,7 +177,7 @@ class GrammarGate(AdmissionGate[GateOptions]):
         return verdicts
 
     def cancel(self, req: Req) -> None:
-        self._grammars.forget(req)
+        self.grammars.forget(req)
         grammar = req.sampling.grammar
         job = None if grammar is None else self._jobs.get(grammar)
         if job is None or grammar is None:
@@ -185,12 +187,13 @@ class GrammarGate(AdmissionGate[GateOptions]):
             del self._jobs[grammar]
 
     def finished(self, req: Req) -> bool:
-        self._grammars.forget(req)
+        self.grammars.forget(req)
         return False
 
     def close(self) -> None:
-        """End the helper processes."""
+        """End the helper processes and the thread."""
         self.pool.close()
+        self.grammars.work.close()
 
     def stats(self) -> dict[str, int]:
         """Return entries and bytes of the cache, grammars under way, workers that had to be killed or died."""
@@ -207,7 +210,7 @@ class GrammarGate(AdmissionGate[GateOptions]):
 
     def _open(self, req: Req, compiled: CompiledGrammar) -> Verdict:
         try:
-            self._grammars.begin(req, compiled)
+            self.grammars.begin(req, compiled)
         except BaseException as error:
             reason = failure_of(req, error)
             return Verdict.failed(reason.message, status=reason.status, code=reason.code)
@@ -240,9 +243,11 @@ def make_grammar_gate(
     ctx: GrammarContext,
     settings: GrammarSettings,
     gate_ctx: AdmissionGateContext,
+    *,
+    rolls_back: bool,
 ) -> GrammarGate:
     """Return the gate around a backend, with a pool of helper processes. They build the backend again, from the
-    provider's `record` and its `options`.
+    provider's `record` and its `options`. `rolls_back` as in Grammars.
     """
     start = Start(
         factory=record.provider.factory,
@@ -256,7 +261,8 @@ def make_grammar_gate(
     limits = PoolLimits(
         settings.workers, settings.compile_timeout, settings.queue_timeout, settings.max_queued, settings.first_slice
     )
-    grammars = Grammars(ctx.vocab_size, ctx.eos_token_ids)
+    work = GrammarWork(WorkLimits(settings.step_seconds, settings.work_seconds, settings.work_seconds_earned))
+    grammars = Grammars(ctx.vocab_size, ctx.eos_token_ids, work, settings.jump_ahead, rolls_back=rolls_back)
     return GrammarGate(
         GrammarGate.make_options(),
         gate_ctx,

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
 import numpy as np
 
-from pegboard.core.interfaces.batch import TokenMask
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.grammar import CompiledGrammar
-from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.registry.blame import text_of
 from pegboard.toolkit.system.log_lines import quoted
@@ -21,7 +18,7 @@ from pegboard.toolkit.system.log_lines import quoted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.grammar import Grammar, GrammarMatcher
+    from pegboard.core.interfaces.grammar import GrammarMatcher
     from pegboard.core.interfaces.req import Req
 
 logger = logging.getLogger(__name__)
@@ -65,8 +62,7 @@ class Prepared(CompiledGrammar):
 @dataclass(slots=True)
 class GrammarState:
     """One request's position in its grammar. `row` int32 [words] has a bit for each token that may come next; with
-    `free` any may. Neither is kept up to date while the request has gained `more` tokens, which the matcher has yet to
-    go on by. `ends` are the bits of the tokens that end an output. `cost` is the computing time, in seconds, that
+    `free` any may. `ends` are the bits of the tokens that end an output. `cost` is the computing time, in seconds, that
     its matcher took last, None before it has gone on by a token; `seconds` and `tokens` are its part of the account.
     """
 
@@ -76,59 +72,9 @@ class GrammarState:
     account: Account
     grammar: Prepared
     free: bool = False
-    more: bool = False
     cost: float | None = None
     seconds: float = 0.0
     tokens: int = 0
-
-
-@dataclass(slots=True)
-class _Place:
-    """Where a request keeps its state: from the gate's opening until it ends."""
-
-    state: GrammarState | None = None
-
-
-_PLACE = ReqSlot(_Place)
-
-
-class Grammars:
-    """Puts requests at the beginning of their grammars. `vocab_size` is the width of the logits, `eos_ids` end an
-    output.
-    """
-
-    def __init__(self, vocab_size: int, eos_ids: frozenset[int]) -> None:
-        self._words = -(-vocab_size // 32)
-        self._ends = _bits(eos_ids, self._words)
-        self._accounts: WeakValueDictionary[tuple[str, Grammar | None], Account] = WeakValueDictionary()
-
-    def prepare(self, compiled: CompiledGrammar) -> Prepared:
-        """Find out how outputs may begin: the same for all of them, and done once. May be called in any thread."""
-        row = np.zeros(self._words, np.int32)
-        free = not compiled.matcher().fill(row[None], 0)
-        return Prepared(compiled, row, free=free)
-
-    def begin(self, req: Req, compiled: CompiledGrammar) -> None:
-        """Give a request its matcher. Raises what the backend's code raises."""
-        grammar = compiled if isinstance(compiled, Prepared) else self.prepare(compiled)
-        account = self._accounts.setdefault((req.principal, req.sampling.grammar), Account())
-        state = GrammarState(grammar.matcher(), grammar.row.copy(), self._ends, account, grammar, grammar.free)
-        state.free = allow_ends(req, state.ends, state.row, free=state.free)
-        account.requests += 1
-        _PLACE.of(req).state = state
-
-    def forget(self, req: Req) -> None:
-        """Nothing is kept of the request any more."""
-        state = state_of(req)
-        if state is not None:
-            state.account.requests -= 1
-        _PLACE.clear(req)
-
-
-def state_of(req: Req) -> GrammarState | None:
-    """Return where a request is in its grammar; None for one that has none."""
-    place = _PLACE.peek(req)
-    return None if place is None else place.state
 
 
 def advance(req: Req, state: GrammarState, token: int) -> FinishReason | None:
@@ -165,15 +111,6 @@ def forced(req: Req, state: GrammarState) -> list[int]:
         return []
 
 
-def mask_of(reqs: Sequence[Req]) -> TokenMask | None:
-    """Return what the grammars of `reqs` allow next; None where none has one."""
-    found = [(at, state) for at, req in enumerate(reqs) if (state := state_of(req)) is not None and not state.free]
-    if not found:
-        return None
-    rows = np.fromiter((at for at, _ in found), np.int64, len(found))
-    return TokenMask(rows, np.stack([state.row for _, state in found]))
-
-
 def failure_of(req: Req, error: BaseException) -> FinishReason:
     """Return how a request ends if the grammar backend's code raised. A panic in Rust is a BaseException only."""
     let_through(error)
@@ -186,7 +123,7 @@ def failure_of(req: Req, error: BaseException) -> FinishReason:
 
 
 def let_through(error: BaseException) -> None:
-    """Raise what the program is to end by."""
+    """Re-raise KeyboardInterrupt and SystemExit."""
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         raise error
 
@@ -213,13 +150,14 @@ def allow_ends(req: Req, ends: NDArray[np.int32], row: NDArray[np.int32], *, fre
         row &= ~ends
     elif params.stop_token_ids and (row & ends).any():
         # Whatever ends an output may come where the grammar lets it end.
-        row |= _bits(params.stop_token_ids, row.shape[0])
+        row |= bits_of(params.stop_token_ids, row.shape[0])
     if not row.any():
         raise RuntimeError("the grammar allows none of the model's tokens here")
     return False
 
 
-def _bits(tokens: Iterable[int], words: int) -> NDArray[np.int32]:
+def bits_of(tokens: Iterable[int], words: int) -> NDArray[np.int32]:
+    """Return int32 [words] with the bits of these tokens."""
     row = np.zeros(words, np.uint32)
     for token in tokens:
         if 0 <= token < words * 32:

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.pipeline.grammar.state import advance, failure_of, look_ahead, state_of
+from pegboard.core.pipeline.grammar.state import advance, failure_of, look_ahead
 from pegboard.core.registry.blame import in_words
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.status import FinishReason
     from pegboard.core.pipeline.grammar.state import GrammarState
 
 PAY_BACK = 20.0
@@ -44,13 +44,14 @@ class WorkLimits:
 
 
 @dataclass(slots=True, eq=False)
-class _Turn:
-    """A request that sits out, with the token that its matcher has to go on by."""
+class Turn:
+    """A request that sits out, with the token that its matcher has to go on by; once `done`, why it ends, if so."""
 
     req: Req
     state: GrammarState
     token: int
     reason: FinishReason | None = None
+    done: bool = False
 
 
 class GrammarWork:
@@ -66,8 +67,7 @@ class GrammarWork:
         self._debts: dict[str, float] = {}
         """Until when the requests of these owners sit out."""
         self._changed = threading.Condition()
-        self._waiting: list[_Turn] = []
-        self._done: list[_Turn] = []
+        self._waiting: list[Turn] = []
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -76,13 +76,10 @@ class GrammarWork:
         self._left = self._limits.step_seconds
         self._wait_left = self._left * WAIT_SHARE
 
-    def has_room(self, req: Req, tokens: int = 1) -> bool:
+    def has_room(self, req: Req, state: GrammarState, tokens: int = 1) -> bool:
         """Return whether the request's matcher may go on by so many tokens now, by what it is known to take. Otherwise
         it sits out.
         """
-        state = state_of(req)
-        if state is None:
-            return True
         cost = state.grammar.worst if state.cost is None else state.cost
         if cost is None or cost * tokens >= self._left or self._wait_left <= 0:
             return False
@@ -92,13 +89,10 @@ class GrammarWork:
         """Return the computing time of this thread, and the clock."""
         return time.thread_time(), time.monotonic()
 
-    def spent(self, req: Req, since: tuple[float, float]) -> None:
-        """Charge the request's matcher for looking at drafts since it was `since`. The next call of `took` says whether
+    def spent(self, state: GrammarState, since: tuple[float, float]) -> None:
+        """Charge a matcher for looking at drafts since it was `since`. The next call of `took` says whether
         it was too much.
         """
-        state = state_of(req)
-        if state is None:
-            return
         computing, clock = self.now()
         self._left -= computing - since[0]
         self._wait_left -= clock - since[1]
@@ -106,13 +100,10 @@ class GrammarWork:
             state.seconds += computing - since[0]
             state.account.seconds += computing - since[0]
 
-    def took(self, req: Req, since: tuple[float, float], tokens: int) -> FinishReason | None:
+    def took(self, req: Req, state: GrammarState, since: tuple[float, float], tokens: int) -> FinishReason | None:
         """Charge the request's matcher, which has gone on by `tokens` since it was `since` (see `now`); why the request
         ends, if that was too much.
         """
-        state = state_of(req)
-        if state is None:
-            return None
         computing, clock = self.now()
         seconds = computing - since[0]
         self._left -= seconds
@@ -122,26 +113,16 @@ class GrammarWork:
             self._debts[req.principal] = max(self._debts.get(req.principal, 0.0), clock) + PAY_BACK * over
         return self._charge(req, state, seconds, tokens)
 
-    def sit_out(self, req: Req, token: int) -> None:
-        """Go on by the token in the thread; `take_done` tells when that is done."""
-        state = state_of(req)
-        assert state is not None
+    def sit_out(self, req: Req, state: GrammarState, token: int) -> Turn:
+        """Go on by the token in the thread, and find out what may come next."""
+        turn = Turn(req, state, token)
         with self._changed:
-            self._waiting.append(_Turn(req, state, token))
+            self._waiting.append(turn)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="matchers", daemon=True)
                 self._thread.start()
             self._changed.notify()
-
-    def take_done(self) -> list[tuple[Req, FinishReason | None]]:
-        """Return requests that need not sit out any more, and why they end, if they do. Some may have ended
-        meanwhile.
-        """
-        if not self._done:
-            return []
-        with self._changed:
-            done, self._done = self._done, []
-        return [(turn.req, turn.reason) for turn in done]
+        return turn
 
     def close(self) -> None:
         """Wait for the work under way, and do no more."""
@@ -191,10 +172,9 @@ class GrammarWork:
             except BaseException as error:
                 # This thread must not end, whatever a library does: all who sit out wait for it.
                 turn.reason = failure_of(turn.req, RuntimeError(in_words(error)))
-            with self._changed:
-                self._done.append(turn)
+            turn.done = True
 
-    def _next(self) -> _Turn | None:
+    def _next(self) -> Turn | None:
         """Return next the request whose account has taken least: cheap ones do not wait for expensive ones."""
         with self._changed:
             while not self._closed:
@@ -207,8 +187,8 @@ class GrammarWork:
             return None
 
 
-def _go_on(turn: _Turn) -> FinishReason | None:
+def _go_on(turn: Turn) -> FinishReason | None:
     reason = advance(turn.req, turn.state, turn.token)
-    if reason is None and turn.req.remaining_tokens == 0:
-        return FinishReason(FinishType.LENGTH)
-    return reason or look_ahead(turn.req, turn.state)
+    if reason is not None or not turn.req.remaining_tokens:
+        return reason
+    return look_ahead(turn.req, turn.state)

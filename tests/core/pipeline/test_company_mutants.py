@@ -8,20 +8,18 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.interfaces.req import KeyedTokens, Req
+from pegboard.core.interfaces.req import SINGLE, KeyedTokens, Req
 from pegboard.core.interfaces.status import FinishReason
 from pegboard.core.pipeline import recovery
 from pegboard.core.pipeline.batch import BatchBuilder
-from pegboard.core.pipeline.finish import EndTokens, StopText
-from pegboard.core.pipeline.grammar.follow import GrammarFollower
+from pegboard.core.pipeline.finish import Constraints, EndTokens, StopText
+from pegboard.core.pipeline.looking_ahead import TokensAhead
 from pegboard.core.pipeline.media.encoder_cache import EncoderCache
 from pegboard.core.pipeline.media.encoding import Encoding
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.results import ResultStage
-from pegboard.core.pipeline.running import SINGLE
-from pegboard.core.pipeline.speculation.drafter import Drafter
 from pegboard.core.pipeline.stages import Stages
 from pegboard.core.pipeline.text.stop import StopMatcher
 from pegboard.plugins.row_outputs import seeking, stage
@@ -135,20 +133,21 @@ def takes_the_rows_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def drafts_what_has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts for requests that want hidden states, of which a step brings one."""
-    allowed = vars(Drafter)["_allowed"]
+    plan = TokensAhead.plan
 
-    def changed(self: Any, req: Any) -> bool:
-        flags, req.flags = req.flags, req.flags & ~SINGLE
-        found = allowed(self, req)
-        req.flags = flags
+    def changed(self: Any, running: Any) -> Any:
+        flags = running.flags.copy()
+        running.flags[:] &= ~SINGLE
+        found = plan(self, running)
+        running.flags[:] = flags
         return found
 
-    monkeypatch.setattr(Drafter, "_allowed", changed)
+    monkeypatch.setattr(TokensAhead, "plan", changed)
 
 
 def jumps_over_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens that a grammar forces are taken also where the model is to say something of each."""
-    monkeypatch.setattr(GrammarFollower, "runs_ahead", lambda self, req: bool(self.jump_ahead))
+    monkeypatch.setattr(Req, "single", False)
 
 
 # ---- stops -----------------------------------------------------------------------------------------------------------
@@ -181,8 +180,12 @@ def ends_at_eos_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forces_beyond_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stops are not looked for among the tokens that a grammar forces."""
-    finisher = GrammarFollower.finisher
-    monkeypatch.setattr(GrammarFollower, "finisher", lambda self, stops: finisher(self, ()))
+    advance = Constraints.advance
+
+    def changed(self: Any, req: Any, token: int, finishers: Any, **more: Any) -> FinishReason | None:
+        return advance(self, req, token, (), **more)
+
+    monkeypatch.setattr(Constraints, "advance", changed)
 
 
 # ---- embeddings ------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, Split
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput
 from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
+from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.pipeline.computed import Computed
 from pegboard.core.pipeline.culprits import BadTokens
 from pegboard.core.pipeline.device import Block, CudaQueue, DeviceQueue, HostQueue
@@ -103,12 +104,10 @@ def work(rows: ReqToTokenPool, ids: list[int], *, pending: bool = False, **more:
     )
 
 
-def make_worker(
-    rows: ReqToTokenPool, runner: EchoRunner, queue: DeviceQueue | None = None, **more: GuardedHooks
-) -> Worker:
+def make_worker(rows: ReqToTokenPool, runner: EchoRunner, queue: DeviceQueue | None = None, **more: Any) -> Worker:
     nothing: Any = None
     runner_: Any = runner
-    return Worker(runner_, nothing, nothing, rows, queue or HostQueue(), **more)  # type: ignore[arg-type]
+    return Worker(runner_, nothing, nothing, rows, queue or HostQueue(), **more)
 
 
 def test_sampled_tokens_reach_the_next_step_without_the_host(rows: ReqToTokenPool) -> None:
@@ -163,14 +162,20 @@ def test_a_row_without_a_token(rows: ReqToTokenPool, kind: Callable[[], DeviceQu
 
 
 @pytest.mark.parametrize("kind", [HostQueue, ApartQueue])
-def test_a_speculator_is_told_of_tokens_only(rows: ReqToTokenPool, kind: Callable[[], DeviceQueue]) -> None:
-    """It may embed them, which for -1 would be the end of a CUDA context."""
+def test_device_parts_are_told_of_tokens_only(rows: ReqToTokenPool, kind: Callable[[], DeviceQueue]) -> None:
+    """They may embed them, which for -1 would be the end of a CUDA context."""
     told: list[list[int]] = []
-    drafts: Any = SimpleNamespace(
-        taps=lambda: None, observe=lambda work, batch, newest, *_: told.append(newest.tolist())
-    )
-    worker = make_worker(rows, EchoRunner(), kind(), drafts=drafts)
-    pending = worker.launch(work(rows, [NO_TOKEN - 1, 99]))
+
+    class Embeds(DevicePart):
+        name = "embeds"
+
+        def computed(self, payload: object, batch: ForwardBatch, output: ForwardOutput) -> dict[str, torch.Tensor]:
+            assert output.newest is not None
+            told.append(output.newest.tolist())
+            return {}
+
+    worker = make_worker(rows, EchoRunner(), kind(), parts=[Embeds()])
+    pending = worker.launch(work(rows, [NO_TOKEN - 1, 99], payloads={"embeds": None}))
     assert told == [[0, 99]]
     with pytest.raises(BadTokens):
         pending.result()

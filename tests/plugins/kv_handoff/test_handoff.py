@@ -70,10 +70,12 @@ class World:
         self.handoff = KVHandoff(VOCAB)
         self.gate = DrillGate(options, AdmissionGateContext(self.clock, stages={NAME: self.handoff}))
         self.gate.write = self.write
-        before: list[tuple[str, AdmissionGate]] = [("grammar", make_gate(self.clock))] if grammars else []
+        before: list[tuple[str, AdmissionGate]] = []
+        if grammars:
+            gate = make_gate(self.clock, work=more.pop("work", None), jump_ahead=more.pop("jump_ahead", 0))
+            before, more["begin"] = [("grammar", gate)], gate.grammars.work.begin_step
         self.keeper = GateKeeper([*before, ("drill", self.gate)], self.clock)
         parts = {**more.pop("parts", {}), "gates": self.keeper, "clock": self.clock}
-        more.setdefault("work", GrammarWork(WorkLimits(step_seconds=60)))  # on a busy machine too, none sits out
         joining = [self.handoff, *more.pop("joining", ())]
         self.harness = Harness(
             loop=loop, parts=parts, joining=joining, **{"max_running_requests": 8, "model": LateModel, **more}

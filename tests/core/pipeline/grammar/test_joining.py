@@ -9,7 +9,8 @@ import pytest
 from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.step import TokenValues
-from pegboard.core.pipeline.grammar.state import look_ahead, state_of
+from pegboard.core.pipeline.grammar.constraint import state_of
+from pegboard.core.pipeline.grammar.state import look_ahead
 from pegboard.core.pipeline.scheduler import Scheduler
 from tests.plugins.kv_handoff.test_handoff import LOOPS, World
 

@@ -23,10 +23,10 @@ from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.arrivals import new_req
 from pegboard.core.pipeline.frontend.intake import pack_ids
+from pegboard.core.pipeline.grammar.constraint import Grammars
 from pegboard.core.pipeline.grammar.gate import GrammarGate
 from pegboard.core.pipeline.grammar.pool import GrammarPool, PoolLimits
 from pegboard.core.pipeline.grammar.queue import GrammarJob
-from pegboard.core.pipeline.grammar.state import Grammars
 from pegboard.core.pipeline.grammar.worker import Start
 from pegboard_drills.grammars import EOS, ScriptedBackend, ScriptedGrammar, scripted_context
 

@@ -18,9 +18,9 @@ from pegboard.core.interfaces.messages import AbortRequest, Accepted, Rejected
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.gates import GateKeeper
-from pegboard.core.pipeline.grammar import state as stage
+from pegboard.core.pipeline.grammar.constraint import Grammars, state_of
 from pegboard.core.pipeline.grammar.gate import CacheLimits, GrammarGate
-from pegboard.core.pipeline.grammar.state import Grammars, Prepared
+from pegboard.core.pipeline.grammar.state import Prepared
 from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard_drills.grammars import ScriptedGrammar
 from tests.core.pipeline.harness import EOS, VOCAB, Harness, oracle
@@ -83,23 +83,44 @@ class KnownGrammars(Grammars):
 class Gate(GrammarGate):
     """A grammar gate with a pool that a test drives."""
 
-    def __init__(self, options: Any, ctx: AdmissionGateContext, limits: CacheLimits | None = None) -> None:
+    known: type[Grammars] = KnownGrammars
+
+    def __init__(
+        self,
+        options: Any,
+        ctx: AdmissionGateContext,
+        limits: CacheLimits | None = None,
+        work: GrammarWork | None = None,
+        jump_ahead: int = 0,
+    ) -> None:
         self.manual = ManualPool()
-        grammars = KnownGrammars(VOCAB, frozenset({EOS}))
+        grammars = self.known(VOCAB, frozenset({EOS}), work, jump_ahead, rolls_back=True)
         super().__init__(options, ctx, pool=self.manual, grammars=grammars, limits=limits)  # type: ignore[arg-type]
 
 
-def make_gate(clock: ManualClock | None = None, *, eager: bool = True, cls: type[Gate] = Gate, **limits: int) -> Gate:
-    gate = cls(GrammarGate.make_options(), AdmissionGateContext(clock or ManualClock()), CacheLimits(**limits))
+def make_gate(
+    clock: ManualClock | None = None,
+    *,
+    eager: bool = True,
+    cls: type[Gate] = Gate,
+    work: GrammarWork | None = None,
+    jump_ahead: int = 0,
+    **limits: int,
+) -> Gate:
+    # On a busy machine too, no request sits out.
+    work = work or GrammarWork(WorkLimits(step_seconds=60))
+    ctx = AdmissionGateContext(clock or ManualClock())
+    gate = cls(GrammarGate.make_options(), ctx, CacheLimits(**limits), work, jump_ahead)
     gate.manual.eager = eager
     return gate
 
 
-def harness(gate: Gate | None = None, **arrangement: Any) -> Harness:
-    keeper = GateKeeper([("grammar", gate or make_gate())], ManualClock())
-    # On a busy machine too, no request sits out.
-    arrangement.setdefault("work", GrammarWork(WorkLimits(step_seconds=60)))
-    return Harness(parts={"gates": keeper}, **arrangement)
+def harness(
+    gate: Gate | None = None, *, work: GrammarWork | None = None, jump_ahead: int = 0, **arrangement: Any
+) -> Harness:
+    gate = gate or make_gate(work=work, jump_ahead=jump_ahead)
+    keeper = GateKeeper([("grammar", gate)], ManualClock())
+    return Harness(parts={"gates": keeper}, begin=gate.grammars.work.begin_step, **arrangement)
 
 
 def tokens_of(number: int, n: int) -> list[int]:
@@ -313,8 +334,8 @@ class TestCaching:
         assert gate.poll([first])[first.rid].state.value == "open"
         assert gate.enter(second).state.value == "open"
         assert len(gate.manual.submitted) == 1
-        assert stage.state_of(first) is not None
-        assert stage.state_of(first) is not stage.state_of(second)
+        assert state_of(first) is not None
+        assert state_of(first) is not state_of(second)
 
     def test_equal_grammars_under_way_are_compiled_once(self) -> None:
         gate = make_gate(eager=False)

@@ -12,29 +12,29 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 19_330,
+    "conformance": 17_960,
     "core.cli": 300,
-    "core.config": 2_190,
-    "core.engine": 2_100,
-    "core.interfaces": 6_080,
-    "core.pipeline": 8_390,
+    "core.config": 2_170,
+    "core.engine": 2_000,
+    "core.interfaces": 6_010,
+    "core.pipeline": 7_800,
     "core.registry": 910,
     "core.server": 2_020,
-    "plugins": 52_830,
+    "plugins": 55_760,
     "toolkit": 15_070,
-    "tools": 12_250,
+    "tools": 12_260,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
 HEART = ("scheduler", "planner", "admission", "memory", "batch", "worker", "results", "lifecycle", "gates", "running")
-HEART_LINES = 3_480
+HEART_LINES = 3_420
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {
     # Flags of other servers 7, figures of answers that users read 5, an error that tells which key to change 3; the
     # rest is of grammars, and leaves with these.
-    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 28),
-    "grammar": (r"grammars?|matchers?", 39),
+    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 8),
+    "grammar": (r"grammars?|matchers?", 35),
     "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 4),
     "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 19),
     # Two capabilities of caches by their names (4), keys and origins that answers and figures have (5), a list of other

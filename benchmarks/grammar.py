@@ -4,7 +4,7 @@
 
 One run of the engine per backend with as many streams, each with a schema of its own, the same number of tokens each.
 The masks' time is measured where it is spent, within the run: finding out what may come next and going on by a token
-(`core/pipeline/grammar/state.py`), putting the batch's mask together, and applying it to the logits. Its share is of
+(`plugins/grammar/state.py`), putting the batch's mask together, and applying it to the logits. Its share is of
 the decode steps of the same run, so the machine's speed and its other users cancel out. Beside it stands the time
 of a step without any grammar. No tokens are skipped ahead. Compilation is timed in this process, without the helper.
 """
@@ -19,8 +19,7 @@ from typing import Any
 
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
-from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams
 from pegboard.toolkit.grammars.grammar import grammar_of
 
 PROMPT = "A list of people as JSON, as long as possible:\n"
@@ -87,7 +86,7 @@ def requests(streams: int, tokens: int, *, constrained: bool) -> list[GenerateRe
 
 def run(backend: str, model: str, loop: str, streams: int, tokens: int) -> None:
     from pegboard.core.pipeline import sampling_info
-    from pegboard.core.pipeline.grammar import constraint as grammar
+    from pegboard.plugins.grammar import constraint as grammar
     from pegboard.toolkit.sampling import sample
 
     config = {
@@ -132,9 +131,9 @@ def compile_times(backend: str, model: str) -> None:
     from pegboard.core.config.compose import compose
     from pegboard.core.config.select import Selection
     from pegboard.core.engine.source import prepare_model
-    from pegboard.core.interfaces.contracts import GRAMMAR
     from pegboard.core.interfaces.errors import InvalidRequest
-    from pegboard.core.interfaces.grammar import GrammarContext
+    from pegboard.plugins.grammar import GRAMMAR
+    from pegboard.plugins.grammar.api import GrammarContext
     from tests.e2e.schemas import corpus
 
     resolved = compose((), data={"model": {"path": model}, "grammar": {"use": backend}})

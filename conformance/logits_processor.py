@@ -18,9 +18,8 @@ from pegboard.conformance.fake_client import FakeTokenizer
 from pegboard.conformance.properties import properties
 from pegboard.conformance.suite import ContractSuite, capability
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
-from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams, SamplingRow
 
 VOCAB = 160
 """Tokens of the suite's model: one per character of ASCII, and some that are no text."""

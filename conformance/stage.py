@@ -42,6 +42,7 @@ def stage_context(**more: Any) -> StageContext:
         "config": SimpleNamespace(),
         "spec": ModelSpec("suite", 251, 8, 512, (), ()),
         "model": ModelContext(Path(), {}, torch.float32, torch.device("cpu")),
+        "tokenizer": None,
         "runner": frozenset(),
         "provider": _no_provider,
         "find": lambda contract, ctx: None,

@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.toolkit.grammars import gbnf
 from pegboard.toolkit.parsing.output_parser import (
     Content,

@@ -153,7 +153,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_https_from",
     ),
     "toolkit/model/test_dtypes.py": (r"test_the_demo_is_no_float32",),
-    "core/pipeline/grammar/test_pool.py": (
+    "plugins/grammar/test_pool.py": (
         r"test_(slow_grammars_do_not_hold_up|one_that_gave_way|one_that_is_not_wanted)",
         r"test_(a_matcher_that_hangs|one_that_never_ends)\w*\[(?!1)",
         r"test_whoever_waits_too_long",

@@ -24,7 +24,6 @@ from pegboard.core.interfaces.client import ModelInfo
 from pegboard.core.interfaces.contract import Contract, Ctx, T
 from pegboard.core.interfaces.contracts import (
     ATTENTION,
-    GRAMMAR,
     LOGITS_PROCESSOR,
     MODEL_FAMILY,
     PREFIX_CACHE,
@@ -32,7 +31,6 @@ from pegboard.core.interfaces.contracts import (
     TOKEN_ALLOCATOR,
 )
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.interfaces.grammar import GrammarContext
 from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.layers import KVKind, ModelSpec
 from pegboard.core.interfaces.model_family import ModelContext
@@ -41,8 +39,6 @@ from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContex
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
-from pegboard.core.pipeline.grammar.gate import GrammarGate, make_grammar_gate
-from pegboard.core.pipeline.grammar.state import KINDS
 from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
@@ -83,7 +79,6 @@ class BuiltScheduler:
     runner: ModelRunner
     pool: KVPool
     view: SchedulerView
-    grammar_gate: GrammarGate | None = None
 
     def prepare_memory(self, seconds: float) -> None:
         """Provide for the memory of KV, on the device and then beyond, for about `seconds` at most: before the first
@@ -189,14 +184,6 @@ def _possible(eos_token_ids: frozenset[int], spec: ModelSpec) -> frozenset[int]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Grammars:
-    """The gate of grammars, and the kinds that it takes; None and none without a backend."""
-
-    gate: GrammarGate | None = None
-    kinds: tuple[str, ...] = ()
-
-
 def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> BuiltScheduler:
     """Build the stages around a loaded runner, and the scheduler of them."""
     config = chosen.resolved.engine
@@ -209,17 +196,15 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
     report = StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens)
     named = {stage.name: stage for stage in parts.points.stages}
     gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, stages=named)
-    grammars = _grammars(chosen, gate_ctx)
-    gates = build_gates(chosen, loaded, grammars.gate, gate_ctx)
+    gates = build_gates(chosen, loaded, parts.points, gate_ctx)
     chunk = chunk_size(config, chosen.model.device)
     worker = _worker(chosen, loaded, rows, hooks, parts)
     executor = executor_of(settings.loop, worker, stage_parts(chosen, worker, loaded.memory.pool), chosen.model.device)
-    results = _results(chosen, grammars, parts)
     stages = Stages(
         memory,
         _made(chosen, SCHEDULE_POLICY, SchedulePolicyContext(cache, settings.seed)),
         _builder(chosen, memory, parts),
-        results,
+        ResultStage(chosen.tokenizer, chosen.spec.eos_token_ids, parts.points),
         executor,
         gates=gates,
         points=parts.points,
@@ -230,7 +215,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
         unsampled=Unsampled(chosen.processors, chosen.culprits, executor),
     )
     scheduler = Scheduler(settings, stages, _limits(chosen, loaded, chunk))
-    return _built(chosen, loaded, hooks, scheduler, worker, grammars)
+    return _built(chosen, loaded, hooks, scheduler, worker)
 
 
 def _limits(chosen: Chosen, loaded: Loaded, chunk: int | None) -> Limits:
@@ -244,11 +229,10 @@ def _built(
     hooks: Hooks,
     scheduler: Scheduler,
     worker: Worker,
-    grammars: _Grammars,
 ) -> BuiltScheduler:
     return BuiltScheduler(
         scheduler=scheduler,
-        info=model_info(chosen, scheduler, grammars.kinds),
+        info=model_info(chosen, scheduler),
         directory=chosen.model.directory,
         tokenizer=chosen.tokenizer,
         hooks=hooks,
@@ -256,7 +240,6 @@ def _built(
         runner=loaded.runner,
         pool=loaded.memory.pool,
         view=SchedulerView(scheduler, hooks),
-        grammar_gate=grammars.gate,
     )
 
 
@@ -296,11 +279,6 @@ def _worker(
     return worker
 
 
-def _results(chosen: Chosen, grammars: _Grammars, parts: StageBuilder) -> ResultStage:
-    begin = None if grammars.gate is None else grammars.gate.grammars.work.begin_step
-    return ResultStage(chosen.tokenizer, chosen.spec.eos_token_ids, begin, parts.points)
-
-
 def _builder(chosen: Chosen, memory: MemoryManager, parts: StageBuilder) -> BatchBuilder:
     shared = _shared(chosen, memory.rows)
     vocab_size = chosen.spec.vocab_size
@@ -329,21 +307,6 @@ def _step_hooks(hooks: Hooks) -> StepHooks:
         requests_finished=hooks.freeze("requests_finished"),
         idle=(hooks.call.idle,),
     )
-
-
-def _grammars(chosen: Chosen, gate_ctx: AdmissionGateContext) -> _Grammars:
-    spec = chosen.spec
-    ctx = GrammarContext(chosen.model.directory, chosen.tokenizer, spec.vocab_size, spec.eos_token_ids)
-    choice = chosen.selection.choose(GRAMMAR, ctx)
-    kinds = tuple(kind for kind in KINDS if kind in choice.provides)
-    if not kinds:
-        return _Grammars()
-    backend = choice.build(ctx)
-    settings = chosen.resolved.engine.grammar
-    gate = make_grammar_gate(
-        choice.record, backend, choice.options, ctx, settings, gate_ctx, rolls_back="rollback" in choice.provides
-    )
-    return _Grammars(gate, kinds)
 
 
 def _scheduler_settings(chosen: Chosen, *, splits: bool) -> SchedulerSection:

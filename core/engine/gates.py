@@ -8,25 +8,23 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, KVAccess
 from pegboard.core.interfaces.contracts import ADMISSION_GATE
-from pegboard.core.interfaces.errors import ConfigError, Problem
+from pegboard.core.interfaces.errors import ConfigError, PluginError, Problem
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.toolkit.cache.kv_identity import described_kv, kept_as, kv_identity
 
 if TYPE_CHECKING:
     from pegboard.core.engine.choose import Chosen, Loaded
-    from pegboard.core.pipeline.grammar.gate import GrammarGate
+    from pegboard.core.pipeline.points import Points
 
 BRINGS_KV = "brings_kv"
 
 
-def build_gates(
-    chosen: Chosen, loaded: Loaded, grammar: GrammarGate | None, ctx: AdmissionGateContext
-) -> GateKeeper | None:
-    """Return the gates in their order. The gate of grammars comes first: what it refuses need not pass the others.
+def build_gates(chosen: Chosen, loaded: Loaded, points: Points, ctx: AdmissionGateContext) -> GateKeeper | None:
+    """Return the gates in their order. Those that stages bring come first.
 
     Raises ConfigError where a gate that brings KV is not the last, or is beside a speculator that could not know it.
     """
-    gates: list[tuple[str, AdmissionGate]] = [] if grammar is None else [("grammar", grammar)]
+    gates = stage_gates(points, ctx)
     if any(BRINGS_KV in record.provider.provides for record in chosen.resolved.candidates[ADMISSION_GATE.name]):
         ctx = replace(ctx, kv=kv_access(chosen, loaded))
     choices = chosen.selection.choose_all(ADMISSION_GATE, ctx)
@@ -41,6 +39,19 @@ def build_gates(
             raise ConfigError(Problem("gates", text))
     gates += [(one.name, one.build(ctx)) for one in choices]
     return GateKeeper(gates, time.monotonic) if gates else None
+
+
+def stage_gates(points: Points, ctx: AdmissionGateContext) -> list[tuple[str, AdmissionGate]]:
+    """Return the gates that stages bring, with the stages' names. Raises PluginError for what is none."""
+    found: list[tuple[str, AdmissionGate]] = []
+    for stage in points.stages:
+        gate: object = stage.gate(ctx)
+        if isinstance(gate, AdmissionGate):
+            found.append((stage.name, gate))
+        elif gate is not None:
+            who = points.culprits.known(stage) or f"the stage {stage.name!r}"
+            raise PluginError(f"{who}: gate() brings {gate!r}, which is not an AdmissionGate")
+    return found
 
 
 def kv_access(chosen: Chosen, loaded: Loaded) -> KVAccess:

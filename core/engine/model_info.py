@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.scheduler import Scheduler
 
 
-def model_info(chosen: Chosen, scheduler: Scheduler, grammars: Sequence[str]) -> ModelInfo:
-    """Return what the API process may tell of the model. `grammars` are the kinds that it takes."""
+def model_info(chosen: Chosen, scheduler: Scheduler) -> ModelInfo:
+    """Return what the API process may tell of the model."""
     config, spec, hf_config = chosen.resolved.engine, chosen.spec, chosen.model.hf_config
     model = config.model
     served_name, *other_names = dict.fromkeys(model.served_name or [model.path.rstrip("/").rsplit("/", 1)[-1]])
@@ -34,18 +34,16 @@ def model_info(chosen: Chosen, scheduler: Scheduler, grammars: Sequence[str]) ->
         version=__version__,
         created=int(time.time()),
         providers={contract: [one.name for one in some] for contract, some in chosen.selection.choices.items()},
-        features=_features(chosen, grammars, scheduler.stages.points.offers),
+        features=_features(chosen, scheduler.stages.points.offers),
         hidden_size=spec.hidden_size,
-        max_grammar_bytes=config.grammar.max_source_bytes,
         stages=scheduler.stages.points.reports.info(),
         sampling_defaults=chosen.sampling_defaults,
     )
 
 
-def _features(chosen: Chosen, grammars: Sequence[str], offers: Sequence[str]) -> tuple[str, ...]:
+def _features(chosen: Chosen, offers: Sequence[str]) -> tuple[str, ...]:
     """Return what requests may ask of this engine; see ModelInfo."""
     found = list(offers)
-    found += [f"grammar.{kind}" for kind in grammars]
     for contract in ("logits_processor", "sampler"):
         providers = chosen.selection.choices.get(contract, ())
         found += [f"{contract}.{one.name}" for one in providers if "params" in one.provides]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.admission_gate import GateOptions as GateOptions
     from pegboard.core.interfaces.admission_gate import GateState as GateState
     from pegboard.core.interfaces.admission_gate import Verdict as Verdict
+    from pegboard.core.interfaces.ahead import DeviceServices as DeviceServices
     from pegboard.core.interfaces.api_router import ApiContext as ApiContext
     from pegboard.core.interfaces.api_router import ApiRouter as ApiRouter
     from pegboard.core.interfaces.attention import AttentionBackend as AttentionBackend
@@ -61,11 +62,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.frontend import FrontendStage as FrontendStage
     from pegboard.core.interfaces.frontend import Price as Price
     from pegboard.core.interfaces.frontend import PromptExpander as PromptExpander
-    from pegboard.core.interfaces.grammar import CompiledGrammar as CompiledGrammar
-    from pegboard.core.interfaces.grammar import Grammar as Grammar
-    from pegboard.core.interfaces.grammar import GrammarBackend as GrammarBackend
-    from pegboard.core.interfaces.grammar import GrammarContext as GrammarContext
-    from pegboard.core.interfaces.grammar import GrammarMatcher as GrammarMatcher
     from pegboard.core.interfaces.hooks import POINTS as POINTS
     from pegboard.core.interfaces.hooks import HookSpecs as HookSpecs
     from pegboard.core.interfaces.hooks import Point as Point
@@ -119,6 +115,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.sampler import NO_TOKEN as NO_TOKEN
     from pegboard.core.interfaces.sampler import Sampler as Sampler
     from pegboard.core.interfaces.sampler import SamplerContext as SamplerContext
+    from pegboard.core.interfaces.sampling import Grammar as Grammar
     from pegboard.core.interfaces.sampling import LogprobRequest as LogprobRequest
     from pegboard.core.interfaces.sampling import SamplingBatch as SamplingBatch
     from pegboard.core.interfaces.sampling import SamplingParams as SamplingParams
@@ -127,7 +124,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext as SchedulePolicyContext
     from pegboard.core.interfaces.stage import Column as Column
     from pegboard.core.interfaces.stage import DevicePart as DevicePart
-    from pegboard.core.interfaces.stage import DeviceServices as DeviceServices
     from pegboard.core.interfaces.stage import Interest as Interest
     from pegboard.core.interfaces.stage import LaunchedStep as LaunchedStep
     from pegboard.core.interfaces.stage import Sent as Sent

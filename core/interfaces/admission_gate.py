@@ -1,6 +1,6 @@
 """Contract: holding a request back until something is ready, and keeping a finished one until something is done.
 
-What is slow and belongs to single requests (a grammar to compile, KV to fetch or receive, weights to load, an
+What is slow and belongs to single requests (a schema to compile, KV to fetch or receive, weights to load, an
 earlier turn of the same session) is a gate. The scheduler has one waiting queue, and a request enters it once every
 gate is open.
 """
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.prefix_cache import PrefixCache
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.stage import Stage
 
 
 class GateOptions(Options):
@@ -58,7 +57,7 @@ class AdmissionGateContext:
     cache: PrefixCache | None = None
     prefill_speed: Callable[[], float] = float
     kv: KVAccess | None = None
-    stages: Mapping[str, Stage] = field(default_factory=dict)
+    stages: Mapping[str, object] = field(default_factory=dict)
 
 
 class GateState(enum.Enum):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.attention import AttentionBackend
     from pegboard.core.interfaces.contract import Contract, Ctx, T
+    from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
     from pegboard.core.interfaces.model_family import ModelContext
     from pegboard.core.interfaces.model_runner import ModelEnds
@@ -74,6 +75,16 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceServices:
+    """What the core offers the work of a stage, where batches run: the memory of KV, and `row_table` int32
+    [rows, max_context], which maps a request's row and a position to a slot of it.
+    """
+
+    pool: KVPool
+    row_table: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model whose weights are read. `ends` lends its embedding and head, and raises Unsupported where the runner
     cannot; `attention` attends over the layers of `Reserve`, too; `bring` brings arrays to the device.
@@ -83,15 +94,6 @@ class LoadedModel:
     attention: AttentionBackend
     device: torch.device
     bring: Bring
-
-
-class NamedProvider(Protocol):
-    """A chosen provider of any contract: its name in the config, and its capabilities."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def provides(self) -> frozenset[str]: ...
 
 
 @dataclass(frozen=True, slots=True)

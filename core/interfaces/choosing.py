@@ -26,6 +26,15 @@ class Blueprint:
     options: Mapping[str, object]
 
 
+class NamedProvider(Protocol):
+    """A chosen provider of any contract: its name in the config, and its capabilities."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def provides(self) -> frozenset[str]: ...
+
+
 class Chooser(Protocol):
     """Chooses providers as the config says, and builds them."""
 

@@ -86,7 +86,7 @@ class EmbedRequest(msgspec.Struct, metaclass=Converting, kw_only=True):
 STAGE_FIELDS: Mapping[str, object] = {"logprob_start": None, "return_hidden_states": False}
 """Fields of GenerateRequest that stages serve, with the values that ask for nothing."""
 
-SAMPLING_FIELDS: Mapping[str, object] = {"stop_regex": ()}
+SAMPLING_FIELDS: Mapping[str, object] = {"stop_regex": (), "grammar": None}
 """The same of SamplingParams."""
 
 
@@ -164,8 +164,6 @@ class ModelInfo:
     """`model_type` of the model's own config; "" where that has none."""
     architectures: Sequence[str] = ()
     """`architectures` of the model's own config, of which `architecture` is the one that runs."""
-    max_grammar_bytes: int | None = None
-    """Longest grammar that the engine takes, in bytes; None: any."""
     stages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What stages tell of themselves, by their names (`Stage.info`)."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)

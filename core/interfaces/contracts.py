@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
     from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
     from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
-    from pegboard.core.interfaces.grammar import GrammarBackend, GrammarContext
     from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
     from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
     from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
@@ -180,24 +179,6 @@ SAMPLER: Contract[Sampler, SamplerContext] = Contract(
     },
 )
 
-GRAMMAR: Contract[GrammarBackend, GrammarContext] = Contract(
-    "grammar",
-    "grammar",
-    Cardinality.MATCHED,
-    f"{_I}.grammar:GrammarBackend",
-    "compiles grammars and says which tokens may come next",
-    suite=f"{_S}.grammar:GrammarContract",
-    capabilities={
-        "json_schema": "JSON that satisfies a schema",
-        "json_object": "any JSON object",
-        "regex": "what a regular expression matches",
-        "ebnf": "what an EBNF grammar (GBNF) derives",
-        "structural_tag": "free text with structures in it that follow a trigger, or structures alone",
-        "any_of": "what one of several grammars allows, of any kinds that it declares",
-        "rollback": "takes accepted tokens back",
-        "jump_ahead": "names tokens that must come next",
-    },
-)
 
 API: Contract[ApiRouter, ApiContext] = Contract(
     "api",

@@ -98,7 +98,7 @@ class PromptExpander(abc.ABC):
 @dataclass(frozen=True, slots=True)
 class Price:
     """What answering costs the API process, in numbers of things (see `server.budget`): log-probabilities, numbers of
-    vectors, such numbers for each output token, and what ends it by its text.
+    vectors, such numbers for each output token, what ends it by its text, and characters that the request has brought.
     """
 
     entries: int = 0
@@ -106,6 +106,7 @@ class Price:
     numbers_per_token: int = 0
     stops: tuple[CompiledStops, ...] = ()
     """The same object for all answers that share it."""
+    chars: int = 0
 
 
 class FrontendStage:

@@ -79,6 +79,6 @@ class LogitsProcessor(abc.ABC, Generic[OptionsT]):
         """Change `logits` float32 [n, vocab] in place. Called only with a state that is not None.
 
         Minus infinity rules a token out. A row must keep a finite logit, or its request fails; so where the request has
-        a grammar, which may allow nothing but what is forbidden here, a forbidden token gets
+        a constraint, which may allow nothing but what is forbidden here, a forbidden token gets
         `toolkit.logit_pairs.LAST_RESORT`: it is drawn only where nothing else is left.
         """

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from pegboard.core.interfaces.conversion import Converting
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +34,21 @@ SAMPLING_ROW = (
 """The numbers of a request that a sampler reads, as the fields of one numpy row. The core copies rows as wholes, so a
 new number is declared in this file alone: here, in `SamplingParams` with `row`, and in `SamplingBatch` with `of`.
 """
+
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "ebnf", "structural_tag", "any_of"]
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What an output must look like. Equal ones are compiled once.
+
+    `source` is the text of a JSON schema, a regular expression, EBNF whose start rule is `root`, or JSON: of a
+    structural tag (`StructuralTag` of the toolkit), or with `any_of` ``[{"kind": str, "source": str}, ...]``, of which
+    one has to fit; "" for `json_object`, which is any JSON object.
+    """
+
+    kind: GrammarKind
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.ahead import AheadRoom, LoadedModel, LogPart, NamedProvider, Verified
+    from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
+    from pegboard.core.interfaces.ahead import AheadRoom, DeviceServices, LoadedModel, LogPart, Verified
     from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch, ScheduleBatch
+    from pegboard.core.interfaces.choosing import NamedProvider
     from pegboard.core.interfaces.contract import Contract, Ctx, T
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput, LogprobOutput
-    from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.layers import ModelSpec
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.model_family import ModelContext
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.status import FinishReason
     from pegboard.core.interfaces.step import AnySource, CoreServices, Launched
     from pegboard.core.interfaces.stops import CompiledStops, Ending
+    from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.interfaces.trees import Accepted, TokenTrees
 
 
@@ -149,6 +151,7 @@ class StageContext:
     config: Any
     spec: ModelSpec
     model: ModelContext
+    tokenizer: Tokenizer
     runner: frozenset[str]
     provider: Callable[[Contract[T, Ctx], Ctx], T]
     find: Callable[[Contract[T, Ctx], Ctx], T | None]
@@ -197,6 +200,12 @@ class Stage:
         ends the engine.
         """
         return ()
+
+    def gate(self, ctx: AdmissionGateContext) -> AdmissionGate | None:
+        """Once, when the scheduler is built: bring a gate under the stage's name. Stages' gates come before those of
+        the config, in the order of the stages: what one refuses need not pass the others.
+        """
+        return None
 
     # ---- a request -------------------------------------------------------------------------------------------------
 
@@ -324,16 +333,6 @@ class Stage:
     def idle_error(self) -> str | None:
         """Return what is wrong with the stage's books when the scheduler has no request, or None."""
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceServices:
-    """What the core offers the work of a stage, where batches run: the memory of KV, and `row_table` int32
-    [rows, max_context], which maps a request's row and a position to a slot of it.
-    """
-
-    pool: KVPool
-    row_table: torch.Tensor
 
 
 class DevicePart:

@@ -30,9 +30,7 @@ class Counters:
     """Of the cached ones, those that were loaded, by where they came from; these two are told by any engine."""
     generated_tokens: int = 0
     forced_tokens: int = 0
-    """Of the generated ones, those that grammars left no choice about and the model was not asked for."""
-    grammar_waits: int = 0
-    """Times that a request sat out steps, because its grammar takes long to follow."""
+    """Of the generated ones, those that constraints left no choice about and the model was not asked for."""
     book_errors: int = 0
     schedule_time: float = 0.0
     forward_time: float = 0.0

@@ -7,11 +7,14 @@ request has a constraint, that is asked after the others, and its length last.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from pegboard.core.interfaces.constraint import LATER, Later, constraint_of
 from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.toolkit.system.blame import in_words
+from pegboard.toolkit.system.log_lines import quoted
 from pegboard.toolkit.text.detokenize import IncrementalDetokenizer, TokenDecoder
 from pegboard.toolkit.text.stop import StopMatcher
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.stops import CompiledStops
     from pegboard.core.pipeline.points import Points
+
+logger = logging.getLogger(__name__)
 
 
 class Finisher(Protocol):
@@ -127,4 +132,9 @@ class Constraints:
         try:
             return () if constraint is None else constraint.advance(token, more)
         except Exception as error:
-            return self._points.unconstrained(req, error)
+            culprits = self._points.culprits
+            culprit = culprits.of(error)
+            culprits.count(culprit)
+            logger.error("the constraint of %s failed", quoted(req.name), exc_info=error)
+            text = f"its constraint failed: {in_words(error)}" if culprit is None else culprit.tell(error)
+            return FinishReason(FinishType.ABORT, message=text, status=500, code="plugin_failed")

@@ -140,7 +140,6 @@ class Lifecycle:
         """Park the requests whose constraints need longer, and count the tokens that constraints have forced."""
         constraints = self._results.constraints
         later, constraints.later = constraints.later, []
-        self._counters.grammar_waits += len(later)
         for req in later:
             # Some have been ended since, by a gate or for want of a token.
             if not req.finished:
@@ -171,7 +170,7 @@ class Lifecycle:
 
     def _is_held(self, req: Req) -> bool:
         """Tell the gates that a request has ended, and return whether one of them holds its KV. One that was retracted
-        while its matcher worked has none.
+        while its constraint worked has none.
         """
         gates = self._gates
         if gates is None or not gates.finish(req):

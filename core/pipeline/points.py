@@ -20,7 +20,6 @@ from pegboard.core.pipeline.plan_points import PlanPoints
 from pegboard.core.pipeline.reports import Reports
 from pegboard.core.pipeline.running import CONSTRAINED, HISTORY, SHIFTED, SPECIAL
 from pegboard.toolkit.system.blame import in_words
-from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -278,14 +277,6 @@ class Points(PlanPoints):
         culprit = self.culprits.of(error) or self.culprits.known(stage)
         self._log(stage, point, error)
         text = f"the stage {stage.name!r} failed: {in_words(error)}" if culprit is None else culprit.tell(error)
-        return FinishReason(FinishType.ABORT, message=text, status=500, code="plugin_failed")
-
-    def unconstrained(self, req: Req, error: Exception) -> FinishReason:
-        """Return what a request ends with whose constraint raised."""
-        culprit = self.culprits.of(error)
-        self.culprits.count(culprit)
-        logger.error("the constraint of %s raised", quoted(req.name), exc_info=error)
-        text = f"its constraint failed: {in_words(error)}" if culprit is None else culprit.tell(error)
         return FinishReason(FinishType.ABORT, message=text, status=500, code="plugin_failed")
 
 

@@ -18,7 +18,7 @@ from pegboard.core.pipeline.running import CONSTRAINED, NEVER, SPECIAL, STREAM
 from pegboard.toolkit.text.detokenize import TokenDecoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.forward import LogprobOutput
@@ -42,12 +42,10 @@ class ResultStage:
         self,
         tokenizer: TokenDecoder | None,
         eos_ids: Iterable[int] = (),
-        begin: Callable[[], None] | None = None,
         points: Points | None = None,
     ) -> None:
         self.points = points or Points()
         self.constraints = Constraints(self.points)
-        self._begin = begin or (lambda: None)
         self._tokenizer = tokenizer
         self._eos_ids = frozenset(eos_ids)
 
@@ -60,7 +58,6 @@ class ResultStage:
         token could be drawn for: the scheduler ends them.
         """
         batch = step.batch
-        self._begin()
         batch.tokens, batch.committed_at = result.tokens, now
         accepted = result.accepted
         newest = result.tokens if accepted is None else result.tokens[np.cumsum(accepted.counts) - 1]

@@ -256,8 +256,6 @@ def flags_of(req: Req, asked: Iterable[Any], alone: Sequence[object] = ()) -> in
         flags |= SPECIAL
     if req.logprobs is not None:
         flags |= LOGPROBS
-    if params.grammar is not None:
-        flags |= CONSTRAINED | SPECIAL | HISTORY
     for one in asked:
         if one.wants(params):
             flags |= PROCESSED | (HISTORY if one.reads_output else 0)

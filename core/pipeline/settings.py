@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -49,34 +49,3 @@ class SchedulerSettings(SectionFields):
     """Factor on the reserved share: above 1 admits less and retracts less often."""
     seed: int = 0
     """Seed of everything random: policies, and requests that bring no seed of their own."""
-
-
-class GrammarSettings(Protocol):
-    """Of the grammars' gate and its helpers; `pegboard.core.config.sections.GrammarSection` has these attributes."""
-
-    @property
-    def workers(self) -> int: ...
-    @property
-    def compile_timeout(self) -> float: ...
-    @property
-    def first_slice(self) -> float: ...
-    @property
-    def queue_timeout(self) -> float: ...
-    @property
-    def max_queued(self) -> int: ...
-    @property
-    def max_source_bytes(self) -> int: ...
-    @property
-    def worker_memory_bytes(self) -> int: ...
-    @property
-    def cache_entries(self) -> int: ...
-    @property
-    def cache_bytes(self) -> int: ...
-    @property
-    def step_seconds(self) -> float: ...
-    @property
-    def work_seconds(self) -> float: ...
-    @property
-    def work_seconds_earned(self) -> float: ...
-    @property
-    def jump_ahead(self) -> int: ...

@@ -16,7 +16,7 @@ from pegboard.toolkit.http.refusals import Refusal, RefusingModel
 from pegboard.toolkit.http.request_fields import RequestFields
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.grammar import Grammar
+    from pegboard.core.interfaces.sampling import Grammar
     from pegboard.plugins.api_anthropic.responses import Thinking
     from pegboard.toolkit.chat.tool_calls import Tools
     from pegboard.toolkit.chat.turn import Turn

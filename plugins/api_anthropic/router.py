@@ -37,7 +37,7 @@ from pegboard.toolkit.media.service import reader_of
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import GenerateRequest
-    from pegboard.core.interfaces.grammar import Grammar
+    from pegboard.core.interfaces.sampling import Grammar
     from pegboard.toolkit.chat.tool_calls import Tools
 
 

@@ -10,8 +10,7 @@ from pydantic import WithJsonSchema
 
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams
 from pegboard.plugins.api_native.bodies import PromptBody, each
 from pegboard.plugins.sessions_in_memory.api import SessionParams
 from pegboard.toolkit.grammars.grammar import grammar_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.api_openai.chat_answers import ChatCompletion, ChatWriter
 from pegboard.plugins.api_openai.chat_body import ChatBody, MediaChatBody
 from pegboard.plugins.api_openai.contents import CHAT_PARTS, Contents

@@ -12,7 +12,7 @@ from pegboard.toolkit.http.bodies import RequestModel
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import ModelInfo
-    from pegboard.core.interfaces.grammar import GrammarKind
+    from pegboard.core.interfaces.sampling import GrammarKind
 
 MAX_CHOICES = 4096
 MAX_CHOICE_CHARS = 64 * 1024

@@ -19,8 +19,7 @@ from pegboard.toolkit.http.refusals import RefusingModel
 from pegboard.toolkit.http.request_fields import RequestFields
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.grammar import Grammar
-    from pegboard.core.interfaces.sampling import SamplingParams
+    from pegboard.core.interfaces.sampling import Grammar, SamplingParams
     from pegboard.plugins.api_openai.surface import Prompt
 
 MAX_TOP_LOGPROBS = 20

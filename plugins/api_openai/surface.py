@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar, GrammarKind
+from pegboard.core.interfaces.sampling import Grammar, GrammarKind
 from pegboard.plugins.sessions_in_memory.api import turn
 from pegboard.toolkit.http.events import until_disconnect
 from pegboard.toolkit.http.generation import Answer, Answers, check_model

@@ -6,6 +6,7 @@ plugin = Plugin(
     name="grammar_llguidance",
     version="0.1.0",
     summary="grammars by llguidance",
+    requires=("grammar",),
     providers=(
         Provider(
             contract="grammar",

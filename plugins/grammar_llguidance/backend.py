@@ -11,16 +11,17 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import (
+from pegboard.core.interfaces.sampling import Grammar
+from pegboard.plugins.grammar.api import (
     CompiledGrammar,
-    Grammar,
     GrammarBackend,
     GrammarContext,
     GrammarMatcher,
+    TokenizerViews,
+    refused,
 )
 from pegboard.plugins.grammar_llguidance.options import LLGuidanceOptions
 from pegboard.plugins.grammar_llguidance.translate import explain, translate
-from pegboard.toolkit.grammars.backend import TokenizerViews, refused
 from pegboard.toolkit.grammars.grammar import parts_of
 from pegboard.toolkit.text.tokenizer import Tokenizer
 

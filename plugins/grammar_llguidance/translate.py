@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llguidance import LLMatcher, regex_to_lark
 
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.grammar_llguidance.exact import ExactRules, needs_rules, quoted
 from pegboard.toolkit.grammars import gbnf
 from pegboard.toolkit.grammars.grammar import StructuralTag, parts_of, structural_tag_of

@@ -6,6 +6,7 @@ plugin = Plugin(
     name="grammar_none",
     version="0.1.0",
     summary="switches constrained decoding off",
+    requires=("grammar",),
     providers=(
         Provider(
             contract="grammar",

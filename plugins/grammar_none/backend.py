@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NoReturn
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar, GrammarBackend
+from pegboard.core.interfaces.sampling import Grammar
+from pegboard.plugins.grammar.api import GrammarBackend
 
 
 class NoGrammars(GrammarBackend):

@@ -6,6 +6,7 @@ plugin = Plugin(
     name="grammar_xgrammar",
     version="0.1.0",
     summary="grammars by xgrammar",
+    requires=("grammar",),
     providers=(
         Provider(
             contract="grammar",

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xgrammar
 
-from pegboard.core.interfaces.grammar import (
+from pegboard.core.interfaces.json_value import JsonObject, JsonValue
+from pegboard.core.interfaces.sampling import Grammar, GrammarKind
+from pegboard.plugins.grammar.api import (
     CompiledGrammar,
-    Grammar,
     GrammarBackend,
     GrammarContext,
-    GrammarKind,
     GrammarMatcher,
+    TokenizerViews,
+    refused,
 )
-from pegboard.core.interfaces.json_value import JsonObject, JsonValue
 from pegboard.plugins.grammar_xgrammar.options import XGrammarOptions
 from pegboard.plugins.grammar_xgrammar.schema import NotEnforced, enforceable, pattern_problem
 from pegboard.toolkit.grammars import gbnf
-from pegboard.toolkit.grammars.backend import TokenizerViews, refused
 from pegboard.toolkit.grammars.grammar import StructuralTag, parts_of, structural_tag_of
 from pegboard.toolkit.grammars.json_schema import checked_schema, schema_of
 from pegboard.toolkit.text.tokenizer import Tokenizer

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.toolkit.parsing.output_parser import ToolFunction
 
 

@@ -7,8 +7,8 @@ import secrets
 import string
 from collections.abc import Sequence
 
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.parsers_tools.grammars import Around, any_call, chosen, tagged
 from pegboard.toolkit.parsing.call_stream import CallStream
 from pegboard.toolkit.parsing.json_stream import write

@@ -8,8 +8,8 @@ import json
 import re
 from collections.abc import Sequence
 
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.parsers_tools.grammars import chosen
 from pegboard.plugins.parsers_tools.literals import python_calls
 from pegboard.toolkit.parsing.call_stream import CallStream

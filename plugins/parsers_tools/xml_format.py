@@ -17,9 +17,9 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.parsers_tools.grammars import chosen, parameters_of, properties_of
 from pegboard.plugins.parsers_tools.literals import tagged_calls
 from pegboard.toolkit.grammars.schema_values import PossibleTypes, type_of

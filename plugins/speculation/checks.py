@@ -9,7 +9,7 @@ from pegboard.core.interfaces.errors import ConfigError
 from pegboard.plugins.speculation.api import DeviceSpeculator
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.ahead import NamedProvider
+    from pegboard.core.interfaces.choosing import NamedProvider
     from pegboard.plugins.speculation.api import Speculator
 
 

@@ -14,7 +14,6 @@ import torch
 from pegboard.conformance.admission_gate import AdmissionGateContract, gated_request
 from pegboard.conformance.collecting import InMemory
 from pegboard.conformance.fakes import registry_of
-from pegboard.conformance.grammar import GrammarContract
 from pegboard.conformance.logits_processor import LogitsProcessorContract
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.outcomes import Outcomes
@@ -27,6 +26,7 @@ from pegboard.core.interfaces.plugin import Provider
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
 from pegboard.plugins.cache_radix.cache import RadixCache
+from pegboard.plugins.grammar.suite import GrammarContract
 from pegboard.plugins.grammar_llguidance.backend import LLGuidanceBackend
 from pegboard.plugins.policy_basic.policies import FcfsPolicy
 

@@ -18,8 +18,7 @@ import pytest
 
 from pegboard.conformance.covering import covering
 from pegboard.core.interfaces.client import GenerateRequest
-from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams
 from tests.e2e.disagg_pair import Pair, assert_answered, pair
 from tests.e2e.test_scheduling_matrix import EOS, TIGHT, World, check, world
 

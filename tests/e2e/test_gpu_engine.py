@@ -25,8 +25,7 @@ from pegboard.conformance.vl_checkpoints import vl_checkpoint
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import PegboardError
-from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams
 from pegboard.toolkit.media.inputs import MediaInput, MediaPrompt
 from tests.plugins.spec_eagle.heads import Head
 

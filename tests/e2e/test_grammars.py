@@ -16,11 +16,13 @@ import jsonschema
 import pytest
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
-from pegboard.core.config.sections import GrammarSection
 from pegboard.core.engine.engine import Engine, GenerateOutput
+from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.client import GenerateRequest
-from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams
+from pegboard.plugins.grammar.gate import GrammarGate
+from pegboard.plugins.grammar.options import GrammarSection
+from pegboard.plugins.grammar.stage import GrammarStage
 from pegboard.toolkit.grammars.grammar import grammar_of
 from tests.e2e.schemas import corpus
 
@@ -212,7 +214,6 @@ def test_a_server_without_grammars_says_so(checkpoints: Path) -> None:
     model = tiny_checkpoint(checkpoints, "llama", num_hidden_layers=2)
     with Engine.from_config(config(str(model), "none")) as engine:
         assert not [one for one in engine.info.features if one.startswith("grammar.")]
-        assert engine.info.max_grammar_bytes == GrammarSection().max_source_bytes
         assert engine.generate("hello", SamplingParams(max_new_tokens=3)).token_ids
         with pytest.raises(Exception, match=r"grammar\.use") as error:
             engine.generate("hello", SamplingParams(max_new_tokens=3, grammar=Grammar("regex", "a")))
@@ -220,13 +221,33 @@ def test_a_server_without_grammars_says_so(checkpoints: Path) -> None:
         assert getattr(error.value, "param", None) == "regex"
 
 
-def test_no_helper_outlives_its_engine(checkpoints: Path) -> None:
+def test_an_engine_without_the_plugin_does_without_grammars(checkpoints: Path) -> None:
+    model = tiny_checkpoint(checkpoints, "llama", num_hidden_layers=2)
+    settings = config(str(model), "auto")
+    del settings["grammar"]
+    with Engine.from_config({**settings, "plugins": {"grammar": False}}) as engine:
+        assert "grammar" not in engine.info.stages
+        assert engine.generate("hello", SamplingParams(max_new_tokens=3)).token_ids
+        with pytest.raises(Exception, match="regex: no plugin of this server serves it") as error:
+            engine.generate("hello", SamplingParams(max_new_tokens=3, grammar=Grammar("regex", "a")))
+        assert getattr(error.value, "param", None) == "regex"
+
+
+def test_no_helper_outlives_its_engine(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gates: list[GrammarGate] = []
+    make = GrammarStage.gate
+
+    def gate(stage: GrammarStage, ctx: AdmissionGateContext) -> GrammarGate:
+        gates.append(make(stage, ctx))
+        return gates[-1]
+
+    monkeypatch.setattr(GrammarStage, "gate", gate)
     model = tiny_checkpoint(checkpoints, "llama", num_hidden_layers=2)
     with Engine.from_config(config(str(model), "llguidance")) as engine:
-        gate = engine.built.grammar_gate
-        assert gate is not None
-        assert gate.pool.pids() == [], "nobody has asked for a grammar yet"
+        pool = gates[0].pool
+        assert engine.info.stages["grammar"]["max_source_bytes"] == GrammarSection().max_source_bytes
+        assert pool.pids() == [], "nobody has asked for a grammar yet"
         engine.generate("hello", SamplingParams(max_new_tokens=3, grammar=Grammar("regex", "[a-z]*")))
-        pids = gate.pool.pids()
+        pids = pool.pids()
         assert pids
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]

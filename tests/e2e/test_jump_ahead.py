@@ -14,10 +14,9 @@ import pytest
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.messages import AbortRequest, TokenOutput
-from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.grammar import constraint, state
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams
+from pegboard.plugins.grammar import constraint, state
 from tests.token_prompts import prompt_ids
 
 FORCED = "is the first letter of an alphabet"

@@ -14,8 +14,7 @@ import pytest
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
-from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams
 from pegboard.plugins.runner_layered.runner import LayeredRunner
 from pegboard.plugins.spec_ngram.speculator import NgramSpeculator
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pegboard.core.config.sections import GrammarSection, ServerSection
+from pegboard.core.config.sections import ServerSection
+from pegboard.plugins.grammar.options import GrammarSection
 from pegboard.toolkit.text.encoding import CHARS_PER_TOKEN
 
 CONTEXT = 128

@@ -23,8 +23,8 @@ from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.core.config.compose import ResolvedConfig, compose
 from pegboard.core.server.supervisor import Supervisor
 from pegboard.plugins.http_guard.connections import IDLE_GRACE, SPARE_PLACES
-from tests.core.pipeline.grammar.test_pool import Pools, script
 from tests.core.server.api_server import PATIENCE, Server, running, wait_for
+from tests.plugins.grammar.test_pool import Pools, script
 
 TLS = Path(__file__).parents[1] / "data" / "tls"
 PLACES = 3

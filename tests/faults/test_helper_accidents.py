@@ -17,13 +17,12 @@ import pytest
 from pegboard.conformance.admission_gate import ManualClock, gated_request
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.grammar.constraint import Grammars
-from pegboard.core.pipeline.grammar.gate import GrammarGate
-from pegboard.core.pipeline.grammar.pool import GrammarPool, PoolLimits
-from pegboard.core.pipeline.grammar.worker import Start
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams
+from pegboard.plugins.grammar.constraint import Grammars
+from pegboard.plugins.grammar.gate import GrammarGate
+from pegboard.plugins.grammar.pool import GrammarPool, PoolLimits
+from pegboard.plugins.grammar.worker import Start
 from pegboard.toolkit.chat.chat_prompt import ChatPrompt
 from pegboard.toolkit.chat.render_process import Rendered
 from pegboard.toolkit.chat.rendering import RenderPool

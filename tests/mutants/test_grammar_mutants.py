@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from pegboard.conformance.grammar import EOS, GrammarContract
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarMatcher
+from pegboard.core.interfaces.sampling import Grammar
+from pegboard.plugins.grammar.api import CompiledGrammar, GrammarMatcher
+from pegboard.plugins.grammar.suite import EOS, GrammarContract
 from pegboard.plugins.grammar_llguidance.backend import LLGuidanceBackend
 from pegboard.toolkit.grammars.grammar import parts_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.conformance.tool_parser import ToolParserContract
-from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.parsers_plain.parser import PlainParser
 from pegboard.plugins.parsers_tools.grammars import Around as Form
 from pegboard.plugins.parsers_tools.grammars import tagged

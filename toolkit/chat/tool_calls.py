@@ -34,7 +34,7 @@ from pegboard.toolkit.parsing.output_parser import (
 )
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.grammar import Grammar
+    from pegboard.core.interfaces.sampling import Grammar
 
 
 @dataclass(frozen=True)

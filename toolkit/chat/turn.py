@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from fastapi import Request
 
     from pegboard.core.interfaces.api_router import ApiContext
-    from pegboard.core.interfaces.grammar import Grammar
+    from pegboard.core.interfaces.client import ModelInfo
+    from pegboard.core.interfaces.sampling import Grammar
     from pegboard.toolkit.media.inputs import MediaPrompt
     from pegboard.toolkit.parsing.output_parser import OutputParser
 
@@ -132,7 +133,7 @@ def _form(ctx: ApiContext, tools: Tools, grammar: Grammar | None) -> _Form:
         return _Form(None)
     if grammar.kind in ("json_schema", "json_object"):
         either = tools.grammar_or(grammar, tool_parser_of(ctx), features=ctx.client.info.features)
-        if either is not None and _fits(either[0], ctx.client.info.max_grammar_bytes):
+        if either is not None and _fits(either[0], _longest(ctx.client.info)):
             return _Form(*either)
     return _Form(grammar)
 
@@ -163,6 +164,11 @@ def _turn(
         constrained=form.whole or (tools.active and tools.choice == "required"),
         openings=form.openings,
     )
+
+
+def _longest(info: ModelInfo) -> int | None:
+    """Return the most bytes that the source of a grammar may have; None: any number."""
+    return info.stages.get("grammar", {}).get("max_source_bytes")
 
 
 def _fits(grammar: Grammar, most: int | None) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, Required, TypedDict
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar, GrammarKind
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
+from pegboard.core.interfaces.sampling import Grammar, GrammarKind
 from pegboard.toolkit.parsing.json_weight import JsonTexts
 
 MAX_STRUCTURES = 1024
@@ -33,7 +33,14 @@ class Structure(TypedDict):
 
 
 class StructuralTag(TypedDict, total=False):
-    """A structural tag in the form of `Grammar`: either with `triggers`, or with `separator` and what belongs to it."""
+    """Free text with structures in it, or structures alone: what the source of such a `Grammar` is as JSON.
+
+    With `triggers` the text is free, and from a trigger on one of the structures has to follow. With `at_least_one` the
+    output begins with a structure, without a trigger; with `stop_after_first` it ends after one; both are false by
+    default. With a `separator` in place of triggers there is no free text: the structures follow each other with the
+    separator between them, all of it after `begin` and before `end` ("" unless given), and then the output ends; with
+    `trailing_separator` one may stand after the last one, too, so that a model that has begun to go on may still end.
+    """
 
     structures: Required[list[Structure]]
     triggers: list[str]
@@ -57,7 +64,7 @@ def grammar_of(
     """Return the grammar of a request, or None where it has none. Whatever is None was not given.
 
     `json_schema` is a schema (an object, or true), or its JSON text; `structural_tag` an object or its JSON text, in
-    the form of `Grammar` or in one of those that others use: with a `type` beside it, or ``{"format": {"type":
+    the form of `StructuralTag` or in one of those that others use: with a `type` beside it, or ``{"format": {"type":
     "triggered_tags", "triggers": [...], "tags": [...]}}``. Schemas come out as compact JSON with keys in their order,
     which is the order in which they are written. `names` has what a kind is called in the body where that differs.
 
@@ -124,7 +131,7 @@ def parts_of(grammar: Grammar) -> tuple[Grammar, ...]:
 
 
 def structural_tag_of(value: JsonValue, name: str = "structural_tag", texts: JsonTexts | None = None) -> StructuralTag:
-    """Return a structural tag in the form of `Grammar`, from that form or from one of those that others use (see
+    """Return a structural tag in the form of `StructuralTag`, from that form or from one of those that others use (see
     `grammar_of`). Raises InvalidRequest, naming the place below `name`. `texts` are those of the request so far.
     """
     texts = texts or JsonTexts()

@@ -41,7 +41,7 @@ SETTING_BYTES = 128
 ID_BYTES = 32
 """One token id of a parameter."""
 CHAR_BYTES = 4
-"""One character, or byte, of stop strings, grammars and parameters of plugins."""
+"""One character, or byte, of stop strings and of parameters of plugins and their stages."""
 REQUEST_BYTES = 8 * 1024
 """The objects of one answer, whatever it asks for."""
 FREE_BYTES = 256 * 1024
@@ -98,6 +98,7 @@ class Demand:
                 steps += stop_steps(*stops, first=stops not in met)
                 met.add(stops)
                 settings += CHAR_BYTES * sum(other.chars for other in found.stops)
+            settings += CHAR_BYTES * found.chars
             settings += _settings_bytes(one, known)
         return cls(len(requests), prompts, entries, numbers, steps, settings)
 
@@ -260,8 +261,6 @@ def _settings_bytes(request: TokenizedRequest, known: dict[int, int]) -> int:
     size = SETTING_BYTES * len(sampling.logit_bias)
     size += ID_BYTES * (len(sampling.stop_token_ids) + len(request.token_ids_logprob))
     size += CHAR_BYTES * sum(map(len, sampling.stop))
-    if sampling.grammar is not None:
-        size += CHAR_BYTES * len(sampling.grammar.source)
     for values in (sampling.extra, request.params):
         if values:
             if id(values) not in known:

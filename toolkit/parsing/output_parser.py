@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Required, TypedDict
 
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.json_value import JsonObject
 from pegboard.core.interfaces.options import OptionsT
+from pegboard.core.interfaces.sampling import Grammar
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.api_router import ApiContext

@@ -11,6 +11,7 @@ import msgspec
 from pegboard.core.interfaces.client import SAMPLING_FIELDS, STAGE_FIELDS, EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.frontend import FrontendStage, Price
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ class Features:
             return
         for asked, fields in ((request, STAGE_FIELDS), (request.sampling, SAMPLING_FIELDS)):
             for field, default in fields.items():
-                if getattr(asked, field) != default and field not in self._served:
-                    raise not_served(field)
+                if (value := getattr(asked, field)) != default and field not in self._served:
+                    raise not_served(value.kind if isinstance(value, Grammar) else field)
 
     def spelt(self, sampling: SamplingParams) -> tuple[object, ...]:
         """Return what stages compile of these parameters, as it came; nothing where it asks for nothing."""
@@ -113,14 +114,14 @@ class Features:
         """Return what stages say that an answer will cost."""
         if not message.features:
             return FREE
-        entries = numbers = per_token = 0
+        entries = numbers = per_token = chars = 0
         stops: tuple[CompiledStops, ...] = ()
         for name, feature in message.features.items():
             if name in self._pricing:
                 found = self._by_name[name].price(feature, message, info)
-                entries, numbers = entries + found.entries, numbers + found.numbers
+                entries, numbers, chars = entries + found.entries, numbers + found.numbers, chars + found.chars
                 per_token, stops = per_token + found.numbers_per_token, stops + found.stops
-        return Price(entries, numbers, per_token, stops)
+        return Price(entries, numbers, per_token, stops, chars)
 
     def finish(self, chunk: OutputChunk, output: TokenOutput) -> None:
         """Put into a chunk what stages have sent with an output. Raises InvalidRequest for one that raises."""

@@ -15,7 +15,6 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.frontend.features import Features
-from pegboard.toolkit.grammars.grammar import parts_of
 from pegboard.toolkit.text.encoding import check_length, overflow
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.client import ModelInfo
-    from pegboard.core.interfaces.grammar import Grammar
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
 Prompt = str | list[int]
@@ -113,7 +111,7 @@ class Intake:
         for request, data in zip(requests, packed, strict=True):
             sampling = request.sampling
             shared = (sampling.stop, *self.features.spelt(sampling), sampling.stop_token_ids, sampling.logit_bias)
-            key = tuple(map(id, (*shared, sampling.grammar, sampling.extra, request.params)))
+            key = tuple(map(id, (*shared, sampling.extra, request.params)))
             found.append(self.prepare(request, data, checked=key in checked))
             checked.add(key)
         return found
@@ -179,10 +177,6 @@ class Intake:
         """`prepare_embed` of requests that belong together."""
         return [self.prepare_embed(one, data) for one, data in zip(requests, packed, strict=True)]
 
-    def _check_feature(self, feature: str, param: str, remedy: str) -> None:
-        if feature not in self._info.features:
-            raise InvalidRequest(f"{param}: this server does not have it; {remedy}", param=param, code="not_available")
-
     def _check_prompt(self, ids: Sequence[int]) -> None:
         if not ids:
             raise InvalidRequest("the prompt is empty: the text has no tokens", param="prompt")
@@ -208,7 +202,7 @@ class Intake:
         return InvalidRequest(text, param=param)
 
     def check_collections(self, sampling: SamplingParams) -> None:
-        """Raise InvalidRequest, naming the field, for lists, mappings and grammars that this model cannot honour. What
+        """Raise InvalidRequest, naming the field, for lists and mappings that this model cannot honour. What
         stages match in texts is compiled on the way.
         """
         for name in ("stop_token_ids", "logit_bias"):
@@ -217,18 +211,8 @@ class Intake:
         for text in sampling.stop:
             _check_text("stop", text, sys.maxsize)
         sampling.validate_collections(self._info.vocab_size)
-        self._check_grammar(sampling.grammar)
         self.features.compile_stops(sampling)
         self._check_custom(sampling.extra)
-
-    def _check_grammar(self, grammar: Grammar | None) -> None:
-        if grammar is not None:
-            remedy = f"grammar.use must name a backend with {grammar.kind}"
-            self._check_feature(f"grammar.{grammar.kind}", grammar.kind, remedy)
-            for part in parts_of(grammar) if grammar.kind == "any_of" else ():
-                remedy = f"grammar.use must name a backend with {part.kind}"
-                self._check_feature(f"grammar.{part.kind}", part.kind, remedy)
-            _check_text(grammar.kind, grammar.source, sys.maxsize)
 
     def _check_custom(self, extra: dict[str, object]) -> None:
         """Processors and samplers are meant by the names of those that are configured, and never sent as code."""

@@ -17,7 +17,7 @@ from pegboard.toolkit.http.request_fields import RequestFields
 from pegboard.toolkit.media.inputs import MediaSettings
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.grammar import Grammar
+    from pegboard.core.interfaces.sampling import Grammar
 
 LOGPROBS = "message.output_text.logprobs"
 MAX_METADATA = 16

@@ -9,7 +9,7 @@ from starlette.convertors import StringConvertor, register_url_convertor
 
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.api_openai.contents import RESPONSE_PARTS, Contents
 from pegboard.plugins.api_openai.options import OpenAIOptions
 from pegboard.plugins.api_openai.responses.body import (

@@ -11,8 +11,7 @@ import torch
 
 from pegboard.core.interfaces.client import AnnotatedPrompt, EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.sampling import SAMPLING_DEFAULTS, SamplingParams
+from pegboard.core.interfaces.sampling import SAMPLING_DEFAULTS, Grammar, SamplingParams
 
 INTEGERS = [(3, 3), (3.0, 3), (np.int32(3), 3), (torch.tensor(3), 3)]
 IDS = [

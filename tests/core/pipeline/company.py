@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.media.api import MediaItem
 from tests.core.pipeline.company_model import Context, FakePooler, hidden, kept_as, logprob, top
-from tests.core.pipeline.grammar.test_state import tokens_of
 from tests.core.pipeline.harness import EOS, next_token
+from tests.plugins.grammar.test_state import tokens_of
 from tests.plugins.media.media_harness import Album, Prompt, seen
 
 LETTERS = "abcde"

@@ -275,7 +275,6 @@ class Harness:
         joining: Sequence[Stage] = (),
         pooler: Pooler[Any] | None = None,
         split_prefill_layers: int = 0,
-        begin: Callable[[], None] | None = None,
         **scheduler: Any,
     ) -> None:
         registry = Registry.discover(())
@@ -320,7 +319,7 @@ class Harness:
                 shared=CommonPrefix(self.rows, page_size),
                 points=points,
             ),
-            ResultStage(tokenizer, {EOS}, begin, points),
+            ResultStage(tokenizer, {EOS}, points),
             executor,
             hooks=hooks or StepHooks(),
             points=points,

@@ -20,9 +20,9 @@ import pytest
 from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.client import OutputChunk
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, TokenOutput
-from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.points import encoded
 from pegboard.core.registry.hooks import Hooks
+from pegboard.plugins.grammar.work import GrammarWork, WorkLimits
 from pegboard.plugins.media.encoder_cache import EncoderCache
 from pegboard.plugins.media.work import NAME as MEDIA
 from pegboard.plugins.row_outputs.messages import NAME

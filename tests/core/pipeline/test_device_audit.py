@@ -22,12 +22,11 @@ from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.graphs import Replay
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampler import SamplerContext
-from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams
 from pegboard.core.pipeline.executor import LocalExecutor
 from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.worker import PendingResult, Worker

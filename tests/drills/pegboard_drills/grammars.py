@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarBackend, GrammarContext, GrammarMatcher
+from pegboard.core.interfaces.sampling import Grammar
+from pegboard.plugins.grammar.api import CompiledGrammar, GrammarBackend, GrammarContext, GrammarMatcher
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

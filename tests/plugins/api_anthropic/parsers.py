@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.toolkit.parsing.output_parser import (
     Content,
     OutputEvent,

@@ -11,7 +11,7 @@ import pytest
 from pegboard.conformance.asgi import Exchange
 from pegboard.conformance.fake_client import SCRIPT
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import Grammar
 from tests.plugins.api_native.asking import CheckedClient, Server, asked, played
 
 TEXT = "".join(SCRIPT)

@@ -21,7 +21,7 @@ from pegboard.conformance.fake_client import (
 from pegboard.conformance.fakes import session_store
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import Grammar
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai import asking
 from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, MESSAGES, ask

@@ -8,7 +8,7 @@ import pytest
 from openai.types import Completion
 
 from pegboard.conformance.fake_client import SCRIPT, FakeEngineClient, FakeStream
-from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import Grammar
 from tests.plugins.api_openai import asking
 from tests.plugins.api_openai.asking import COMPLETIONS, ask
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.api_openai import constraints
 from pegboard.toolkit.grammars.gbnf import Choice, Literal, parse, to_gbnf
 from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, MESSAGES, post, refused, stream

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pegboard.conformance.fake_client import FakeEngineClient
-from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.api_openai.responses.custom import InputReader
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai.asking import CHAT, MESSAGES, FakeTokenizer, make_app, post, refused

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pegboard.conformance.fake_client import FakeTokenizer, prompt_text
-from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.toolkit.http import refusals
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai import asking

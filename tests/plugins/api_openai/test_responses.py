@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from pegboard.conformance.asgi import Exchange, call
 from pegboard.conformance.fake_client import FAILURE, SCRIPT, FakeEngineClient, FakeStream
-from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import Grammar
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai import asking
 from tests.plugins.api_openai.asking import ask, make_app

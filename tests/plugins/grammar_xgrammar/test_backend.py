@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.conformance.grammar import GrammarContract
+from pegboard.plugins.grammar.suite import GrammarContract
 
 
 class TestXGrammar(GrammarContract):

@@ -8,10 +8,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from pegboard.conformance.grammar import EOS, GrammarContract
-from pegboard.conformance.grammar import schema as json_schema
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar, GrammarContext
+from pegboard.core.interfaces.sampling import Grammar
+from pegboard.plugins.grammar.api import GrammarContext
+from pegboard.plugins.grammar.suite import EOS, GrammarContract
+from pegboard.plugins.grammar.suite import schema as json_schema
 
 REFUSED: tuple[Any, ...] = (
     {"type": "array", "uniqueItems": True},

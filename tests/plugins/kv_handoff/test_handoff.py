@@ -13,22 +13,22 @@ from pegboard.conformance.admission_gate import ManualClock
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.req import NO_ROW
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.pipeline.gates import GateKeeper
-from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.services import Services
 from pegboard.core.pipeline.step_log import StepReport
+from pegboard.plugins.grammar.work import GrammarWork, WorkLimits
 from pegboard.plugins.kv_handoff.api import KVReservation
 from pegboard.plugins.kv_handoff.stage import NAME, KVHandoff
 from pegboard_drills.gate import DrillGate
 from pegboard_drills.grammars import ScriptedMatcher
 from pegboard_drills.options import DrillGateOptions
-from tests.core.pipeline.grammar.test_state import make_gate
 from tests.core.pipeline.harness import EOS, VOCAB, FakeModel, Harness, oracle
+from tests.plugins.grammar.test_state import make_gate, stage_of
 
 PROMPT = [5, 9, 2, 44, 17, 3, 8, 101, 6, 77, 12, 31]
 GARBAGE = 250
@@ -73,7 +73,7 @@ class World:
         before: list[tuple[str, AdmissionGate]] = []
         if grammars:
             gate = make_gate(self.clock, work=more.pop("work", None), jump_ahead=more.pop("jump_ahead", 0))
-            before, more["begin"] = [("grammar", gate)], gate.grammars.work.begin_step
+            before, more["joining"] = [("grammar", gate)], [stage_of(gate)]
         self.keeper = GateKeeper([*before, ("drill", self.gate)], self.clock)
         parts = {**more.pop("parts", {}), "gates": self.keeper, "clock": self.clock}
         joining = [self.handoff, *more.pop("joining", ())]

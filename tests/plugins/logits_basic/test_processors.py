@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from pegboard.conformance.sampler import make_sampling
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampler import SamplerContext
-from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams, SamplingRow
 from pegboard.plugins.logits_basic.penalties import Penalties
 from pegboard.plugins.logits_basic.processors import LogitBias, MinNewTokens
 from pegboard.plugins.sampler_torch.sampler import TorchSampler

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.logits_processor import LogitsProcessorContext
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams, SamplingRow
 from pegboard.plugins.logits_custom.allowed_token_ids import AllowedTokenIds
 
 VOCAB = 16

@@ -11,10 +11,9 @@ import torch
 
 from pegboard.conformance.fake_client import FakeTokenizer
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.logits_processor import LogitsProcessorContext
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams, SamplingRow
 from pegboard.plugins.logits_custom.bad_words import BadWords
 
 VOCAB = 128

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pegboard.conformance.logits_processor import LogitsProcessorContract
-from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams
 
 
 class TestDry(LogitsProcessorContract):

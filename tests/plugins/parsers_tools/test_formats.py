@@ -11,9 +11,10 @@ import pytest
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.conformance.streams import Told, feed, one_by_one, sample
 from pegboard.conformance.tool_parser import TOOLS
-from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.core.registry.registry import Registry
+from pegboard.plugins.grammar.api import GrammarBackend, GrammarContext
 from pegboard.plugins.parsers_plain import REASONING_PARSER, TOOL_PARSER
 from pegboard.plugins.parsers_tools.json_formats import DeepSeekParser, HermesParser, LlamaParser, MistralParser
 from pegboard.plugins.parsers_tools.pythonic import PythonicParser

@@ -11,14 +11,14 @@ import pytest
 from numpy.typing import NDArray
 
 from pegboard.conformance.covering import covering
-from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.plugins.speculation.api import DraftRow
 from pegboard.toolkit.sampling import tree
 from pegboard_drills.grammars import ScriptedGrammar, ScriptedMatcher
-from tests.core.pipeline.grammar.test_state import harness as grammar_harness
 from tests.core.pipeline.harness import EOS, Harness, Seer, next_token, oracle, prompts
 from tests.core.pipeline.harness import said as told
+from tests.plugins.grammar.test_state import harness as grammar_harness
 
 ROOMY, TIGHT = 4096, 320
 MATRIX = list(

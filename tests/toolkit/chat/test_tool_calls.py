@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pegboard.conformance.properties import properties
 from pegboard.conformance.streams import cut, told
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.toolkit.chat.tool_calls import ChatStream, Tools, skip_special_tokens
 from pegboard.toolkit.chat.tool_schema import Choice
 from pegboard.toolkit.parsing.call_stream import CallStream

@@ -13,8 +13,8 @@ from fastapi import Request
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.toolkit.chat.tool_calls import Tools
 from pegboard.toolkit.chat.turn import Turn, effort_hints, take_turn
 from pegboard.toolkit.grammars.grammar import any_of
@@ -73,7 +73,9 @@ def turn(
 
     async def scene() -> Turn:
         client = FakeEngineClient()
-        client._info = dataclasses.replace(client.info, features=tuple(features), max_grammar_bytes=most)
+        client._info = dataclasses.replace(
+            client.info, features=tuple(features), stages={"grammar": {"max_source_bytes": most}}
+        )
         parser = Parser(NoOptions(), OutputParserContext("", "", "")) if parsers else None
         ctx = ApiContext(client=client, max_body_bytes=1, services={"tool_parser": parser, "reasoning_parser": parser})
         request = Request({"type": "http", "headers": []}, silence)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.toolkit.grammars.grammar import any_of, grammar_of, parts_of
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"const": "ü"}}}

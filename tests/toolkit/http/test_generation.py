@@ -10,8 +10,7 @@ import pytest
 from pegboard.conformance.fake_client import SCRIPT, FakeEngineClient
 from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams
 from pegboard.toolkit.http.bodies import validate_body
 from pegboard.toolkit.http.generation import (
     Answer,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.constraint import NodeMasks
-from pegboard.core.pipeline.grammar.state import allow_ends, new_matcher
+from pegboard.plugins.grammar.state import allow_ends, new_matcher
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.pipeline.grammar.state import GrammarState
+    from pegboard.plugins.grammar.state import GrammarState
 
 
 class DraftWalk:

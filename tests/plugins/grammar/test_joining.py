@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from pegboard.core.interfaces.grammar import Grammar
 from pegboard.core.interfaces.req import Req
+from pegboard.core.interfaces.sampling import Grammar
 from pegboard.core.interfaces.step import TokenValues
-from pegboard.core.pipeline.grammar.constraint import state_of
-from pegboard.core.pipeline.grammar.state import look_ahead
 from pegboard.core.pipeline.scheduler import Scheduler
+from pegboard.plugins.grammar.constraint import state_of
+from pegboard.plugins.grammar.state import look_ahead
 from tests.plugins.kv_handoff.test_handoff import LOOPS, World
 
 Change = Callable[[pytest.MonkeyPatch], None]

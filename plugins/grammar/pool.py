@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.pipeline.grammar.process import WorkerFailed, compile_in, get_ready, new_worker
-from pegboard.core.pipeline.grammar.queue import GrammarJob, GrammarQueue
+from pegboard.plugins.grammar.process import WorkerFailed, compile_in, get_ready, new_worker
+from pegboard.plugins.grammar.queue import GrammarJob, GrammarQueue
 from pegboard.toolkit.system.helper_process import HelperLost
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarBackend
-    from pegboard.core.pipeline.grammar.worker import Reply, Start
+    from pegboard.core.interfaces.sampling import Grammar
+    from pegboard.plugins.grammar.api import CompiledGrammar, GrammarBackend
+    from pegboard.plugins.grammar.worker import Reply, Start
     from pegboard.toolkit.system.helper_child import HelperChild
 
 logger = logging.getLogger(__name__)

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.pipeline.grammar.state import advance, failure_of, look_ahead
+from pegboard.plugins.grammar.failures import failure_of
+from pegboard.plugins.grammar.state import advance, look_ahead
 from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.status import FinishReason
-    from pegboard.core.pipeline.grammar.state import GrammarState
+    from pegboard.plugins.grammar.state import GrammarState
 
 PAY_BACK = 20.0
 """A matcher that took longer in the loop than a step has makes its owner's requests sit out for so many times as long:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
-    from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar
+    from pegboard.core.interfaces.sampling import Grammar
+    from pegboard.plugins.grammar.api import CompiledGrammar
 
 LATE_SECONDS = 5.0
 """After so long a wait a late job may go before new ones."""

@@ -17,8 +17,9 @@ from pegboard.core.interfaces.constraint import (
     constrain,
     constraint_of,
 )
-from pegboard.core.pipeline.grammar.drafts import DraftWalk
-from pegboard.core.pipeline.grammar.state import (
+from pegboard.plugins.grammar.drafts import DraftWalk
+from pegboard.plugins.grammar.failures import let_through
+from pegboard.plugins.grammar.state import (
     Account,
     GrammarState,
     Prepared,
@@ -26,18 +27,18 @@ from pegboard.core.pipeline.grammar.state import (
     allow_ends,
     bits_of,
     forced,
-    let_through,
     look_ahead,
 )
-from pegboard.core.pipeline.grammar.work import GrammarWork, Turn
+from pegboard.plugins.grammar.work import GrammarWork, Turn
 from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.sampling import Grammar
     from pegboard.core.interfaces.status import FinishReason
+    from pegboard.plugins.grammar.api import CompiledGrammar
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ class Grammars:
         """Of the requests' matchers."""
         self.jump_ahead = jump_ahead
         self.rolls_back = rolls_back
+        self.waits = 0
+        """Times that a request sat out steps, because its grammar takes long to follow."""
         self._words = -(-vocab_size // 32)
         self._ends = bits_of(eos_ids, self._words)
         self._accounts: WeakValueDictionary[tuple[str, Grammar | None], Account] = WeakValueDictionary()
@@ -131,6 +134,7 @@ class GrammarConstraint(TokenConstraint):
         sampled = self._since is None
         if self._since is None:
             if not work.has_room(req, state):
+                self._grammars.waits += 1
                 self._turn = work.sit_out(req, state, token)
                 return LATER
             self._since, self._gained = work.now(), 0

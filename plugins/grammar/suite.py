@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -18,7 +18,8 @@ import pytest
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.conformance.suite import ContractSuite, capability
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarBackend, GrammarContext, GrammarMatcher
+from pegboard.core.interfaces.sampling import Grammar, GrammarKind
+from pegboard.plugins.grammar.api import CompiledGrammar, GrammarBackend, GrammarContext, GrammarMatcher
 from pegboard.toolkit.grammars.grammar import any_of, parts_of
 from pegboard.toolkit.text.tokenizer import Tokenizer
 
@@ -39,7 +40,7 @@ GARBAGE = 0x5A5A5A5A
 PATIENCE = 400
 """Most tokens of a random walk."""
 
-KINDS = ("json_schema", "json_object", "regex", "ebnf", "structural_tag", "any_of")
+KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "ebnf", "structural_tag", "any_of")
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,11 @@ class Case:
         return f"{self.grammar.kind}: {self.grammar.source[:60]}"
 
 
-def schema(value: Any) -> Grammar:
+def schema(value: object) -> Grammar:
     return Grammar("json_schema", value if isinstance(value, str) else json.dumps(value))
 
 
-_TAG: dict[str, Any] = {
+_TAG: dict[str, object] = {
     "structures": [
         {"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"},
         {"begin": "<f=bc>", "schema": {"enum": ["x", "y"]}, "end": "!"},
@@ -90,7 +91,7 @@ _TREE = {
 }
 
 
-def alone(**more: Any) -> Grammar:
+def alone(**more: object) -> Grammar:
     """Return the same structures, and nothing else but what is between and around them."""
     parts = {"structures": _TAG["structures"], "separator": ", ", **more}
     return Grammar("structural_tag", json.dumps(parts))
@@ -423,7 +424,7 @@ class GrammarContract(ContractSuite):
         for kind in KINDS:
             for source in INVALID.get(kind, ()):
                 with pytest.raises(InvalidRequest) as error:
-                    self.compiled(backend, Grammar(kind, source))  # type: ignore[arg-type]
+                    self.compiled(backend, Grammar(kind, source))
                 assert error.value.status == 400, source[:100]
                 assert str(error.value.param).partition(".")[0] == kind, source[:100]
                 assert len(error.value.message) < 2000, "an error is for people"

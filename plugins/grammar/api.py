@@ -1,47 +1,27 @@
-"""Contract: constraining an output to a grammar."""
+"""Contract: constraining an output to a grammar; and what backends around a library have in common."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-import msgspec
-
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.options import OptionsT
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.sampling import Grammar, GrammarKind
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "ebnf", "structural_tag", "any_of"]
+V = TypeVar("V")
 
-
-class Grammar(msgspec.Struct, frozen=True):
-    """What an output must look like. Hashable: equal grammars are compiled once.
-
-    `source` is the JSON text of a schema or of a structural tag, a regular expression, or an EBNF grammar whose start
-    rule is `root`; "" for `json_object`, which is any JSON object. A structural tag is JSON of the form
-    ``{"structures": [{"begin": str, "schema": {...}, "end": str}], "triggers": [str], "at_least_one": bool,
-    "stop_after_first": bool}``: free text in which, from a trigger on, one of the structures has to follow. Both flags
-    are false by default. With `at_least_one` the output begins with a structure, without a trigger; with
-    `stop_after_first` it ends after one. With a `separator` (str) in place of triggers there is no free text: the
-    structures follow each other with the separator between them, all of it after `begin` and before `end` ("" each
-    unless given), and then the output ends; with `trailing_separator` (bool) one may stand after the last one, too, so
-    that a model that has begun to go on may still end. EBNF is GBNF as `pegboard.toolkit.grammars.gbnf` reads it.
-
-    `any_of` is what one of several grammars allows; `source` is JSON, ``[{"kind": str, "source": str}, ...]``, of the
-    other kinds. What is wrong with one of them is said by its own kind. See
-    `pegboard.toolkit.grammars.grammar.any_of`.
-    """
-
-    kind: GrammarKind
-    source: str = ""
+NAME = "grammar"
+"""Of the plugin, the contract and the stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +105,36 @@ class GrammarBackend(abc.ABC, Generic[OptionsT]):
     @abc.abstractmethod
     def load(self, grammar: Grammar, compiled: bytes) -> CompiledGrammar:
         """Return what `compile` made, for use. Fast (milliseconds), and for trusted bytes only."""
+
+
+class TokenizerViews(Generic[V]):
+    """A library's view of a model's tokenizer. The last one is kept: `supports` makes it first, the backend uses it."""
+
+    def __init__(self, library: str, make: Callable[[Path, int, tuple[int, ...]], V]) -> None:
+        """`make` gets the model's directory, the width of its logits, and the tokens that end an answer, sorted."""
+        self._library = library
+        self._make = make
+        self._last: tuple[tuple[Path, int, tuple[int, ...]], V] | None = None
+
+    def of(self, ctx: GrammarContext) -> V:
+        """Return the view for this model. Raises what the library raises."""
+        key = (ctx.directory, ctx.vocab_size, tuple(sorted(ctx.eos_token_ids)))
+        if self._last is None or self._last[0] != key:
+            self._last = (key, self._make(*key))
+        return self._last[1]
+
+    def problem(self, ctx: GrammarContext) -> str | None:
+        """Return why the library cannot serve this model, None where it can: the answer of `supports`."""
+        if not ctx.eos_token_ids:
+            return "the model has no token that ends an answer"
+        try:
+            self.of(ctx)
+        except Exception as error:  # libraries raise plain ones
+            return f"{self._library} cannot read the model's tokenizer: {error}"
+        return None
+
+
+def refused(grammar: Grammar | GrammarKind, why: str) -> InvalidRequest:
+    """Return the refusal of a grammar that a backend does not take: the kind's field, and why."""
+    kind = grammar if isinstance(grammar, str) else grammar.kind
+    return InvalidRequest(f"{kind}: {why}", param=kind, code="invalid_grammar")

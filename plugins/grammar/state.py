@@ -9,22 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import CompiledGrammar
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.toolkit.system.blame import text_of
+from pegboard.plugins.grammar.api import CompiledGrammar
+from pegboard.plugins.grammar.failures import failure_of, let_through
 from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.grammar import GrammarMatcher
     from pegboard.core.interfaces.req import Req
+    from pegboard.plugins.grammar.api import GrammarMatcher
 
 logger = logging.getLogger(__name__)
-
-KINDS = ("json_schema", "json_object", "regex", "ebnf", "structural_tag", "any_of")
-"""The capabilities of the contract that are kinds of grammars."""
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -109,23 +105,6 @@ def forced(req: Req, state: GrammarState) -> list[int]:
         let_through(error)
         logger.error("the grammar of %s failed to say what it forces", quoted(req.name), exc_info=error)
         return []
-
-
-def failure_of(req: Req, error: BaseException) -> FinishReason:
-    """Return how a request ends if the grammar backend's code raised. A panic in Rust is a BaseException only."""
-    let_through(error)
-    if isinstance(error, InvalidRequest):
-        status, code = error.status, error.code
-    else:
-        logger.error("the grammar of %s failed", quoted(req.name), exc_info=error)
-        status, code = 500, "grammar_failed"
-    return FinishReason(FinishType.ABORT, message=f"the grammar failed: {text_of(error)}", status=status, code=code)
-
-
-def let_through(error: BaseException) -> None:
-    """Re-raise KeyboardInterrupt and SystemExit."""
-    if isinstance(error, (KeyboardInterrupt, SystemExit)):
-        raise error
 
 
 def new_matcher(req: Req, state: GrammarState) -> GrammarMatcher:

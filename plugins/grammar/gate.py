@@ -18,25 +18,25 @@ from pegboard.core.interfaces.admission_gate import (
     Verdict,
 )
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.pipeline.grammar.constraint import Grammars
-from pegboard.core.pipeline.grammar.pool import GrammarPool, PoolLimits
-from pegboard.core.pipeline.grammar.state import failure_of
-from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
-from pegboard.core.pipeline.grammar.worker import Start
+from pegboard.plugins.grammar.constraint import Grammars
+from pegboard.plugins.grammar.failures import failure_of
+from pegboard.plugins.grammar.pool import GrammarPool
 from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
-    from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarBackend, GrammarContext
-    from pegboard.core.interfaces.options import Options
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.pipeline.settings import GrammarSettings
-    from pegboard.core.registry.records import ProviderRecord
+    from pegboard.core.interfaces.sampling import Grammar
+    from pegboard.plugins.grammar.api import CompiledGrammar
 
 logger = logging.getLogger(__name__)
 
 FAILURE_SECONDS = 300.0
 """How long it is remembered that a grammar took too long or ended its worker, which the machine may be to blame for."""
+
+
+SOURCE_BYTES = 256 * 1024
+"""Longest source of a grammar, unless the config says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class CacheLimits:
 
     entries: int = 256
     bytes: int = 256 * 2**20
-    source_bytes: int = 256 * 1024
+    source_bytes: int = SOURCE_BYTES
 
 
 @dataclass(slots=True)
@@ -234,39 +234,3 @@ class GrammarGate(AdmissionGate[GateOptions]):
             return Verdict.failed(text, status=500, code="grammar_failed", param=grammar.kind)
         self.cache.put(grammar, compiled)
         return compiled
-
-
-def make_grammar_gate(
-    record: ProviderRecord,
-    backend: GrammarBackend,
-    options: Options,
-    ctx: GrammarContext,
-    settings: GrammarSettings,
-    gate_ctx: AdmissionGateContext,
-    *,
-    rolls_back: bool,
-) -> GrammarGate:
-    """Return the gate around a backend, with a pool of helper processes. They build the backend again, from the
-    provider's `record` and its `options`. `rolls_back` as in Grammars.
-    """
-    start = Start(
-        factory=record.provider.factory,
-        options_model=record.provider.config or "pegboard.core.interfaces.options:NoOptions",
-        options=options.model_dump(mode="json"),
-        directory=str(ctx.directory),
-        vocab_size=ctx.vocab_size,
-        eos_token_ids=sorted(ctx.eos_token_ids),
-        memory=settings.worker_memory_bytes,
-    )
-    limits = PoolLimits(
-        settings.workers, settings.compile_timeout, settings.queue_timeout, settings.max_queued, settings.first_slice
-    )
-    work = GrammarWork(WorkLimits(settings.step_seconds, settings.work_seconds, settings.work_seconds_earned))
-    grammars = Grammars(ctx.vocab_size, ctx.eos_token_ids, work, settings.jump_ahead, rolls_back=rolls_back)
-    return GrammarGate(
-        GrammarGate.make_options(),
-        gate_ctx,
-        pool=GrammarPool(start, backend, limits, grammars.prepare),
-        grammars=grammars,
-        limits=CacheLimits(settings.cache_entries, settings.cache_bytes, settings.max_source_bytes),
-    )

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.interfaces.grammar import Grammar, GrammarContext
-from pegboard.toolkit.grammars.backend import TokenizerViews, refused
+from pegboard.core.interfaces.sampling import Grammar
+from pegboard.plugins.grammar.api import GrammarContext, TokenizerViews, refused
 
 TOKENIZER: Any = None
 MODEL = GrammarContext(directory=Path("model"), tokenizer=TOKENIZER, vocab_size=10, eos_token_ids=frozenset({7, 3}))

@@ -13,15 +13,16 @@ from pegboard.conformance.admission_gate import AdmissionGateContract, ManualClo
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar, GrammarMatcher
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, Rejected
 from pegboard.core.interfaces.req import Req
-from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams
 from pegboard.core.pipeline.gates import GateKeeper
-from pegboard.core.pipeline.grammar.constraint import Grammars, state_of
-from pegboard.core.pipeline.grammar.gate import CacheLimits, GrammarGate
-from pegboard.core.pipeline.grammar.state import Prepared
-from pegboard.core.pipeline.grammar.work import GrammarWork, WorkLimits
+from pegboard.plugins.grammar.api import CompiledGrammar, GrammarMatcher
+from pegboard.plugins.grammar.constraint import Grammars, state_of
+from pegboard.plugins.grammar.gate import CacheLimits, GrammarGate
+from pegboard.plugins.grammar.stage import GrammarStage
+from pegboard.plugins.grammar.state import Prepared
+from pegboard.plugins.grammar.work import GrammarWork, WorkLimits
 from pegboard_drills.grammars import ScriptedGrammar
 from tests.core.pipeline.harness import EOS, VOCAB, Harness, oracle
 
@@ -115,12 +116,16 @@ def make_gate(
     return gate
 
 
+def stage_of(gate: Gate) -> GrammarStage:
+    return GrammarStage(gate.grammars, lambda ctx: gate)
+
+
 def harness(
     gate: Gate | None = None, *, work: GrammarWork | None = None, jump_ahead: int = 0, **arrangement: Any
 ) -> Harness:
     gate = gate or make_gate(work=work, jump_ahead=jump_ahead)
     keeper = GateKeeper([("grammar", gate)], ManualClock())
-    return Harness(parts={"gates": keeper}, begin=gate.grammars.work.begin_step, **arrangement)
+    return Harness(parts={"gates": keeper}, joining=[stage_of(gate)], **arrangement)
 
 
 def tokens_of(number: int, n: int) -> list[int]:
@@ -161,8 +166,7 @@ class PlainGrammar(CompiledGrammar):
 
 def test_nothing_is_asked_of_a_compiled_grammar_but_its_contract() -> None:
     gate = make_gate(eager=False)
-    keeper = GateKeeper([("grammar", gate)], ManualClock())
-    made = Harness(parts={"gates": keeper})
+    made = harness(gate)
     for rid in ("a", "b"):
         made.submit(rid, [1, 2], 8, sampling=constrained([5, 6]))
     (future,) = gate.manual.jobs.values()

@@ -1,4 +1,4 @@
-"""A process that compiles grammars: ``python -m pegboard.core.pipeline.grammar.worker``, started by a GrammarPool.
+"""A process that compiles grammars: ``python -m pegboard.plugins.grammar.worker``, started by a GrammarPool.
 
 A grammar comes from any client, and compiling one may crash, eat memory or never end. Here that costs a
 process that holds nothing. The first frame says what the process is to be, each one after it brings a grammar; the
@@ -12,13 +12,13 @@ import logging
 import resource
 import signal
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import Grammar, GrammarBackend, GrammarContext
+from pegboard.core.interfaces.sampling import Grammar
+from pegboard.plugins.grammar.api import GrammarBackend, GrammarContext
 from pegboard.toolkit.grammars.grammar import parts_of
 from pegboard.toolkit.grammars.regex_length import check_length
 from pegboard.toolkit.system.helper_child import limit, serve
@@ -35,11 +35,25 @@ class Start(msgspec.Struct):
 
     factory: str
     options_model: str
-    options: dict[str, Any]
+    options: dict[str, object]
     directory: str
     vocab_size: int
     eos_token_ids: list[int]
     memory: int
+
+    @classmethod
+    def of(cls, backend: GrammarBackend, memory: int) -> Start:
+        """Return what makes workers of a backend: they build it again."""
+        options, ctx = backend.options, backend.ctx
+        return cls(
+            factory=_lazy_name(type(backend)),
+            options_model=_lazy_name(type(options)),
+            options=options.model_dump(mode="json"),
+            directory=str(ctx.directory),
+            vocab_size=ctx.vocab_size,
+            eos_token_ids=sorted(ctx.eos_token_ids),
+            memory=memory,
+        )
 
 
 class Work(msgspec.Struct):
@@ -57,6 +71,10 @@ class Reply(msgspec.Struct):
     status: int = 0
     code: str = ""
     param: str = ""
+
+
+def _lazy_name(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def make_backend(start: Start) -> GrammarBackend:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pegboard.core.interfaces.grammar import Grammar
-from pegboard.core.pipeline.grammar.queue import LATE_SECONDS, GrammarJob, GrammarQueue
+from pegboard.core.interfaces.sampling import Grammar
+from pegboard.plugins.grammar.queue import LATE_SECONDS, GrammarJob, GrammarQueue
 
 
 def job(name: str, owner: str = "") -> GrammarJob:

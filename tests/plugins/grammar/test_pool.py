@@ -16,18 +16,18 @@ import pytest
 from pegboard.conformance.admission_gate import ManualClock
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.grammar import CompiledGrammar, Grammar
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.req import Req
-from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams
 from pegboard.core.pipeline.arrivals import new_req
 from pegboard.core.pipeline.frontend.intake import pack_ids
-from pegboard.core.pipeline.grammar.constraint import Grammars
-from pegboard.core.pipeline.grammar.gate import GrammarGate
-from pegboard.core.pipeline.grammar.pool import GrammarPool, PoolLimits
-from pegboard.core.pipeline.grammar.queue import GrammarJob
-from pegboard.core.pipeline.grammar.worker import Start
+from pegboard.plugins.grammar.api import CompiledGrammar
+from pegboard.plugins.grammar.constraint import Grammars
+from pegboard.plugins.grammar.gate import GrammarGate
+from pegboard.plugins.grammar.pool import GrammarPool, PoolLimits
+from pegboard.plugins.grammar.queue import GrammarJob
+from pegboard.plugins.grammar.worker import Start
 from pegboard_drills.grammars import EOS, ScriptedBackend, ScriptedGrammar, scripted_context
 
 PATIENCE = 60.0

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pegboard.core.pipeline.grammar.worker import Reply, Start, Work
+from pegboard.plugins.grammar.worker import Reply, Start, Work
 from pegboard.toolkit.system.helper_child import HelperChild, HelperEnded
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.grammar import Grammar
+    from pegboard.core.interfaces.sampling import Grammar
     from pegboard.toolkit.system.helper_child import Look
 
-MODULE = "pegboard.core.pipeline.grammar.worker"
+MODULE = "pegboard.plugins.grammar.worker"
 START_SECONDS = 120.0
 """What a worker gets for importing its libraries and reading the tokenizer."""
 GRACE_SECONDS = 3.0

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pegboard.core.interfaces.ahead import DeviceServices
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.executor import Pending
-from pegboard.core.interfaces.stage import DevicePart, DeviceServices
+from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.unsampled import BLAME, Blame
 

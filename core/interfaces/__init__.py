@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.admission_gate import GateOptions as GateOptions
     from pegboard.core.interfaces.admission_gate import GateState as GateState
     from pegboard.core.interfaces.admission_gate import Verdict as Verdict
+    from pegboard.core.interfaces.ahead import DeviceServices as DeviceServices
     from pegboard.core.interfaces.api_router import ApiContext as ApiContext
     from pegboard.core.interfaces.api_router import ApiRouter as ApiRouter
     from pegboard.core.interfaces.attention import AttentionBackend as AttentionBackend
@@ -123,7 +124,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext as SchedulePolicyContext
     from pegboard.core.interfaces.stage import Column as Column
     from pegboard.core.interfaces.stage import DevicePart as DevicePart
-    from pegboard.core.interfaces.stage import DeviceServices as DeviceServices
     from pegboard.core.interfaces.stage import Interest as Interest
     from pegboard.core.interfaces.stage import LaunchedStep as LaunchedStep
     from pegboard.core.interfaces.stage import Sent as Sent

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.attention import AttentionBackend
     from pegboard.core.interfaces.contract import Contract, Ctx, T
+    from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
     from pegboard.core.interfaces.model_family import ModelContext
     from pegboard.core.interfaces.model_runner import ModelEnds
@@ -71,6 +72,16 @@ class Verified:
     drawn: NDArray[np.int64]
     logits: torch.Tensor | None
     sampling: SamplingBatch | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceServices:
+    """What the core offers the work of a stage, where batches run: the memory of KV, and `row_table` int32
+    [rows, max_context], which maps a request's row and a position to a slot of it.
+    """
+
+    pool: KVPool
+    row_table: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
-    from pegboard.core.interfaces.ahead import AheadRoom, LoadedModel, LogPart, Verified
+    from pegboard.core.interfaces.ahead import AheadRoom, DeviceServices, LoadedModel, LogPart, Verified
     from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch, ScheduleBatch
     from pegboard.core.interfaces.choosing import NamedProvider
     from pegboard.core.interfaces.contract import Contract, Ctx, T
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput, LogprobOutput
-    from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.layers import ModelSpec
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.model_family import ModelContext
@@ -334,16 +333,6 @@ class Stage:
     def idle_error(self) -> str | None:
         """Return what is wrong with the stage's books when the scheduler has no request, or None."""
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceServices:
-    """What the core offers the work of a stage, where batches run: the memory of KV, and `row_table` int32
-    [rows, max_context], which maps a request's row and a position to a slot of it.
-    """
-
-    pool: KVPool
-    row_table: torch.Tensor
 
 
 class DevicePart:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.ahead import DeviceServices
     from pegboard.core.interfaces.executor import Pending
     from pegboard.core.interfaces.forward import ForwardBatch
-    from pegboard.core.interfaces.stage import DeviceServices
     from pegboard.plugins.media.api import MediaEncoder
     from pegboard.plugins.media.states import EncodedMedia
 

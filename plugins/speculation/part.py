@@ -19,10 +19,9 @@ from pegboard.plugins.speculation.messages import MAX_FAILURES, NAME, DraftWork,
 from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.ahead import LoadedModel, Verified
+    from pegboard.core.interfaces.ahead import DeviceServices, LoadedModel, Verified
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
     from pegboard.core.interfaces.on_device import Bring
-    from pegboard.core.interfaces.stage import DeviceServices
     from pegboard.core.interfaces.trees import Accepted
     from pegboard.plugins.speculation.api import Speculator
 

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from pegboard.core.engine.device import executor_of, stage_parts
+from pegboard.core.interfaces.ahead import DeviceServices
 from pegboard.core.interfaces.batch import TableChanges
-from pegboard.core.interfaces.stage import DevicePart, DeviceServices
+from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.pipeline.device_parts import DeviceParts
 
 

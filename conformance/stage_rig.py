@@ -26,11 +26,11 @@ from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.points import Points, encoded
-from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.stages import Limits, Stages
 from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.sampling import tree
 
 VOCAB = 251

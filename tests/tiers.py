@@ -496,7 +496,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_(all_at_once|encoding_is)",
     ),
     "tools/plugins/test_new.py": (r"test_every_new_package",),
-    "core/pipeline/test_device_audit.py": (r"test_one_copy\w+\[normal",),
+    "toolkit/test_device_audit.py": (r"test_one_copy\w+\[normal",),
     "core/pipeline/test_loads.py": (r"test_any_traffic\w+\[(?![0-3]\b)",),
     "core/pipeline/test_memory.py": (r"test_runs_and_short\w+\[(?![01]\b)",),
     "plugins/attn_triton/test_launches.py": (

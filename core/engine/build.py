@@ -41,7 +41,6 @@ from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAlloca
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.memory import MemoryManager
-from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.shared import CommonPrefix
@@ -49,6 +48,7 @@ from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.pipeline.step_log import StepReport
 from pegboard.core.pipeline.unsampled import Unsampled
 from pegboard.core.pipeline.worker import Worker
+from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.model.dtypes import resolve_dtype
 from pegboard.toolkit.model.model_config import read_model_config
 

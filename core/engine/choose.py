@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pegboard.core.engine.memory_profiler import CudaMeter, MemoryProfiler, room_for_kv
+from pegboard.core.engine.memory_profiler import MemoryProfiler
 from pegboard.core.engine.reserving import Providers, further_layers
 from pegboard.core.engine.sizing import KVMemory, chunk_size, pool_context, size_memory
 from pegboard.core.interfaces.ahead import LoadedModel, ReserveContext
@@ -19,11 +19,12 @@ from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsPro
 from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.pipeline.culprits import Culprits
-from pegboard.core.pipeline.device import DeviceQueue, HostQueue, queue_of
+from pegboard.toolkit.device_queue import DeviceQueue, HostQueue, queue_of
 from pegboard.toolkit.graphs import capture_of
 from pegboard.toolkit.model.dtypes import kv_dtype_name, resolve_kv_dtype
 from pegboard.toolkit.model.eight_bit import is_eight_bit
 from pegboard.toolkit.model.pool_probe import PoolProbe
+from pegboard.toolkit.model.room_for_kv import CudaMeter, room_for_kv
 from pegboard.toolkit.model.sampling_defaults import sampling_defaults
 
 if TYPE_CHECKING:

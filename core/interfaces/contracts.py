@@ -179,7 +179,6 @@ SAMPLER: Contract[Sampler, SamplerContext] = Contract(
     },
 )
 
-
 API: Contract[ApiRouter, ApiContext] = Contract(
     "api",
     "apis",

@@ -1,5 +1,5 @@
-"""PlanPoints: where stages take part in plans, as frozen tuples of those that override a method.
-A point without listeners is one truth test.
+"""PlanPoints: where stages take part in plans, as frozen tuples of those that override a method. A point without
+listeners is one truth test.
 """
 
 from __future__ import annotations

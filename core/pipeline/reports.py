@@ -43,7 +43,7 @@ class Reports:
         return found
 
     def log_decodes(self) -> list[LogPart]:
-        """Return what stages add to the log line of decodes."""
+        """Return what stages add to a log line about decodes."""
         found: list[LogPart] = []
         for stage in self._stages:
             try:

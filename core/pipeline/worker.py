@@ -15,10 +15,10 @@ from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import Taps
 from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.pipeline.computed import Computed
-from pegboard.core.pipeline.device import OnHost
 from pegboard.core.pipeline.device_batch import DeviceBatches
 from pegboard.core.pipeline.device_parts import DeviceParts
 from pegboard.core.pipeline.sampled import check_ids, check_tokens
+from pegboard.toolkit.device_queue import OnHost
 from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.model_runner import ModelRunner
     from pegboard.core.interfaces.trees import TokenTrees
-    from pegboard.core.pipeline.device import DeviceQueue, Fetched
     from pegboard.core.pipeline.device_batch import Sent
     from pegboard.core.pipeline.guards import GuardedHooks
-    from pegboard.core.pipeline.req_to_token import ReqToTokenPool
+    from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
+    from pegboard.toolkit.device_queue import DeviceQueue, Fetched
 
 logger = logging.getLogger(__name__)
 

@@ -21,11 +21,11 @@ from pegboard.core.pipeline.executor import LocalExecutor
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.points import Points
-from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.pipeline.step_log import StepReport
+from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 
 if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig

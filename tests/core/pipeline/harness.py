@@ -35,7 +35,6 @@ from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.core.pipeline.memory import RUN, MemoryManager
 from pegboard.core.pipeline.points import Points, encoded
-from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.shared import CommonPrefix
@@ -55,6 +54,7 @@ from pegboard.plugins.speculation.options import SpeculationSection
 from pegboard.plugins.speculation.stage import Speculation
 from pegboard.plugins.stop_expressions.stage import NAME as EXPRESSIONS
 from pegboard.plugins.stop_expressions.stage import StopExpressions
+from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.sampling import tree
 
 VOCAB = 251

@@ -15,12 +15,12 @@ from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingBatch, SamplingParams
 from pegboard.core.interfaces.trees import Accepted, TokenTrees
-from pegboard.core.pipeline.device import HostQueue
-from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.running import NUMBERS
 from pegboard.core.pipeline.worker import Worker
 from pegboard.plugins.speculation.messages import MAX_FAILURES, NAME, Pass
 from pegboard.plugins.speculation.part import SpeculationPart
+from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
+from pegboard.toolkit.device_queue import HostQueue
 from pegboard.toolkit.sampling import tree
 from tests.core.pipeline.harness import Seer
 

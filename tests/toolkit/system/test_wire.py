@@ -29,7 +29,7 @@ from pegboard.core.interfaces.messages import (
     ToScheduler,
 )
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.server.wire import (
+from pegboard.toolkit.system.wire import (
     ApiWire,
     Endpoint,
     SchedulerWire,

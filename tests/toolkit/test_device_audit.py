@@ -28,7 +28,6 @@ from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampler import SamplerContext
 from pegboard.core.interfaces.sampling import Grammar, SamplingParams
 from pegboard.core.pipeline.executor import LocalExecutor
-from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.worker import PendingResult, Worker
 from pegboard.plugins.attn_triton.backend import TritonAttention
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
@@ -37,6 +36,7 @@ from pegboard.plugins.runner_layered.options import LayeredOptions
 from pegboard.plugins.runner_layered.runner import LayeredRunner
 from pegboard.plugins.sampler_triton.options import TritonSamplerOptions
 from pegboard.plugins.sampler_triton.sampler import TritonSampler
+from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.kernels import allowed
 from pegboard.toolkit.kernels.launch import Launch, observed
 from tests.fakes.device_queue import RecordingQueue

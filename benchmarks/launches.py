@@ -33,14 +33,14 @@ from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.model_runner import ModelRunnerContext
 from pegboard.core.interfaces.sampler import SamplerContext
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.device import Fetched, side_by_side
-from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.running import NUMBERS
 from pegboard.core.pipeline.worker import Worker
 from pegboard.core.registry.registry import Registry
 from pegboard.plugins import attn_triton, memory_paged, runner_layered, sampler_triton
 from pegboard.plugins.model_dense.network import DenseNetwork
 from pegboard.toolkit import kernels
+from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
+from pegboard.toolkit.device_queue import Fetched, side_by_side
 from pegboard.toolkit.kernels.launch import Launch, observed
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
 from tests.fakes.device_queue import RecordingQueue

@@ -32,12 +32,12 @@ from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.core.pipeline.memory import MemoryManager
-from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.registry.registry import Registry
-from pegboard.core.server.wire import encode
+from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
+from pegboard.toolkit.system.wire import encode
 
 VOCAB = 50_000
 EOS = 2

@@ -26,8 +26,6 @@ from pegboard.core.interfaces.model_runner import ModelRunnerContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.device import queue_of
-from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.running import NUMBERS
 from pegboard.core.pipeline.worker import PendingResult, Worker
 from pegboard.plugins.attn_triton.backend import TritonAttention
@@ -39,6 +37,8 @@ from pegboard.plugins.runner_layered.runner import LayeredRunner
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
 from pegboard.plugins.sampler_triton.options import TritonSamplerOptions
 from pegboard.plugins.sampler_triton.sampler import TritonSampler
+from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
+from pegboard.toolkit.device_queue import queue_of
 from pegboard.toolkit.graphs import capture_of
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.toolkit.model.dummy import draw_weights

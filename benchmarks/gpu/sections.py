@@ -16,9 +16,9 @@ from benchmarks.gpu.bench import GREEDY, Bench, Model, no_waiting
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
-from pegboard.core.pipeline.device import queue_of
 from pegboard.core.pipeline.running import NUMBERS
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
+from pegboard.toolkit.device_queue import queue_of
 
 Rows = list[dict[str, Any]]
 Section = Callable[[Bench], Rows]

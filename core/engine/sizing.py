@@ -11,7 +11,7 @@ import torch
 
 from pegboard.core.interfaces.errors import ConfigError, OutOfMemory
 from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
-from pegboard.core.pipeline.req_to_token import ReqToTokenPool
+from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 
 if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import Taps
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.stage import DevicePart
-    from pegboard.core.pipeline.device import DeviceQueue
+    from pegboard.toolkit.device_queue import DeviceQueue
 
 _PER_TOKEN = 96
 _PER_ROW = 192

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.prefix_cache import PrefixCache
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.token_allocator import TokenAllocator
-    from pegboard.core.pipeline.req_to_token import ReqToTokenPool
     from pegboard.core.pipeline.running import RunningBatch
+    from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 
 
 logger = logging.getLogger(__name__)

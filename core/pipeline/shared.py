@@ -11,8 +11,8 @@ from pegboard.core.pipeline.running import NEVER
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.pipeline.req_to_token import ReqToTokenPool
     from pegboard.core.pipeline.running import RunningBatch
+    from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 
 _FIRST_LOOK = 16
 """Pages that are compared first: most batches have nothing in common, and that is seen soon."""

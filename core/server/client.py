@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.frontend import Price
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.server.model_names import ModelNames
-    from pegboard.core.server.wire import ApiWire
     from pegboard.toolkit.http.budget import BudgetLimits
+    from pegboard.toolkit.system.wire import ApiWire
 
 logger = logging.getLogger(__name__)
 

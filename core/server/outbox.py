@@ -13,7 +13,7 @@ from pegboard.core.interfaces.messages import TokenizedBatch, TokenizedRequest
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.messages import ToScheduler
-    from pegboard.core.server.wire import ApiWire
+    from pegboard.toolkit.system.wire import ApiWire
 
 logger = logging.getLogger(__name__)
 

@@ -32,12 +32,12 @@ from pegboard.core.interfaces.messages import (
     TokenOutput,
     ToScheduler,
 )
-from pegboard.core.server.wire import SchedulerWire, remove_endpoint
 from pegboard.toolkit.system.lazy_names import import_name
 from pegboard.toolkit.system.logs import configure_logging
 from pegboard.toolkit.system.progress import Bar, LogLines, shown_by
 from pegboard.toolkit.system.scratch import remove_directory
 from pegboard.toolkit.system.threads import yield_when_waiting
+from pegboard.toolkit.system.wire import SchedulerWire, remove_endpoint
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig

@@ -19,8 +19,8 @@ from pegboard.core.interfaces.client import ModelInfo
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.messages import FromScheduler, Ready, Shutdown, StartFailed
 from pegboard.core.server.scheduler_process import BUILDER, Orders
-from pegboard.core.server.wire import ApiWire, Endpoint
 from pegboard.toolkit.system.redact import is_secret
+from pegboard.toolkit.system.wire import ApiWire, Endpoint
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig

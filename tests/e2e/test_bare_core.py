@@ -19,11 +19,15 @@ from tests.e2e.bare_core import LENGTHS, arrangements
 FEATURES = (
     "grammar",
     "http_guard",
+    "kv_handoff",
+    "kv_tiers",
+    "media",
     "operator_controls",
     "prefill_in_parts",
     "profiler",
     "row_outputs",
     "sessions_in_memory",
+    "speculation",
     "stop_expressions",
 )
 """Plugins that bring a feature. Whatever requires one of them is left out as well."""

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pegboard.core.pipeline.device import Block, BlockQueue, HostQueue, OnHost, Returning, side_by_side
+from pegboard.toolkit.device_queue import Block, BlockQueue, HostQueue, OnHost, Returning, side_by_side
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.pipeline.device import Fetched
+    from pegboard.toolkit.device_queue import Fetched
 
 _POISON = 0x7F
 

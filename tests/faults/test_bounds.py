@@ -24,7 +24,6 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.frontend.outputs import OutputState, merge
 from pegboard.core.pipeline.points import encoded
 from pegboard.core.server.client import AsyncEngineClient
-from pegboard.core.server.wire import ApiWire, Endpoint, SchedulerWire, WireError, decode_from_scheduler, output_frames
 from pegboard.plugins.api_native.responses import Responder
 from pegboard.toolkit.http.answer_stream import AnswerWriter, _Direct
 from pegboard.toolkit.http.budget import (
@@ -37,6 +36,14 @@ from pegboard.toolkit.http.budget import (
     BudgetLimits,
 )
 from pegboard.toolkit.http.generation import Answer
+from pegboard.toolkit.system.wire import (
+    ApiWire,
+    Endpoint,
+    SchedulerWire,
+    WireError,
+    decode_from_scheduler,
+    output_frames,
+)
 from pegboard.toolkit.text.encoding import LONG_CHARS, encode
 from pegboard.toolkit.text.stop import compiled
 from pegboard.toolkit.text.tokenizer import Tokenizer

@@ -11,23 +11,15 @@ import torch
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.engine.engine import Engine
-from pegboard.core.engine.memory_profiler import (
-    MARGIN,
-    PER_GRAPH,
-    SHORT,
-    MemoryProfiler,
-    PeakMemory,
-    measure,
-    pool_bytes,
-    room_for_kv,
-)
+from pegboard.core.engine.memory_profiler import SHORT, MemoryProfiler
 from pegboard.core.interfaces.errors import OutOfMemory
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.pipeline.device import HostQueue
 from pegboard.plugins.memory_paged.pool import MHAPool
+from pegboard.toolkit.device_queue import HostQueue
+from pegboard.toolkit.model.room_for_kv import MARGIN, PER_GRAPH, PeakMemory, measure, pool_bytes, room_for_kv
 
 GB = 2**30
 

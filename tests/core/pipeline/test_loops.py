@@ -10,7 +10,7 @@ import pytest
 
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.messages import AbortRequest
-from pegboard.core.pipeline.req_to_token import ReqToTokenPool
+from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from tests.core.pipeline.harness import EOS, Harness, oracle
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.core.pipeline.shared import CommonPrefix
+from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from tests.core.pipeline.harness import Harness, oracle
 
 

@@ -14,8 +14,8 @@ from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.messages import TokenOutput
 from pegboard.core.interfaces.step import StepLost
-from pegboard.core.pipeline.req_to_token import ReqToTokenPool
 from pegboard.plugins.kv_tiers.api import NAME, PageLoad
+from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from tests.core.pipeline.harness import EMPTY, FakeModel, Harness
 
 

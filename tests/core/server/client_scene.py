@@ -10,7 +10,7 @@ from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
 from pegboard.core.interfaces.client import GenerateRequest, OutputChunk, OutputStream
 from pegboard.core.interfaces.messages import Accepted, FromScheduler, TokenOutput, TokenOutputs, ToScheduler
 from pegboard.core.server.client import AsyncEngineClient
-from pegboard.core.server.wire import decode_from_scheduler, encode
+from pegboard.toolkit.system.wire import decode_from_scheduler, encode
 from tests.features import FEATURES
 
 END = {"type": "length"}

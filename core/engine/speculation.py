@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.model_family import ModelContext
     from pegboard.core.interfaces.model_runner import ModelRunner
     from pegboard.core.interfaces.speculator import Speculator
-    from pegboard.core.pipeline.culprits import Culprits
+    from pegboard.toolkit.system.culprits import Culprits
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.req import SINGLE, WHOLE_PREFIX
 from pegboard.core.interfaces.stage import Stage, Wait
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.pipeline.culprits import Culprits
 from pegboard.core.pipeline.reports import Reports
 from pegboard.core.pipeline.running import CONSTRAINED, FIRST_STAGE, HISTORY, SHIFTED, SPECIAL
 from pegboard.toolkit.system.blame import in_words
+from pegboard.toolkit.system.culprits import Culprits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,11 +17,11 @@ ROOMS = {
     "core.config": 2_190,
     "core.engine": 1_980,
     "core.interfaces": 6_080,
-    "core.pipeline": 8_070,
+    "core.pipeline": 7_960,
     "core.registry": 910,
-    "core.server": 1_710,
+    "core.server": 1_530,
     "plugins": 52_830,
-    "toolkit": 15_820,
+    "toolkit": 16_130,
     "tools": 12_250,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

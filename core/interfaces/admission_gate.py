@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.prefix_cache import PrefixCache
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.stage import Stage
 
 
 class GateOptions(Options):
@@ -58,7 +57,7 @@ class AdmissionGateContext:
     cache: PrefixCache | None = None
     prefill_speed: Callable[[], float] = float
     kv: KVAccess | None = None
-    stages: Mapping[str, Stage] = field(default_factory=dict)
+    stages: Mapping[str, object] = field(default_factory=dict)
 
 
 class GateState(enum.Enum):

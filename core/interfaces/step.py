@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 class StepLost(RuntimeError):
     """A step cannot count, and no request is to blame: what it was to read has not come, for example. Any part of a
-    step may raise it. The step is undone, and its requests are computed again.
+    step may raise it. The step is undone, and its requests are computed again; one that loses many steps in a row, and
+    gains no token in between, ends with status 500.
     """
 
 

@@ -1,4 +1,4 @@
-"""Breaker: leaves alone what has failed, and tries it again after a rest."""
+"""Breaker: stops asking what fails, and tries it again after a rest."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Breaker:
 
     @property
     def open(self) -> bool:
-        """Whether it is left alone, but for a probe."""
+        """Whether nothing is asked, except by a probe."""
         return self._until is not None
 
     def admit(self) -> tuple[bool, bool]:
@@ -57,7 +57,7 @@ class Breaker:
         return self._until is None or probe
 
     def give_back(self) -> None:
-        """Let another one be the probe, as this one ended without having asked."""
+        """Let another call be the probe: this one has ended without asking."""
         with self._lock:
             self._probing = False
 

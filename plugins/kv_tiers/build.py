@@ -66,7 +66,7 @@ def build_tiers(ctx: MemoryContext) -> LocalTiers | None:
     host = _host_pool(ctx, block_pages(facts))
     identity = ctx.identity() if ctx.config.memory.storage else b""
     storage_ctx = KVStorageContext(identity.hex(), host.block_bytes)
-    named = [(one.name, one.build(storage_ctx)) for one in ctx.choose(KV_STORAGE, storage_ctx)]
+    named = [(choice.name, choice.build(storage_ctx)) for choice in ctx.choose(KV_STORAGE, storage_ctx)]
     mover = LocalMover(ctx.pool, host, named)
     loads = HostLoads(host, ctx.pool, ctx.device)
     return LocalTiers(host, mover, loads, tuple(storage for _, storage in named), identity)

@@ -69,8 +69,8 @@ class HostLoads:
         """Start to load. With `ahead` the layers may come while others are computed, and `before` has to be asked;
         otherwise all are there, or asked for, when this returns.
         """
-        host = torch.from_numpy(np.concatenate([one.host for one in loads]))
-        device = torch.from_numpy(np.concatenate([one.device for one in loads]))
+        host = torch.from_numpy(np.concatenate([load.host for load in loads]))
+        device = torch.from_numpy(np.concatenate([load.device for load in loads]))
         self._bytes += host.shape[0] * self._page_bytes
         if self._stream is not None:
             return self._queue(self._stream, host, device)

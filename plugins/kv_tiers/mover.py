@@ -66,7 +66,7 @@ class LocalMover:
         self._copies = WorkerThread("kv-save", self._save, self._left)
         self._piece, self._page_bytes = (1, 0) if host is None else self._sizes(host)
         make = functools.partial(TierStore, deadlines=deadlines, clock=clock, began=self._begun.set)
-        self._stores = [make(name, one, host, self._left) for name, one in storages if host is not None]
+        self._stores = [make(name, storage, host, self._left) for name, storage in storages if host is not None]
         if self._stores:
             threading.Thread(target=self._watch, name="kv-watch", daemon=True).start()
 

@@ -150,7 +150,7 @@ class TierStore:
     def _fetch(self, job: TransferJob) -> str:
         while job.moved < len(job.keys) and not job.stopping:
             keys, pages = self._keys(job, self._piece), self._pages(job)
-            views = [self._host.view_block(one) for one in pages]
+            views = [self._host.view_block(block) for block in pages]
             into = self._into(views)
             began = time.perf_counter()
             ask = functools.partial(self._storage.get, keys, into)
@@ -168,7 +168,7 @@ class TierStore:
         trouble = self._find(job)  # what it has is not written again
         while not trouble and job.moved < len(job.keys) and not job.stopping:
             keys, pages = self._keys(job, self._piece), self._pages(job)
-            views = [self._host.view_block(one) for one in pages]
+            views = [self._host.view_block(block) for block in pages]
             blocks = self._into(views)
             for view, block, place in zip(views, blocks, pages, strict=True):
                 if view is None:
@@ -216,7 +216,7 @@ class TierStore:
             traffic.seconds += time.perf_counter() - began
 
     def _look(self, job: TransferJob) -> None:
-        """Ask the storage for its numbers, here and not where they are wanted: it may hang."""
+        """Ask the storage for its figures, in its own thread, since it may hang."""
         if self._clock() < self._look_at:
             return
         self._look_at = self._clock() + LOOK_SECONDS
@@ -234,7 +234,7 @@ class TierStore:
         self._leave(job, trouble)
 
     def _put_back(self, job: TransferJob) -> None:
-        """See that another job can be the probe, where this one was to be it and asked nothing."""
+        """Let another job be the probe, if this one was to be it and has asked nothing."""
         if job.probe:
             job.probe = False
             self.calls.breaker.give_back()
@@ -244,6 +244,6 @@ class TierStore:
         self._leave(job, trouble)
 
     def _turn_away(self) -> None:
-        """Leave all that waits, as the storage is left alone from now on."""
+        """End all jobs that wait: nothing is asked of the storage from now on."""
         for job in self._reading.drain() + self._writing.drain():
             self._through(job, f"the storage {self.name!r} is left alone for a while")

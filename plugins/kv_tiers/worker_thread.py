@@ -54,7 +54,7 @@ class WorkerThread:
                 self._taking = None
                 logger.exception("no thread for %s", self._name)
                 return
-            self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+            self._threads = [old for old in self._threads if old.is_alive()] + [thread]
 
     def put(self, job: TransferJob) -> bool:
         """Queue a job; False where there is no thread to do it."""

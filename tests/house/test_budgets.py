@@ -32,8 +32,9 @@ HEART_LINES = 3_480
 
 FEATURES: Mapping[str, tuple[str, int]] = {
     "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 661),
-    "grammar": (r"grammars?|matchers?", 39),
-    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1),
+    # A parameter of users with its type, which the core refuses where no plugin serves it (12); speculators (4).
+    "grammar": (r"grammars?", 16),
+    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 4),
     "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 19),
     # Two capabilities of caches by their names (4), keys and origins that answers and figures have (5), a list of other
     # servers' flags (3), what `config check` does not look at, and a name of torch's.

@@ -73,7 +73,7 @@ class World:
         before: list[tuple[str, AdmissionGate]] = []
         if grammars:
             gate = make_gate(self.clock, work=more.pop("work", None), jump_ahead=more.pop("jump_ahead", 0))
-            before, more["joining"] = [("grammar", gate)], [stage_of(gate)]
+            before, more["joining"] = [("grammar", gate)], [stage_of(gate), *more.get("joining", ())]
         self.keeper = GateKeeper([*before, ("drill", self.gate)], self.clock)
         parts = {**more.pop("parts", {}), "gates": self.keeper, "clock": self.clock}
         joining = [self.handoff, *more.pop("joining", ())]

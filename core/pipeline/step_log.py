@@ -106,9 +106,8 @@ class StepReport:
         totals: Mapping[str, tuple[str, int]] = MappingProxyType({}),
         loaded: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Count a prefill of `requests`: `new_tokens` were computed, `cached_tokens` found in the cache. `totals` since
-        the start are what stages add to the line (`Stage.log_totals`), `loaded` cached tokens by where they were loaded
-        from.
+        """Count a prefill: `new_tokens` were computed, `cached_tokens` found in the cache. `totals` since the start are
+        what stages add to the line (`Stage.log_totals`), `loaded` cached tokens by their origin.
         """
         if not self.talks:
             return
@@ -133,8 +132,7 @@ class StepReport:
                 "running": running,
                 "queued": queued,
                 **since,
-                **{f"cached_{origin}": count for origin, count in came.items()},
-            },
+            } | {f"cached_{origin}": count for origin, count in came.items()},
         )  # fmt: skip
 
     def _since_last(self, totals: Mapping[str, tuple[str, int]]) -> dict[str, int]:

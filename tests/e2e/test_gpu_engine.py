@@ -23,9 +23,10 @@ from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.conformance.servers import serving
 from pegboard.conformance.vl_checkpoints import vl_checkpoint
 from pegboard.core.engine.engine import Engine
-from pegboard.core.interfaces.client import GenerateRequest, MediaInput, MediaPrompt
+from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.sampling import Grammar, SamplingParams
+from pegboard.toolkit.media.inputs import MediaInput, MediaPrompt
 from tests.plugins.spec_eagle.heads import Head
 
 pytestmark = pytest.mark.gpu

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.layers import ModelSpec
-from pegboard.core.interfaces.speculator import DraftRow, SpeculatorContext
 from pegboard.plugins.spec_ngram.options import NgramOptions
 from pegboard.plugins.spec_ngram.speculator import NgramSpeculator
+from pegboard.plugins.speculation.api import DraftRow, SpeculatorContext
 
 VOCAB = 49152
 CATCHING_UP = 100

@@ -110,8 +110,8 @@ class LogitsProcessorContract(ContractSuite):
         for row in rows if gone else ():
             row.prompt_ids[:] = 0
             row.output_ids[:] = 0
-            if len(row.draft_ids):
-                np.asarray(row.draft_ids)[:] = -1
+            if len(row.ahead_ids):
+                np.asarray(row.ahead_ids)[:] = -1
         if state is not None:
             assert processor.apply(changed, state) is None, "apply works in place and returns nothing"
         assert changed.dtype == torch.float32
@@ -280,7 +280,7 @@ class LogitsProcessorContract(ContractSuite):
 
     # Drafts.
 
-    @capability("drafts")
+    @capability("tokens_ahead")
     @properties(max_examples=12)
     @given(data=st.data())
     def test_drafts_count_for_their_row_alone(self, data: st.DataObject) -> None:
@@ -303,7 +303,7 @@ class LogitsProcessorContract(ContractSuite):
             for life in lives:
                 life.generated += int(rng.integers(0, 4))
 
-    @capability("drafts")
+    @capability("tokens_ahead")
     def test_rejected_drafts_leave_nothing_behind(self, processor: LogitsProcessor) -> None:
         """A chain of drafts at each step, and none of them is right."""
         for life in self.lives(processor):
@@ -363,10 +363,10 @@ _MIXED_UP = (
     "by call; use the same row's numbers for its logits"
 )
 _DRAFTED = (
-    "SamplingRow.draft_ids are output of their row, behind output_ids. Read them (toolkit.sampling.drafted), for each "
+    "SamplingRow.ahead_ids are output of their row, behind output_ids. Read them (toolkit.sampling.ahead), for each "
     "row anew, and keep nothing of them in memo, which the request's other rows share"
 )
-_REMEMBERED = "drafts that came to nothing are remembered. Keep in memo what output_ids say, and nothing of draft_ids"
+_REMEMBERED = "drafts that came to nothing are remembered. Keep in memo what output_ids say, and nothing of ahead_ids"
 _COUNT = "the row's tokens, not by calls"
 _KEY = "the processor itself as the key"
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.config.sections import SchedulerSection
-from pegboard.core.interfaces.batch import ModelWorkerBatch
+from pegboard.core.interfaces.batch import ModelWorkerBatch, TableChanges
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.messages import AbortRequest, Rejected, TokenizedRequest, TokenOutput
@@ -20,6 +20,7 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.stage import Stage
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
+from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
@@ -30,6 +31,7 @@ from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.stages import Limits, Stages
 from pegboard.core.registry.registry import Registry
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
+from pegboard.toolkit.sampling import tree
 
 VOCAB = 251
 CONTEXT = 512
@@ -59,13 +61,16 @@ class HashModel:
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
         if work.table is not None:
-            self._table.reshape(-1)[work.table.places] = work.table.slots
+            self.send_table(work.table)
         if self.fails(work):
             raise RuntimeError("the model of the suite fails here")
         ids = work.input_ids.copy()
         if work.pending is not None:
             ids[work.pending] = self._last[work.rows[work.pending + len(work.rows) - len(ids)]]
         self._slots[work.out_cache_loc] = ids
+        parts = {name: self._compute(payload, work) for name, payload in work.payloads.items()}
+        if work.trees is not None:
+            return self._verify(work, work.trees, parts)
         ends = np.cumsum(work.extend_lens) - 1
         sampled = set(ends.tolist() if work.sample_rows is None else work.sample_rows.tolist())
         tokens = [
@@ -74,9 +79,28 @@ class HashModel:
             if int(ends[index]) in sampled
         ]
         self._last[work.sampled_rows] = tokens
-        parts = {name: self._compute(payload, work) for name, payload in work.payloads.items()}
         zeros: Any = np.zeros(len(tokens), np.float32)
         return BatchResult(np.array(tokens, np.int64), logprobs=LogprobOutput(zeros), parts=parts)
+
+    def _verify(self, work: ModelWorkerBatch, trees: TokenTrees, parts: Mapping[str, Parts]) -> BatchResult:
+        """Draw a token at each node, after what its path says, and keep what agrees with that."""
+        assert work.sample_rows is not None
+        slots, ends, firsts = work.out_cache_loc[work.sample_rows], np.cumsum(work.extend_lens), np.cumsum(trees.counts)
+        drawn = []
+        for node, packed in enumerate(work.sample_rows.tolist()):
+            index = int(np.searchsorted(ends, packed, "right"))
+            count = int(trees.counts[np.searchsorted(firsts, node, "right")])
+            before = self._slots[self._table[work.rows[index], : work.seq_lens[index] - count]]
+            drawn.append(next_token(np.concatenate([before, self._slots[slots[tree.path(trees, node)]]])))
+        accepted = tree.walk(trees, np.array(drawn, np.int64))
+        targets = np.repeat(tree.starts(trees.counts), accepted.counts) + tree.places(accepted.counts)
+        self._slots[slots[targets]] = self._slots[slots[accepted.nodes]]
+        self._last[work.sampled_rows] = accepted.tokens[np.cumsum(accepted.counts) - 1]
+        zeros: Any = np.zeros(len(drawn), np.float32)
+        return BatchResult(accepted.tokens, LogprobOutput(zeros), accepted, parts=parts)
+
+    def send_table(self, table: TableChanges) -> None:
+        self._table.reshape(-1)[table.places] = table.slots
 
     def launch(self, work: ModelWorkerBatch) -> Done[BatchResult]:
         return Done(self(work))
@@ -112,7 +136,9 @@ class StageRig:
         memory = MemoryManager(rows, allocator, cache)
         self.model = HashModel(rows, tokens + 1, compute)
         does = {} if work is None else {stage.name: self.model.works(work) for stage in stages}
-        executor = LocalExecutor(self.model.launch, self.model, stages=does, thread=loop == "overlap")
+        executor = LocalExecutor(
+            self.model.launch, self.model, stages=does, send_table=self.model.send_table, thread=loop == "overlap"
+        )
         points = Points(stages)
         self.stages = Stages(
             memory,

@@ -181,7 +181,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_broken_hand_overs",
     ),
     # Each kind of end meets chains or trees here.
-    "core/pipeline/speculation/test_verify.py": (
+    "plugins/speculation/test_verify.py": (
         r"test_an_end_within_what_was_accepted\[\d-(stop-chain|stop_token_ids-tree|length-tree)",
         r"test_an_end_within",
         r"test_same_tokens_whatever\w+\[[13579]",
@@ -414,8 +414,8 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_the_collector_leaves",
         r"test_requests_go_on\w+\[[2468]",
     ),
-    "core/pipeline/speculation/test_device.py": (r"test_states_and_entries\w+\[(?!0)",),
-    "core/pipeline/speculation/test_machine.py": (r"test_any_order",),
+    "plugins/speculation/test_device.py": (r"test_states_and_entries\w+\[(?!0)",),
+    "plugins/speculation/test_machine.py": (r"test_any_order",),
     "core/pipeline/test_company.py": (
         r"test_all_at_once\[(?!\d\b|1\d\b)",
         r"test_all_at_once\[(?![0-5]\b)",
@@ -576,8 +576,8 @@ SOAK: dict[str, tuple[str, ...]] = {
         r"test_a_new_package_conforms\[(sampler|attention|kv_storage|prefix_cache|schedule_policy|logits_p|token_a|kv_pool)",
         r"test_a_new_package_conforms\[(speculator|api|tool|reasoning)",
     ),
-    "core/pipeline/speculation/test_machine.py": (r"test_any_order\[(?!0)",),
-    "core/pipeline/speculation/test_verify.py": (r"test_an_end_within\w+\[(?!1-(stop-tree|length-chain))",),
+    "plugins/speculation/test_machine.py": (r"test_any_order\[(?!0)",),
+    "plugins/speculation/test_verify.py": (r"test_an_end_within\w+\[(?!1-(stop-tree|length-chain))",),
     "e2e/test_abort_storm.py": (r"test_storm\[(?!overlap-radix-1)",),
     # Few prompts with one cache in make test and one checkpoint per family; the interpreter of Triton runs one family.
     "e2e/test_correctness.py": (

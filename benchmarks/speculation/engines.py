@@ -16,9 +16,10 @@ from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.options import Options
 from pegboard.core.interfaces.plugin import Plugin, Provider
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator, SpeculatorContext
+from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.registry.registry import Registry
-from pegboard.toolkit.speculation.tree import join
+from pegboard.plugins.speculation.api import DraftRow, Speculator, SpeculatorContext
+from pegboard.toolkit.sampling.tree import join
 
 MODEL = "demo:smollm2-135m-instruct"
 NONE: Mapping[str, Any] = {"use": "none"}
@@ -44,21 +45,22 @@ class WrongSpeculator(Speculator[WrongOptions]):
         self.max_nodes = min(options.nodes, ctx.max_nodes)
         self._random = np.random.default_rng(0)
 
-    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+    def propose(self, rows: Sequence[DraftRow]) -> TokenTrees:
         return join(self._tree(row) for row in rows)
 
-    def _tree(self, row: DraftRow) -> DraftTrees:
+    def _tree(self, row: DraftRow) -> TokenTrees:
         count = min(row.most, self.max_nodes)
         drafted = self._random.choice(self.ctx.spec.vocab_size, count - 1, replace=False)
         parents = np.arange(-1, count - 1)
         if self.options.branches:
             parents = np.minimum(parents, 0)
-        return DraftTrees(np.array([count], np.int64), np.append(row.tokens[-1:], drafted), parents)
+        return TokenTrees(np.array([count], np.int64), np.append(row.tokens[-1:], drafted), parents)
 
 
 PLUGIN = Plugin(
     name="bench_speculation",
     version="0",
+    requires=("speculation",),
     providers=(
         Provider(
             contract="speculator",

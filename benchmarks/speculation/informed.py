@@ -11,10 +11,11 @@ import torch
 
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.plugin import Provider
-from pegboard.core.interfaces.speculator import DraftBatch, DraftTrees, SpeculatorContext, Stands
+from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.plugins.spec_eagle.options import EagleOptions
 from pegboard.plugins.spec_eagle.speculator import EagleSpeculator
-from pegboard.toolkit.speculation.tree import chains
+from pegboard.plugins.speculation.api import DraftBatch, SpeculatorContext, Stands
+from pegboard.toolkit.sampling.tree import chains
 
 
 class InformedOptions(EagleOptions):
@@ -44,7 +45,7 @@ class InformedEagle(EagleSpeculator):
             self.tokens[table[row, start:end]] = ids[done : done + end - start]
             done += end - start
 
-    def draft(self, batch: DraftBatch) -> DraftTrees:
+    def draft(self, batch: DraftBatch) -> TokenTrees:
         found = super().draft(batch)
         if not (found.counts > 1).any():
             return found

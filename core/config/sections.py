@@ -170,20 +170,6 @@ class SchedulerSection(SchedulerSettings, Section):
     """Decode steps per log line about them; 0: none. Prefills get a line each."""
 
 
-class SpeculationSection(UseSection):
-    """Speculative decoding: tokens that are proposed cheaply, and verified several at a time. Answers stay the same,
-    unless a speculator's options say otherwise.
-    """
-
-    max_batch: PositiveInt = 16
-    """Most running requests for which tokens are proposed: with more of them a step has enough to do anyway."""
-    max_nodes: Annotated[int, Field(ge=2, le=64)] = 8
-    """Most tokens of a request that are verified at once, the one included that it would compute anyway."""
-    adaptive: bool = True
-    """Propose no more than pays, by what was accepted of a request so far and by what verifying has cost; off, always
-    `max_nodes`."""
-
-
 class PluginsSection(Section):
     """Installed plugins. `NAME: true` switches on the hooks of one, or a section with their options does; `NAME: false`
     leaves it out.
@@ -223,8 +209,6 @@ class EngineConfig(Section):
     sampling_defaults: SamplingDefaults = "model"
     """What holds for sampling parameters that a request leaves open. `model`: what the model's generation_config.json
     says; `none`: the defaults of the APIs; or values such as `{temperature: 0.6, top_k: 20}`, laid over the model's."""
-    speculation: SpeculationSection = SpeculationSection()
-    """Speculative decoding: tokens that are proposed cheaply, and verified several at a time."""
     apis: tuple[UseSection, ...] = ()
     """HTTP APIs to offer: names, or `{use: name, option: value}`."""
     server: ServerSection = ServerSection()

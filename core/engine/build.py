@@ -12,7 +12,6 @@ import torch
 
 from pegboard.core.engine.choose import choose_providers, load_model
 from pegboard.core.engine.device import device_of, executor_of, loop_of, stage_parts
-from pegboard.core.engine.drafting import check_speculator, make_drafter
 from pegboard.core.engine.gates import build_gates
 from pegboard.core.engine.memory_services import memory_services
 from pegboard.core.engine.model_info import model_info
@@ -25,6 +24,7 @@ from pegboard.core.interfaces.client import ModelInfo
 from pegboard.core.interfaces.contract import Contract, Ctx, T
 from pegboard.core.interfaces.contracts import (
     ATTENTION,
+    LOGITS_PROCESSOR,
     MODEL_FAMILY,
     PREFIX_CACHE,
     SCHEDULE_POLICY,
@@ -57,7 +57,9 @@ if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig, SchedulerSection
     from pegboard.core.config.select import Selection
     from pegboard.core.engine.choose import Chosen, Loaded
+    from pegboard.core.interfaces.logits_processor import LogitsProcessor
     from pegboard.core.interfaces.model_family import ModelFamily
+    from pegboard.core.interfaces.sampler import Sampler
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.registry.hooks import Hooks
 
@@ -138,8 +140,7 @@ def choose(resolved: ResolvedConfig, hooks: Hooks) -> tuple[Chosen, ModelFamily]
     spec = _checked(family.spec, family_choice.name)
     # Some models name their end only in the tokenizer's files.
     spec = replace(spec, eos_token_ids=_possible(spec.eos_token_ids | prepared.tokenizer.eos_token_ids, spec))
-    chosen = choose_providers(resolved, selection, model, spec, prepared.tokenizer)
-    check_speculator(chosen)
+    chosen = choose_providers(resolved, selection, model, spec, prepared.tokenizer, hooks)
     for plugin, made in hooks.built:
         chosen.culprits.know_hooks(plugin.plugin.name, str(plugin.origin), made)
     return chosen, family
@@ -210,7 +211,6 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
         report=report,
         culprits=chosen.culprits,
         hooks=_step_hooks(hooks),
-        drafter=make_drafter(chosen, memory, executor, worker),
         runner_figures=loaded.runner.figures,
         unsampled=Unsampled(chosen.processors, chosen.culprits, executor),
     )
@@ -274,8 +274,6 @@ def _worker(
         before=GuardedHooks("before_forward", hooks.freeze("before_forward")),
         after=GuardedHooks("after_forward", hooks.freeze("after_forward")),
         parts=parts.parts,
-        drafts=chosen.speculator.watch(),
-        judge=chosen.speculator.judge(),
     )
     loaded.runner.start(loaded.memory.pool, worker.batches.table)
     return worker
@@ -283,9 +281,15 @@ def _worker(
 
 def _builder(chosen: Chosen, memory: MemoryManager, parts: StageBuilder) -> BatchBuilder:
     shared = _shared(chosen, memory.rows)
-    return BatchBuilder(
-        memory, chosen.asked, chosen.spec.vocab_size, chosen.speculator.lookback, shared, points=parts.points
-    )
+    vocab_size = chosen.spec.vocab_size
+    return BatchBuilder(memory, chosen.asked, vocab_size, _alone(chosen), shared, points=parts.points)
+
+
+def _alone(chosen: Chosen) -> list[LogitsProcessor | Sampler]:
+    """Return what takes tokens ahead for output: processors that do not say otherwise, and what a sampler remembers."""
+    processors = zip(chosen.selection.choices[LOGITS_PROCESSOR.name], chosen.processors, strict=True)
+    found: list[LogitsProcessor | Sampler] = [made for one, made in processors if "tokens_ahead" not in one.provides]
+    return [*found, *(made for made in chosen.asked if made is chosen.sampler)]
 
 
 def _shared(chosen: Chosen, rows: ReqToTokenPool) -> CommonPrefix | None:

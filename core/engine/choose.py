@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.core.engine.memory_profiler import MemoryProfiler
+from pegboard.core.engine.reserving import Providers, further_layers
 from pegboard.core.engine.sizing import KVMemory, chunk_size, pool_context, size_memory
-from pegboard.core.engine.speculation import ChosenSpeculator, choose_speculator
+from pegboard.core.interfaces.ahead import LoadedModel, ReserveContext
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
 from pegboard.core.interfaces.contracts import ATTENTION, KV_POOL, LOGITS_PROCESSOR, RUNNER, SAMPLER
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.model_family import ModelContext, ModelFamily, Network
     from pegboard.core.interfaces.stage import DevicePart
     from pegboard.core.interfaces.tokenizer import Tokenizer
+    from pegboard.core.registry.hooks import Hooks
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,8 @@ logger = logging.getLogger(__name__)
 class Chosen:
     """What was chosen for a model. `asked` are the processors and the sampler that look at a request's parameters;
     `queue` brings all that a step needs to the device, and `capture` records graphs there; KV is kept in `kv_dtype`.
-    `sampling_defaults` are for what requests leave open.
+    `providers` builds what plugins ask for; `further` are their layers of the KV pool. `sampling_defaults` are for what
+    requests leave open.
     """
 
     resolved: ResolvedConfig
@@ -59,7 +62,8 @@ class Chosen:
     runner: Choice[ModelRunner, ModelRunnerContext]
     pool: Choice[KVPool, KVPoolContext]
     kv_dtype: torch.dtype
-    speculator: ChosenSpeculator
+    providers: Providers
+    further: tuple[LayerSpec, ...] = ()
     culprits: Culprits = field(default_factory=Culprits)
     queue: DeviceQueue = field(default_factory=HostQueue)
     capture: GraphCapture | None = None
@@ -85,27 +89,32 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A runner with its weights, and the memory that was left for KV."""
+    """A runner with its weights, the memory that was left for KV, and what KV depends on beside the model (`numerics`,
+    of the runner and of device parts).
+    """
 
     runner: ModelRunner
     memory: KVMemory
+    numerics: tuple[str, str]
 
 
 def choose_providers(
-    resolved: ResolvedConfig, selection: Selection, model: ModelContext, spec: ModelSpec, tokenizer: Tokenizer
+    resolved: ResolvedConfig,
+    selection: Selection,
+    model: ModelContext,
+    spec: ModelSpec,
+    tokenizer: Tokenizer,
+    hooks: Hooks,
 ) -> Chosen:
     """Choose attention, sampler, processors, runner and pool, so that a wrong choice is known before weights are read.
 
     Raises ConfigError and PluginError, with what to change.
     """
     config, culprits, queue = resolved.engine, Culprits(), queue_of(model.device)
-    defaults = sampling_defaults(config.sampling_defaults, model.directory)
     kv_dtype, capture = _kv_dtype(resolved, model), capture_of(model.device)
-    speculator = choose_speculator(resolved, selection, model, spec, culprits)
-    sizes = () if capture is None else _graph_sizes(resolved)
-    layers = spec.layers + speculator.layers
-    attention_ctx = _attention_context(config, model, spec, layers, kv_dtype)
-    attention_ctx = replace(attention_ctx, graph_sizes=sizes, bring=queue.bring)
+    further = further_layers(hooks, ReserveContext(config, spec, model, providers := Providers(selection, culprits)))
+    attention_ctx = _attention_context(config, model, spec, spec.layers + further, kv_dtype)
+    attention_ctx = replace(attention_ctx, graph_sizes=_graph_sizes(resolved, capture), bring=queue.bring)
     sampler_ctx = SamplerContext(spec.vocab_size, model.device)
     processor_ctx = LogitsProcessorContext(spec.vocab_size, model.device, spec.eos_token_ids, tokenizer, queue.bring)
     attention = selection.choose(ATTENTION, attention_ctx, _needs(attention_ctx))
@@ -121,10 +130,11 @@ def choose_providers(
         graph_sizes=attention_ctx.graph_sizes,
     )  # fmt: skip
     runner = selection.choose(RUNNER, about)
-    pool = selection.choose(KV_POOL, pool_context(1, config.memory.page_size, model, spec, speculator.layers, kv_dtype))
+    pool = selection.choose(KV_POOL, pool_context(1, config.memory.page_size, model, spec, further, kv_dtype))
     return Chosen(
         resolved, selection, model, spec, tokenizer, made_attention, made_processors, made_sampler, asked, runner, pool,
-        kv_dtype, speculator, culprits, queue, capture, defaults,
+        kv_dtype, providers, further, culprits, queue, capture,
+        sampling_defaults(config.sampling_defaults, model.directory),
     )  # fmt: skip
 
 
@@ -153,8 +163,10 @@ def _other_than(model: ModelContext, kv_dtype: torch.dtype) -> torch.dtype | Non
     return None if kv_dtype is model.dtype else kv_dtype
 
 
-def _graph_sizes(resolved: ResolvedConfig) -> tuple[int, ...]:
+def _graph_sizes(resolved: ResolvedConfig, capture: GraphCapture | None) -> tuple[int, ...]:
     """Return which sizes of decode batches will be graphs: attention is built before the runner is chosen."""
+    if capture is None:
+        return ()
     for record in resolved.candidates[RUNNER.name]:
         if "graph" in resolved.provides(record):
             cls: type[ModelRunner] = record.load()
@@ -186,17 +198,25 @@ def load_model(chosen: Chosen, family: ModelFamily, parts: Sequence[DevicePart] 
     know, runner = chosen.culprits.know, chosen.runner
     for part in parts:
         part.load()
-    reserved = sum(part.reserved for part in parts)
     if "own_weights" in runner.provides:
         made = know(runner.record, runner.build(chosen.runner_context(None)))
-        chosen.speculator.load(made, chosen.attention)
-        return Loaded(made, _sized(chosen, family, made, reserved))
+        return Loaded(made, *_attached(chosen, family, made, parts))
     (family_choice,) = chosen.selection.choices["model_family"]
     network = know(family_choice.record, family.load())
     family.probe(network, _probe(chosen, network))
     made = know(runner.record, runner.build(chosen.runner_context(network)))
-    chosen.speculator.load(made, chosen.attention)
-    return Loaded(made, _sized(chosen, family, made, reserved))
+    return Loaded(made, *_attached(chosen, family, made, parts))
+
+
+def _attached(
+    chosen: Chosen, family: ModelFamily, runner: ModelRunner, parts: Sequence[DevicePart]
+) -> tuple[KVMemory, tuple[str, str]]:
+    """Return the memory of KV, and what KV depends on, once device parts have what they need of the model."""
+    model = LoadedModel(runner.ends, chosen.attention, chosen.model.device, chosen.queue.bring)
+    for part in parts:
+        part.attach(model)
+    memory = _sized(chosen, family, runner, sum(part.reserved for part in parts))
+    return memory, (runner.numerics(), "".join(part.numerics() for part in parts))
 
 
 def _probe(chosen: Chosen, network: Network) -> PoolProbe:
@@ -213,7 +233,7 @@ def _probe(chosen: Chosen, network: Network) -> PoolProbe:
 
 
 def _sized(chosen: Chosen, family: ModelFamily, runner: ModelRunner, reserved: int) -> KVMemory:
-    config, further = chosen.resolved.engine, chosen.speculator.layers
+    config, further = chosen.resolved.engine, chosen.further
     memory = size_memory(
         chosen.pool, config, chosen.model, chosen.spec, reserved, further, chosen.kv_dtype, _by_trial(chosen, runner)
     )
@@ -232,7 +252,7 @@ def _by_trial(chosen: Chosen, runner: ModelRunner) -> int | None:
         return None
 
     def scratch(num_pages: int) -> KVPool:
-        further = chosen.speculator.layers
+        further = chosen.further
         return chosen.pool.build(
             pool_context(num_pages, config.memory.page_size, model, chosen.spec, further, chosen.kv_dtype)
         )

@@ -11,7 +11,6 @@ from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.executor import Pending
 from pegboard.core.interfaces.stage import DevicePart, DeviceServices
 from pegboard.core.pipeline.executor import Done, LocalExecutor
-from pegboard.core.pipeline.speculation.drafter import SPECULATION
 from pegboard.core.pipeline.unsampled import BLAME, Blame
 
 if TYPE_CHECKING:
@@ -50,16 +49,16 @@ def executor_of(loop: str, worker: Worker, stages: Mapping[str, RunStage], devic
     need no thread; on a CPU the overlap loop needs one.
     """
     thread = loop == "overlap" and device.type != "cuda"
-    return LocalExecutor(worker.launch, worker.again, worker.healthy, stages, thread=thread)
+    send_table = worker.batches.send_table
+    return LocalExecutor(worker.launch, worker.again, worker.healthy, stages, send_table=send_table, thread=thread)
 
 
 def stage_parts(chosen: Chosen, worker: Worker, pool: KVPool) -> dict[str, RunStage]:
     """Return what runs the work of stages, beside the worker's batches, with KV in `pool`."""
-    working = [part for part in worker.parts.values() if type(part).run is not DevicePart.run]
-    parts: dict[str, RunStage] = {part.name: partial(_run, part, DeviceServices(pool)) for part in working}
+    working = [part for part in worker.parts.by_name.values() if type(part).run is not DevicePart.run]
+    services = DeviceServices(pool, worker.batches.table)
+    parts: dict[str, RunStage] = {part.name: partial(_run, part, services) for part in working}
     parts[BLAME] = Blame(chosen.processors, chosen.spec.vocab_size).run
-    if worker.drafts is not None:
-        parts[SPECULATION] = worker.draft
     return parts
 
 

@@ -34,7 +34,7 @@ def build_gates(chosen: Chosen, loaded: Loaded, points: Points, ctx: AdmissionGa
         if place < len(choices):
             others = ", ".join(other.name for other in choices[place:])
             raise ConfigError(Problem("gates", f"{one.name!r} brings KV, so it comes last; put {others} before it"))
-        if chosen.speculator.layers:
+        if chosen.further:
             text = f"{one.name!r} brings KV without what the speculator keeps of it; set speculation.use to none"
             raise ConfigError(Problem("gates", text))
     gates += [(one.name, one.build(ctx)) for one in choices]
@@ -56,8 +56,8 @@ def stage_gates(points: Points, ctx: AdmissionGateContext) -> list[tuple[str, Ad
 
 def kv_access(chosen: Chosen, loaded: Loaded) -> KVAccess:
     """Return the KV pool as gates see it."""
-    layers = chosen.spec.layers + chosen.speculator.layers
-    numerics = (loaded.runner.numerics(), chosen.speculator.numerics())
+    layers = chosen.spec.layers + chosen.further
+    numerics = loaded.numerics
     kept = kept_as(loaded.memory.pool, chosen.model)
     return KVAccess(
         page_size=chosen.resolved.engine.memory.page_size,

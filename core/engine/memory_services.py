@@ -30,7 +30,7 @@ def memory_services(
         provides=cache.provides,
         pool=loaded.memory.pool,
         num_pages=loaded.memory.num_pages,
-        layers=chosen.spec.layers + chosen.speculator.layers,
+        layers=chosen.spec.layers + chosen.further,
         dtype=chosen.kv_dtype,
         device=chosen.model.device,
         identity=partial(_identity, chosen, loaded),
@@ -44,9 +44,8 @@ def memory_services(
 
 
 def _identity(chosen: Chosen, loaded: Loaded) -> bytes:
-    layers = chosen.spec.layers + chosen.speculator.layers
-    numerics = (loaded.runner.numerics(), chosen.speculator.numerics())
-    return kv_identity(chosen.model, layers, numerics=numerics, kept=kept_as(loaded.memory.pool, chosen.model))
+    layers = chosen.spec.layers + chosen.further
+    return kv_identity(chosen.model, layers, numerics=loaded.numerics, kept=kept_as(loaded.memory.pool, chosen.model))
 
 
 @dataclass(frozen=True, slots=True)

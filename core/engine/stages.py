@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from pegboard.core.engine.reserving import answers
 from pegboard.core.interfaces.choosing import Blueprint
 from pegboard.core.interfaces.contracts import MODEL_FAMILY, RUNNER
 from pegboard.core.interfaces.errors import PluginError
@@ -12,7 +13,6 @@ from pegboard.core.interfaces.stage import DevicePart, Stage, StageContext
 from pegboard.core.interfaces.status import FinishReason
 from pegboard.core.pipeline.frontend.features import Features
 from pegboard.core.pipeline.points import Points
-from pegboard.toolkit.system.blame import DELIBERATE, describe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,14 +35,13 @@ class StageBuilder:
     def __init__(self, chosen: Chosen, hooks: Hooks, scratch: Path) -> None:
         self._chosen = chosen
         self._hooks = hooks
-        self._made: dict[str, object] = {}
         from pegboard.core.engine.sizing import chunk_size  # it needs torch, which the API process does without
 
         config, model = chosen.resolved.engine, chosen.model
         ctx = StageContext(
-            config, chosen.spec, model, chosen.tokenizer, frozenset(chosen.runner.provides), self._provider, self._find,
-            chosen.selection.missing, self._lacking, self._end, chosen.runner.name, chunk_size(config, model.device),
-            scratch, chosen.selection.choices,
+            config, chosen.spec, model, chosen.tokenizer, frozenset(chosen.runner.provides), chosen.providers,
+            self._find, chosen.selection.missing, self._lacking, self._end, chosen.runner.name,
+            chunk_size(config, model.device), scratch, chosen.selection.choices, self._failed,
         )  # fmt: skip
         self.points = Points(self._all(Stage, "pipeline_stages", ctx), chosen.culprits)
         self.parts = self._all(DevicePart, "device_parts", ctx)
@@ -56,16 +55,8 @@ class StageBuilder:
             who = self._chosen.culprits.name(cache)
             raise PluginError(f"the prefix cache {who!r} needs a device part {cache.loader!r}, which no plugin brings")
 
-    def _provider(self, contract: Contract[T, Ctx], ctx: Ctx) -> T:
-        """Return what the chosen provider builds, the same for all who ask; known by its name, should it raise."""
-        if contract.name not in self._made:
-            choice = self._chosen.selection.choose(contract, ctx)
-            self._made[contract.name] = self._chosen.culprits.know(choice.record, choice.build(ctx))
-        found: T = self._made[contract.name]  # type: ignore[assignment]
-        return found
-
     def _find(self, contract: Contract[T, Ctx], ctx: Ctx) -> T | None:
-        return None if self._chosen.selection.find(contract, ctx) is None else self._provider(contract, ctx)
+        return None if self._chosen.selection.find(contract, ctx) is None else self._chosen.providers(contract, ctx)
 
     def _lacking(self, capability: str) -> str | None:
         """Return who of the runner, and the network that it runs, lacks a capability; None: neither does."""
@@ -78,6 +69,9 @@ class StageBuilder:
 
     def _end(self, req: Req, reason: FinishReason) -> None:
         self.points.end(req, reason)
+
+    def _failed(self, made: object) -> None:
+        self._chosen.culprits.count(self._chosen.culprits.known(made))
 
     def _all(self, kind: type[PartT], hook: str, ctx: StageContext) -> list[PartT]:
         found = []
@@ -119,19 +113,8 @@ def brought(hooks: Hooks, kind: type[PartT], hook: str, **given: object) -> list
     """Return what the implementations of a hook bring, each with its plugin's name and origin. Raises PluginError,
     naming the plugin, for one that raises or brings something else.
     """
-    owners = {id(made): loaded for loaded, made in hooks.built}
     found = []
-    for one in reversed(getattr(hooks.call, hook).get_hookimpls()):
-        loaded = owners.get(id(one.plugin))
-        plugin = type(one.plugin).__name__ if loaded is None else loaded.plugin.name
-        origin = "" if loaded is None else str(loaded.origin)
-        try:
-            parts = list(one.function(*(given[name] for name in one.argnames)))
-        except DELIBERATE:
-            raise
-        except Exception as error:
-            text = describe(error, type(one.plugin).__module__)
-            raise PluginError(f"{hook} of plugin {plugin!r} ({origin}) raised: {text}", plugin=plugin) from error
+    for plugin, origin, parts in answers(hooks, hook, list[object], **given):
         for part in parts:
             if not isinstance(part, kind) or not part.name:
                 raise PluginError(

@@ -121,11 +121,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.sampling import SamplingRow as SamplingRow
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy as SchedulePolicy
     from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext as SchedulePolicyContext
-    from pegboard.core.interfaces.speculator import Accepted as Accepted
-    from pegboard.core.interfaces.speculator import DraftRow as DraftRow
-    from pegboard.core.interfaces.speculator import DraftTrees as DraftTrees
-    from pegboard.core.interfaces.speculator import Speculator as Speculator
-    from pegboard.core.interfaces.speculator import SpeculatorContext as SpeculatorContext
     from pegboard.core.interfaces.stage import Column as Column
     from pegboard.core.interfaces.stage import DevicePart as DevicePart
     from pegboard.core.interfaces.stage import DeviceServices as DeviceServices
@@ -150,6 +145,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.token_allocator import TokenAllocator as TokenAllocator
     from pegboard.core.interfaces.token_allocator import TokenAllocatorContext as TokenAllocatorContext
     from pegboard.core.interfaces.tokenizer import Tokenizer as Tokenizer
+    from pegboard.core.interfaces.trees import Accepted as Accepted
+    from pegboard.core.interfaces.trees import TokenTrees as TokenTrees
 
 _IMPORT = re.compile(r"^    from (\S+) import (\w+) as \2$", re.MULTILINE)
 _HOME = {name: module for module, name in _IMPORT.findall(Path(__file__).read_text("utf-8"))}

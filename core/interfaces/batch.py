@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.forward import ForwardMode
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
-    from pegboard.core.interfaces.speculator import DraftTrees
+    from pegboard.core.interfaces.trees import TokenTrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +48,17 @@ class SamplingInfo:
 class ScheduleBatch:
     """What the scheduler decided to run in one step; step hooks see it.
 
-    Arrays int64, one entry per request of `reqs`: `seq_lens` (KV after this step, that of drafts included),
-    `extend_lens` (new tokens; 1 for a decode, and one more per draft) and `prefix_lens` (KV before the step).
+    Arrays int64, one entry per request of `reqs`: `seq_lens` (KV after this step, that of tokens ahead included),
+    `extend_lens` (new tokens; 1 for a decode, and one more per token ahead) and `prefix_lens` (KV before the step).
     `decoding` is the number of requests at the end of `reqs` that only decode. `partial` holds the requests that get KV
     but no token: their prompt is not finished by this step, or they sample nothing (`Req.samples`).
 
-    `trees` has what a speculator has proposed, for all requests that a token is sampled for; None in a step without
-    drafts.
+    `trees` has the tokens ahead of all requests that a token is sampled for; None in a step without any.
 
     `planned_at` and `committed_at` are the clock's times before the batch was decided and after its results were
     taken. Once committed, `tokens` int64 [sampled] are what was sampled (-1 for a request that had ended meanwhile) and
     `intervals` float64 [sampled] the seconds since each of these requests got its token before (NaN for a first one),
-    in the order of `reqs` without `partial`. With drafts a request may have gained several tokens: `gained` int64
+    in the order of `reqs` without `partial`. With tokens ahead a request may have gained several: `gained` int64
     [sampled] says how many, and `tokens` are packed, request after request (-1 for one that it had no use for, behind
     its end).
     """
@@ -76,7 +75,7 @@ class ScheduleBatch:
     committed_at: float = 0.0
     tokens: NDArray[np.int64] | None = None
     intervals: NDArray[np.float64] | None = None
-    trees: DraftTrees | None = None
+    trees: TokenTrees | None = None
     gained: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
@@ -125,10 +124,10 @@ class BatchExtras:
 
     def per_token(self, name: str, values: NDArray[np.generic]) -> None:
         """Bring an array [tokens, ...] with one entry per new token, request after request in the order of
-        `batch.reqs`: `extend_lens[i]` entries for request i, of which the last ones are its drafts. Raises as
+        `batch.reqs`: `extend_lens[i]` entries for request i, of which the last ones are those ahead. Raises as
         `per_request` does.
         """
-        self._add_array(name, values, self._tokens, "new token (batch.extend_lens of each request, drafts included)")
+        self._add_array(name, values, self._tokens, "new token (batch.extend_lens of each request)")
 
     def whole(self, name: str, value: object) -> None:
         """Bring one value for the whole batch. Raises ValueError for a name that is taken."""
@@ -165,38 +164,6 @@ class SplitPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """What a speculator that reads the model's states is told of a batch, an entry per request.
-
-    `fresh` bool: it has its row since this pass. `again` int64: so many tokens at its front, 0 or 1, are computed once
-    more behind a cached prefix, and `prefix_lens` and `extend_lens` count them among the new ones. `slots` int64: for
-    so many positions its row has slots.
-    """
-
-    fresh: NDArray[np.bool_]
-    again: NDArray[np.int64]
-    slots: NDArray[np.int64]
-
-    def part(self, requests: Sequence[int]) -> Observed:
-        """Return that of some requests alone, by their indices."""
-        keep = list(requests)
-        return Observed(self.fresh[keep], self.again[keep], self.slots[keep])
-
-
-@dataclass(frozen=True, slots=True)
-class DraftWork:
-    """What a worker needs to draft on the device, see `DraftBatch`; `table` are changes of the row table since the last
-    batch.
-    """
-
-    rows: NDArray[np.int64]
-    seq_lens: NDArray[np.int64]
-    newest: NDArray[np.int64]
-    most: NDArray[np.int64]
-    table: TableChanges | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class PrefillItem:
     """One request's share of a prefill: `extend_len` new tokens after `prefix_len`; `partial` when its prompt goes
     on after it; `fresh` when it has just got its row. `loaded_from` says how many tokens of its prefix
@@ -214,11 +181,12 @@ class PrefillItem:
 @dataclass(frozen=True, slots=True)
 class StageWork:
     """What a stage has done beside batches, where these run: `payload` is for the part of that name. Plain values and
-    arrays, so that it can be sent to other processes.
+    arrays, so that it can be sent to other processes. `table` are changes of the row table since the batch before.
     """
 
     stage: str
     payload: object
+    table: TableChanges | None = None
 
 
 @dataclass(slots=True)
@@ -234,9 +202,9 @@ class ModelWorkerBatch:
     token's row; `input_ids` is -1 there. `table` are changes of the row table since the batch before. `part` is set for
     a part of a split prefill.
 
-    In a step with drafts `trees` are those of the sampled rows, whose `sampling` and `sample_rows` have an entry per
-    node. Branches need `tail_lens` int64 [batch] and `tail_bits` int64 [tokens], see ForwardBatch; chains leave them
-    None. `observed` is set where a speculator reads the model's states.
+    With tokens ahead `trees` are those of the sampled rows, whose `sampling` and `sample_rows` have an entry per node.
+    Branches need `tail_lens` int64 [batch] and `tail_bits` int64 [tokens], see ForwardBatch; chains leave them
+    None.
 
     `common_prefix`: see ForwardBatch. `extras`: see BatchExtras. `payloads` are for device parts, by their names: those
     of stages, and for `PrefixCache.loader` a tuple of what has to be loaded for this batch.
@@ -257,10 +225,9 @@ class ModelWorkerBatch:
     pending: NDArray[np.int64] | None = None
     table: TableChanges | None = None
     part: SplitPart | None = None
-    trees: DraftTrees | None = None
+    trees: TokenTrees | None = None
     tail_lens: NDArray[np.int64] | None = None
     tail_bits: NDArray[np.int64] | None = None
-    observed: Observed | None = None
     common_prefix: int = 0
     extras: dict[str, Any] = field(default_factory=dict)
     payloads: dict[str, object] = field(default_factory=dict)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.forward import LogprobOutput
-    from pegboard.core.interfaces.speculator import Accepted
+    from pegboard.core.interfaces.trees import Accepted
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class BatchResult:
     """What came out of a step, on the host: `tokens` int64 [sampled], their logprobs if a request asked for them, and
     in `parts` what the device parts of stages computed, by their names.
 
-    In a step with drafts `accepted` says what stands of them; `tokens` are then its tokens, and `logprobs` has a row
+    With tokens ahead `accepted` says what stands of them; `tokens` are then its tokens, and `logprobs` has a row
     per node. `unsampled` says that some tokens are NO_TOKEN: nothing could be drawn for their rows.
     """
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext
     from pegboard.core.interfaces.sampler import Sampler, SamplerContext
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
-    from pegboard.core.interfaces.speculator import Speculator, SpeculatorContext
     from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 
 _I = "pegboard.core.interfaces"
@@ -89,7 +88,7 @@ ATTENTION: Contract[AttentionBackend, AttentionContext] = Contract(
         "graph_extend": "`graph` for extend and mixed batches, too, whose number of tokens is fixed",
         "kv_fp8": "reads and writes 8-bit KV, with the pool's scales",
         "shared_prefix": "computes attention over ForwardBatch.common_prefix once for all requests",
-        "tree_mask": "honours ForwardBatch.tail_bits: tokens that see some of the last keys only, as in a draft tree",
+        "tree_mask": "honours ForwardBatch.tail_bits: tokens that see some of the last keys only, as in a tree",
     },
 )
 
@@ -161,7 +160,7 @@ LOGITS_PROCESSOR: Contract[LogitsProcessor, LogitsProcessorContext] = Contract(
     suite=f"{_S}.logits_processor:LogitsProcessorContract",
     capabilities={
         "params": "requests may name it, with parameters of their own",
-        "drafts": "reads SamplingRow.draft_ids, so that several tokens of a request can be sampled in one step",
+        "tokens_ahead": "reads SamplingRow.ahead_ids, so that several tokens of a request can be sampled in one step",
     },
 )
 
@@ -177,20 +176,6 @@ SAMPLER: Contract[Sampler, SamplerContext] = Contract(
         "seeded": "the same seed and logits give the same token in any batch, and logits that rounding moves "
         "seldom another one",
         "params": "requests may bring parameters for it, under its name",
-    },
-)
-
-SPECULATOR: Contract[Speculator, SpeculatorContext] = Contract(
-    "speculator",
-    "speculation",
-    Cardinality.ONE,
-    f"{_I}.speculator:Speculator",
-    "proposes tokens that the model then verifies, several in one pass",
-    suite=f"{_S}.speculator:SpeculatorContract",
-    capabilities={
-        "branches": "proposes trees, not only chains",
-        "device": "is a DeviceSpeculator: drafts where the model runs, from the model's own states",
-        "judges": "decides from the logits which drafts stand: tokens differ from those without speculation",
     },
 )
 

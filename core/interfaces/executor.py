@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.batch import ModelWorkerBatch, StageWork
+    from pegboard.core.interfaces.batch import ModelWorkerBatch, StageWork, TableChanges
     from pegboard.core.interfaces.batch_result import BatchResult
 
 R_co = TypeVar("R_co", covariant=True)
@@ -40,8 +40,10 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def ask(self, stage: str, payload: object) -> object:
-        """Have a stage's work done after all that is under way, and return its result. Raises what it raises."""
+    def ask(self, stage: str, payload: object, table: TableChanges | None = None) -> object:
+        """Have a stage's work done after all that is under way, with these changes of the row table, and return its
+        result. Raises what it raises.
+        """
 
     @abstractmethod
     def healthy(self) -> bool:

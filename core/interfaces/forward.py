@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.layers import LayerSpec
     from pegboard.core.interfaces.sampling import LogprobRequest
+    from pegboard.core.interfaces.trees import Accepted
 
 
 class ForwardMode(enum.Enum):
@@ -28,9 +29,7 @@ class ForwardMode(enum.Enum):
     IDLE = "idle"
     """No tokens; runs only so that collectives of several ranks match."""
     TARGET_VERIFY = "target_verify"
-    """Speculation: the target model scores draft tokens."""
-    DRAFT_EXTEND = "draft_extend"
-    """Speculation: the draft model catches up with the accepted tokens."""
+    """The newest tokens of requests, and tokens ahead of them."""
     PREBUILT = "prebuilt"
     """Disaggregated decode: the prompt's KV has arrived, nothing is left to prefill."""
     SPLIT_PREFILL = "split_prefill"
@@ -51,7 +50,6 @@ _EXTEND_LIKE = frozenset(
         ForwardMode.EXTEND,
         ForwardMode.MIXED,
         ForwardMode.TARGET_VERIFY,
-        ForwardMode.DRAFT_EXTEND,
         ForwardMode.SPLIT_PREFILL,
     }
 )
@@ -109,13 +107,13 @@ class Taps:
         if place in self.places:
             self._found[place] = states
 
-    def joined(self) -> torch.Tensor:
-        """Return all of them side by side, [tokens, places x hidden] in the model's dtype. Raises KeyError for a place
-        that has not come by.
+    def joined(self, places: tuple[int, ...] | None = None) -> torch.Tensor:
+        """Return those at some places, or at all, side by side: [tokens, places x hidden] in the model's dtype. Raises
+        KeyError for a place that has not come by.
         """
         import torch
 
-        found = [self._found[place] for place in self.places]
+        found = [self._found[place] for place in (self.places if places is None else places)]
         return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
 
@@ -155,7 +153,7 @@ class ForwardBatch:
     `hidden_rows` int64 [h] are packed tokens whose last hidden states are wanted (capability `hidden_states`).
 
     `tail_lens` int64 [batch] (`tail_lens_cpu` on the host) and `tail_bits` int64 [tokens] are set where tokens do not
-    see all that stands before them, as in draft trees (capability `tree_mask`). Of the last `tail_lens[r]` keys of
+    see all that stands before them, as in trees (capability `tree_mask`). Of the last `tail_lens[r]` keys of
     request r, 64 at most, a token sees those whose bit is set: bit i of key seq_len - tail_len + i. Keys before the
     tail are seen as ever. A token's place, from which a sliding window counts, is seq_len - tail_len + (set bits) - 1,
     and not that of its slot; the tokens of the tail that it sees stand at the places that its ancestors have. A request
@@ -248,6 +246,9 @@ class ForwardOutput:
     capability. `prompt_logprobs` belong to `ForwardBatch.logprob_rows` (of the model's own logits, unprocessed),
     `row_states` [h, hidden] to its `hidden_rows`: after the final norm. `sampled_by` is the sampler that has drawn the
     tokens, for errors; None where the runner has done so itself.
+
+    The worker adds for device parts: `newest` int64 [sampled requests], the last token that each has gained, and
+    `accepted`, what stands of tokens ahead, where the batch had some.
     """
 
     next_token_ids: torch.Tensor
@@ -257,3 +258,5 @@ class ForwardOutput:
     prompt_logprobs: LogprobOutput | None = None
     row_states: torch.Tensor | None = None
     sampled_by: object = None
+    newest: torch.Tensor | None = None
+    accepted: Accepted | None = None

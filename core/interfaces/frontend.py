@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.contract import Contract, Ctx, T
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.sampling import SamplingParams
-    from pegboard.core.interfaces.stage import CompiledStops
+    from pegboard.core.interfaces.stops import CompiledStops
     from pegboard.core.interfaces.tokenizer import Tokenizer
 
 

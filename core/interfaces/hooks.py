@@ -22,6 +22,7 @@ import pluggy
 if TYPE_CHECKING:
     import fastapi
 
+    from pegboard.core.interfaces.ahead import Reserve, ReserveContext
     from pegboard.core.interfaces.batch import ScheduleBatch
     from pegboard.core.interfaces.choosing import Chooser, MemoryContext
     from pegboard.core.interfaces.client import EngineClient, ModelInfo
@@ -56,6 +57,7 @@ BOTH, API, SCHEDULER, DEVICE = "both", "API", "scheduler", "where batches run"
 POINTS = (
     Point("configure", BOTH, "first of all, before anything is built"),
     Point("guard_http", API, "when the server's socket listens, before the model is loaded"),
+    Point("reserve", SCHEDULER, "before attention, runner and KV memory are chosen: layers that plugins add to it"),
     Point("pipeline_stages", SCHEDULER, "when providers are chosen, before weights are read: what takes part in steps"),
     Point("device_parts", DEVICE, "when providers are chosen, before weights are read: what stages compute there"),
     Point("frontend_stages", API, "before the first request: what stages do with requests and answers"),
@@ -75,7 +77,7 @@ POINTS = (
 )
 """All points, in the order in which they are called. The scheduler starts before the routers are built."""
 
-STAGE_HOOKS = ("pipeline_stages", "device_parts", "frontend_stages")
+STAGE_HOOKS = ("reserve", "pipeline_stages", "device_parts", "frontend_stages")
 LIFECYCLE_HOOKS = tuple(point.name for point in POINTS if not point.step and point.name not in STAGE_HOOKS)
 STEP_HOOKS = tuple(point.name for point in POINTS if point.step)
 
@@ -106,6 +108,19 @@ class HookSpecs:
             @hookimpl
             def guard_http(self, front):
                 return None if front.keyed else OnePerSecond()
+        """
+
+    @hookspec
+    def reserve(self, ctx: ReserveContext) -> Reserve | None:
+        """Once in the scheduler process, before attention, runner and KV memory are chosen, and before weights are
+        read: layers that KV memory is to have beside the model's.
+
+        Example::
+
+            @hookimpl
+            def reserve(self, ctx):
+                layer = replace(ctx.spec.layers[-1], layer_id=len(ctx.spec.layers))
+                return Reserve(layers=(layer,))
         """
 
     @hookspec

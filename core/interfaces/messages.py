@@ -95,8 +95,6 @@ class TokenOutput(Message):
     cached_tokens: int = 0
     cached_from: dict[str, int] | None = None
     num_retractions: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
     logprobs: list[tuple[float, int, list[tuple[float, int]]]] | None = None
     features: dict[str, msgspec.Raw] | None = None
     rows: dict[str, list[msgspec.Raw]] | None = None

@@ -53,7 +53,7 @@ class ModelRunnerContext:
 
 @dataclass(frozen=True, slots=True)
 class ModelEnds:
-    """Both ends of a model, for what drafts for it. `embed` takes ids int64 [n] and returns their embeddings
+    """Both ends of a model, for parts that look ahead of it. `embed` takes ids int64 [n] and returns their embeddings
     [n, hidden] in the model's dtype; `logits` takes states [n, hidden] after a final norm and returns logits float32
     [n, vocab], a new tensor. They run where and when the model itself could.
     """

@@ -166,8 +166,7 @@ class ReqOutput:
     """What has been generated and what of it was already sent. `cached_from` says how
     many of the `cached_tokens` were loaded, by where they came from (`PrefixMatch.promised_from`).
 
-    `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one. `drafted`
-    counts tokens that were proposed for it and verified, `accepted` those of its output that were among them.
+    `sent_len` counts output tokens that left the scheduler, so that a retracted request never repeats one.
     """
 
     sent_len: int = 0
@@ -175,8 +174,6 @@ class ReqOutput:
     cached_tokens: int = 0
     cached_from: Mapping[str, int] = field(default_factory=dict)
     num_retractions: int = 0
-    drafted: int = 0
-    accepted: int = 0
 
 
 @dataclass(slots=True)

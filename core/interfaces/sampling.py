@@ -223,10 +223,10 @@ class SamplingRow:
     overlap loop the newest `pending` tokens are not known to the host yet, unless a processor of the request reads
     them (`LogitsProcessor.reads_output`). `memo` stays with the request to its end, for processors to keep things in.
 
-    `draft_ids` int64 [drafted] follow `output_ids`: a speculator has proposed them, and the token that is sampled here
-    counts only if the model agrees with all of them. A request may have several rows in a step then, one per draft.
-    They are to be treated as output of this row, and nothing of them may be remembered in `memo`. Requests that want a
-    processor without the capability `drafts` never have any.
+    `ahead_ids` int64 [tokens ahead] follow `output_ids`: a stage has proposed them, and the token that is sampled here
+    counts only if the model agrees with all of them. A request may have several rows in a step then, one per node of
+    its tree. They are to be treated as output of this row, and nothing of them may be remembered in `memo`. Requests
+    that want a processor without the capability `tokens_ahead` never have any.
     """
 
     params: SamplingParams
@@ -234,12 +234,12 @@ class SamplingRow:
     output_ids: NDArray[np.int64]
     pending: int = 0
     memo: dict[object, Any] = field(default_factory=dict)
-    draft_ids: NDArray[np.int64] | tuple[()] = ()
+    ahead_ids: NDArray[np.int64] | tuple[()] = ()
 
     @property
     def generated(self) -> int:
-        """Tokens generated so far, those included that are not known yet, and the drafted ones."""
-        return len(self.output_ids) + len(self.draft_ids) + self.pending
+        """Tokens generated so far, those included that are not known yet, and those ahead."""
+        return len(self.output_ids) + len(self.ahead_ids) + self.pending
 
 
 @dataclass(slots=True)

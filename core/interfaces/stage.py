@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
+from pegboard.core.interfaces.ahead import Wants
 from pegboard.core.interfaces.req import WHOLE_PREFIX
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
+    from pegboard.core.interfaces.ahead import AheadRoom, LoadedModel, LogPart, Verified
     from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch, ScheduleBatch
     from pegboard.core.interfaces.choosing import NamedProvider
     from pegboard.core.interfaces.contract import Contract, Ctx, T
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.interfaces.sampling import SamplingParams
     from pegboard.core.interfaces.status import FinishReason
-    from pegboard.core.interfaces.step import AnySource, CoreServices
+    from pegboard.core.interfaces.step import AnySource, CoreServices, Launched
+    from pegboard.core.interfaces.stops import CompiledStops, Ending
     from pegboard.core.interfaces.tokenizer import Tokenizer
+    from pegboard.core.interfaces.trees import Accepted, TokenTrees
 
 
 R = TypeVar("R")
@@ -59,12 +63,14 @@ class Wait(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Interest:
     """What a stage needs for a request that it takes part in. `history`: the tokens before a step are known when it is
-    packed. `single`: each output token is drawn in a row of its own, so the request gets neither drafts nor forced
-    tokens. `constrained`: it has a TokenConstraint before it is admitted.
+    packed. `single`: each output token is drawn in a row of its own, so the request gets neither tokens ahead nor
+    forced tokens. `constrained`: it has a TokenConstraint before it is admitted. Without `look` the stage's `send` is
+    asked only when output is sent anyway, and at the end.
     """
 
     history: bool = False
     single: bool = False
+    look: bool = True
     constrained: bool = False
 
 
@@ -74,7 +80,7 @@ class Column:
 
     `of` returns a request's number; it stays the same while the request has memory. Requests in which the stage takes
     no part have 0. The running batch keeps the numbers flat, so a decode costs no call per request; halves of a failed
-    batch have theirs. With `per` "token" a request's number stands once for each of its new tokens, drafts included.
+    batch have theirs. With `per` "token" a request's number stands once for each of its new tokens.
     """
 
     name: str
@@ -121,49 +127,6 @@ class StepResult(Protocol):
     def parts(self) -> Mapping[str, Mapping[str, NDArray[np.generic]]]: ...
 
 
-class Ending(Protocol):
-    """One reason to end, of one request."""
-
-    def after(self, req: Req, token: int) -> FinishReason | None:
-        """Return why the request ends with `token`, the newest of its output; None where it goes on."""
-
-
-class TextMatcher(Protocol):
-    """Looks in the text of one answer for what ends it, one character at a time: `before` and then `read` for each, and
-    `before` again after `restart`.
-    """
-
-    @property
-    def undecided(self) -> int:
-        """How many of the latest characters might be the beginning of a match: they are not shown yet."""
-
-    def before(self, char: str) -> tuple[int, str] | None:
-        """Return the length of a match that ends before `char`, which is known now and not read, and what answers call
-        it; None where there is none. A match has one character at least.
-        """
-
-    def read(self, char: str) -> tuple[int, str] | None:
-        """Read `char`; as `before`, of a match that ends with it. The longest one, if there are several."""
-
-    def restart(self) -> None:
-        """Forget what has begun: a match was ignored, and none has part of its text."""
-
-
-class CompiledStops(Protocol):
-    """What ends outputs by their text, compiled: for all answers that have the same."""
-
-    @property
-    def steps(self) -> int:
-        """What a character of one answer costs at worst, in steps of an automaton: about 1 microsecond each."""
-
-    @property
-    def chars(self) -> int:
-        """Characters of what was compiled."""
-
-    def matcher(self) -> TextMatcher:
-        """Return a new one, at the beginning of a text."""
-
-
 @dataclass(frozen=True, slots=True)
 class Sent:
     """What a stage adds to an output: a value for all of it, and one value per token that the output brings. Both are
@@ -183,7 +146,7 @@ class StageContext:
     the model lacks a capability, such as "model family 'llama'"; None: all have it. `end` finishes a request for a
     reason, from within `arrived`, `commit` or `closed`; none of its KV is shared. Tokens of a prompt are computed in
     chunks of `chunk_size`; None: at once. `scratch` is a directory that this process shares with that of the API.
-    `choices` are what was chosen so far, by contract.
+    `choices` are the providers chosen so far, by contract; `failed` counts a failure of what `provider` has built.
     """
 
     config: Any
@@ -200,6 +163,7 @@ class StageContext:
     chunk_size: int | None
     scratch: Path
     choices: Mapping[str, Sequence[NamedProvider]] = field(default_factory=dict)
+    failed: Callable[[object], None] = lambda made: None
 
     @property
     def directory(self) -> Path:
@@ -224,6 +188,9 @@ class Stage:
     splits: bool = False
     """Whether its sources take prefills over (`StepSource.takes`). Decodes are then mixed into prefills only where the
     config says so."""
+    lookback: int = 0
+    """1: behind a cached prefix its part reads the states of the prefix's last token, which is computed once more; its
+    KV is in the cache and is not written again."""
     flag: int = 0
     """One bit of `Req.flags`, set by the core: whether this stage takes part in a request."""
 
@@ -291,6 +258,22 @@ class Stage:
         """
         return take
 
+    def must_settle(self, running: Sequence[Req], flight: Launched) -> bool:
+        """When a step is planned while another one is under way: return whether the results of that one are needed
+        first, so that `ahead` is asked for these requests. Where it may gain several tokens, the core waits by itself.
+        """
+        return False
+
+    def ahead(self, room: AheadRoom) -> TokenTrees | None:
+        """When a step that decodes is planned, with none under way, and room for one token of each request is found:
+        return a tree of tokens for each request of `room`, to be computed in the same pass; None: none. The first
+        answer of all stages counts. Requests in which the stage takes no part have a `room.most` of 1.
+
+        The core cuts trees to what memory and constraints allow. What is not a tree, or is larger than `room.most`, is
+        logged, and the step goes on without.
+        """
+        return None
+
     # ---- a step ----------------------------------------------------------------------------------------------------
 
     def pack(self, step: LaunchedStep, extras: BatchExtras) -> object | None:
@@ -344,6 +327,10 @@ class Stage:
         """
         return {}
 
+    def log_decodes(self) -> LogPart | None:
+        """For each log line about decodes, which is about all since the one before: return what to add."""
+        return None
+
     def idle_error(self) -> str | None:
         """Return what is wrong with the stage's books when the scheduler has no request, or None."""
         return None
@@ -351,9 +338,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class DeviceServices:
-    """What the core offers the work of a stage, where batches run: the memory of KV."""
+    """What the core offers the work of a stage, where batches run: the memory of KV, and `row_table` int32
+    [rows, max_context], which maps a request's row and a position to a slot of it.
+    """
 
     pool: KVPool
+    row_table: torch.Tensor
 
 
 class DevicePart:
@@ -374,10 +364,29 @@ class DevicePart:
         `ModelFamily.load` does.
         """
 
+    def attach(self, model: LoadedModel) -> None:
+        """Once, when the model's weights are read and memory is not sized yet: take what it needs of the model. What it
+        raises stops the start.
+        """
+
+    def numerics(self) -> str:
+        """Once it is attached: name what KV depends on because of it, "" for nothing; see `ModelRunner.numerics`."""
+        return ""
+
+    def wants(self, payload: object) -> Wants:
+        """Before the pass: return what it reads of the model beside tokens, for `accept` and `computed`."""
+        return Wants()
+
     def unpack(self, payload: object, batch: ForwardBatch, put: Callable[[NDArray[np.generic]], torch.Tensor]) -> None:
         """Before the pass: put the payload of the Stage into the batch. `put` brings an array to the device along with
         all others, in one copy; the tensor may be read after the pass has begun.
         """
+
+    def accept(self, payload: object, verified: Verified) -> Accepted | None:
+        """After a pass with tokens ahead: return which of them stand; None: those stand that agree with what was drawn.
+        The first answer of all parts counts. What is not a path in each tree fails the batch.
+        """
+        return None
 
     def execute(self, payload: object, batch: ForwardBatch, run: Callable[[], R]) -> R:
         """Around the pass, or around the first part of a split one: call `run` once, and return what it returns. Raise
@@ -387,7 +396,7 @@ class DevicePart:
 
     def computed(self, payload: object, batch: ForwardBatch, output: ForwardOutput) -> Mapping[str, torch.Tensor]:
         """After the pass: return tensors that go to the host with the tokens, in one copy. The Stage finds them in
-        `StepResult.parts`. Must not wait for the device.
+        `StepResult.parts`. Must not wait for the device. `output` says what was accepted, and the newest tokens.
         """
         return {}
 

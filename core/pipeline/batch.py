@@ -11,25 +11,24 @@ import numpy as np
 
 from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch, SplitPart
 from pegboard.core.interfaces.forward import ForwardMode
+from pegboard.core.pipeline.ahead import pack
 from pegboard.core.pipeline.points import Points, asks_of
 from pegboard.core.pipeline.positions import positions_of
 from pegboard.core.pipeline.running import NEVER, SHIFTED, flags_of
 from pegboard.core.pipeline.sampling_info import SamplingInfos, mark_pending
-from pegboard.core.pipeline.speculation.drafts import pack
-from pegboard.core.pipeline.speculation.observing import observe_decode, observe_prefill
 from pegboard.core.pipeline.step import Step, computed_again
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.batch import Observed, PrefillItem
+    from pegboard.core.interfaces.batch import PrefillItem
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
     from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.interfaces.sampler import Sampler
+    from pegboard.core.pipeline.ahead import Ahead
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.shared import CommonPrefix
-    from pegboard.core.pipeline.speculation.drafts import Drafts
 
 PADDING = 0
 """The slot whose KV is never read."""
@@ -39,9 +38,9 @@ class BatchBuilder:
     """Makes steps. What it hands out is never changed afterwards, since a worker may read it while the next step is
     built; the sampling arrays of a decode batch are shared by all steps of the same requests.
 
-    `asked` are the logits processors, and the sampler where requests may bring parameters for it. `lookback` tokens of
-    a cached prefix are computed again, for what reads the model's states; None where nothing does. `shared` finds what
-    a decode batch has in common, where attention makes use of that.
+    `asked` are the logits processors, and the sampler where requests may bring parameters for it; those that are in
+    `alone` take tokens ahead for output. `shared` finds what a decode batch has in common, where attention makes use of
+    that.
     """
 
     def __init__(
@@ -49,12 +48,12 @@ class BatchBuilder:
         memory: MemoryManager,
         asked: Sequence[LogitsProcessor | Sampler],
         vocab_size: int,
-        lookback: int | None = None,
+        alone: Sequence[LogitsProcessor | Sampler] = (),
         shared: CommonPrefix | None = None,
         points: Points | None = None,
     ) -> None:
         self.points = points or Points()
-        self._lookback = lookback
+        self._alone = tuple(alone)
         self._shared = shared
         self.vocab_size = vocab_size
         self._memory = memory
@@ -68,7 +67,7 @@ class BatchBuilder:
 
     def flags(self, req: Req) -> int:
         """Return the flags of a new request. Raises what the `wants` of a processor or the sampler raises."""
-        return flags_of(req, self._asked)
+        return flags_of(req, self._asked, self._alone)
 
     def decode(self, running: RunningBatch, flight: int) -> Step | None:
         """Make a batch of one token for each running request that may have one more token; None when there is none.
@@ -109,7 +108,6 @@ class BatchBuilder:
             sampled_rows=rows,
             pending=pending,
             table=self._memory.rows.take_changes(),
-            observed=None if self._lookback is None else observe_decode(running, active),
             common_prefix=0 if self._shared is None else self._shared.of(running),
         )
         asks = running.flags_any
@@ -127,11 +125,11 @@ class BatchBuilder:
         mixed: bool,
         flight: int,
         split: bool = False,
-        drafts: Drafts | None = None,
+        ahead: Ahead | None = None,
     ) -> Step:
-        """Make a prefill, with decodes of the running batch mixed in at its end, and with their drafts, if any.
+        """Make a prefill, with decodes of the running batch mixed in at its end, and tokens `ahead` of these, if any.
         Requests whose prompt is through join the running batch; with `split`, only at `join`. The items of running
-        requests are all the tokens that they have to compute. Without `items` it is a step that verifies drafts.
+        requests are all the tokens that they have to compute. Without `items` it is a decode with tokens ahead.
         """
         number = next(self._numbers)
         active = running.decoding() if mixed else np.empty(0, np.int64)
@@ -140,14 +138,13 @@ class BatchBuilder:
         ends = running.seq_lens[active]
         prefix = np.fromiter((item.prefix_len for item in items), np.int64, len(items))
         extend = np.fromiter((item.extend_len for item in items), np.int64, len(items))
-        again = computed_again(items, len(reqs), self._lookback or 0)
+        again = computed_again(items, len(reqs), self.points.lookback)
         if again is not None:
             prefix -= again[: len(items)]
             extend += again[: len(items)]
-        observed = None if self._lookback is None else observe_prefill(items, reqs, again)
         prefix_lens = np.concatenate([prefix, ends - 1])
-        drafted = np.ones(len(decoding), np.int64) if drafts is None else drafts.trees.counts
-        extend_lens = np.concatenate([extend, drafted])
+        new = np.ones(len(decoding), np.int64) if ahead is None else ahead.trees.counts
+        extend_lens = np.concatenate([extend, new])
         through = [item.req for item in items if not item.partial and item.req.samples]
         batch = ScheduleBatch(
             bid=number,
@@ -159,11 +156,11 @@ class BatchBuilder:
             decoding=len(decoding),
             partial=frozenset(item.req.rid for item in items if item.partial or not item.req.samples),
         )
-        if drafts is not None:
-            drafts = drafts.behind([req.tokens.last for req in through])
-        work = _keep_out(self._work(batch, through + decoding, drafts, observed), again)
+        if ahead is not None:
+            ahead = ahead.after([req.tokens.last for req in through])
+        work = _keep_out(self._work(batch, through + decoding, ahead), again)
         loads = self._load(work, [item.req.kv for item in items if item.fresh])
-        if decoding and drafts is None:
+        if decoding and ahead is None:
             at = work.input_ids.shape[0] - len(decoding)
             ids, pending = _inputs(running, active, flight)
             work.input_ids[at:] = ids
@@ -187,7 +184,7 @@ class BatchBuilder:
             np.concatenate([new_flags, flags]),
             NEVER,
             again=again,
-            drafts=drafts,
+            ahead=ahead,
             asks=asks_of(reqs),
             loads=loads,
         )
@@ -260,14 +257,13 @@ class BatchBuilder:
             planned_at=whole.planned_at,
         )
         sampled = [req for req in reqs if req.rid not in whole.partial]
-        drafts = step.drafts and step.drafts.part(_sampled_places(whole)[keep][_is_sampled(batch)])
+        ahead = step.ahead and step.ahead.part(_sampled_places(whole)[keep][_is_sampled(batch)])
         again = None if step.again is None else step.again[keep]
-        observed = None if step.work.observed is None else step.work.observed.part(keep)
-        work = _keep_out(self._work(batch, sampled, drafts, observed), again)
+        work = _keep_out(self._work(batch, sampled, ahead), again)
         loads = self._load(work, kvs)
         left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
         flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
-        half = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, again=again, drafts=drafts)
+        half = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, again=again, ahead=ahead)
         half.touched, half.asks, half.closed, half.loads = True, asks_of(reqs), True, loads
         return half
 
@@ -277,9 +273,7 @@ class BatchBuilder:
             work.payloads[self._memory.cache.loader] = loads
         return bool(loads)
 
-    def _work(
-        self, batch: ScheduleBatch, sampled: list[Req], drafts: Drafts | None, observed: Observed | None
-    ) -> ModelWorkerBatch:
+    def _work(self, batch: ScheduleBatch, sampled: list[Req], ahead: Ahead | None) -> ModelWorkerBatch:
         """Return the worker's share of a batch whose slots are allocated. Tokens that the host does not know are -1."""
         reqs = batch.reqs
         rows = np.fromiter((req.kv.row for req in reqs), np.int64, len(reqs))
@@ -305,11 +299,10 @@ class BatchBuilder:
             sampling=self._infos.of(sampled) if sampled else None,
             sampled_rows=sampled_rows,
             table=self._memory.rows.take_changes(),
-            observed=observed,
         )
-        if drafts is not None:
-            batch.trees = drafts.trees
-            pack(work, drafts, sampled, np.flatnonzero(_is_sampled(batch)))
+        if ahead is not None:
+            batch.trees = ahead.trees
+            pack(work, ahead, sampled, np.flatnonzero(_is_sampled(batch)))
         return work
 
 

@@ -7,9 +7,6 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from pegboard.core.interfaces.batch import PrefillItem
 
 
@@ -34,17 +31,8 @@ class Counters:
     generated_tokens: int = 0
     forced_tokens: int = 0
     """Of the generated ones, those that constraints left no choice about and the model was not asked for."""
-    verify_steps: int = 0
-    """Steps in which some request had drafts."""
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    """Of the generated ones, those that were drafted."""
-    drafted_requests: int = 0
-    """Times that a request had drafts in a step: with each it gained a token, beside the accepted ones."""
     book_errors: int = 0
     schedule_time: float = 0.0
-    draft_time: float = 0.0
-    """Of the speculator, and of what is done with its drafts before the model gets them."""
     forward_time: float = 0.0
     results_time: float = 0.0
 
@@ -54,14 +42,6 @@ class Counters:
         out.cached_tokens, out.cached_from = kv.prefix_len, item.loaded_from
         self.cached_tokens += out.cached_tokens
         self.cached_from.update(out.cached_from)
-
-    def note_drafts(self, counts: NDArray[np.int64], gained: NDArray[np.int64]) -> None:
-        """Count a step that has verified trees of `counts` nodes for its requests, by which they have gained tokens."""
-        had = (counts > 1) & (gained > 0)
-        self.verify_steps += 1
-        self.drafted_requests += int(had.sum())
-        self.drafted_tokens += int(counts[had].sum() - had.sum())
-        self.accepted_tokens += int(gained[had].sum() - had.sum())
 
     def to_dict(self) -> dict[str, float]:
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "cached_from"}

@@ -11,7 +11,7 @@ from pegboard.core.interfaces.batch import StageWork
 from pegboard.core.interfaces.executor import Executor, Pending
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.batch import ModelWorkerBatch
+    from pegboard.core.interfaces.batch import ModelWorkerBatch, TableChanges
     from pegboard.core.interfaces.batch_result import BatchResult
 
 R = TypeVar("R")
@@ -59,7 +59,8 @@ class LocalExecutor(Executor):
     asynchronous device, when it is under way there. With it, batches are launched in a thread of their own, so that the
     loop can plan the next one meanwhile.
 
-    `again` runs a part of a failed batch; `launch` does where it is None. `stages` run the work of stages, by name.
+    `again` runs a part of a failed batch; `launch` does where it is None. `stages` run the work of stages, by name;
+    `send_table` brings changes of the row table before that.
     """
 
     def __init__(
@@ -69,12 +70,14 @@ class LocalExecutor(Executor):
         healthy: Callable[[], bool] | None = None,
         stages: Mapping[str, RunStage] = MappingProxyType({}),
         *,
+        send_table: Callable[[TableChanges], None] | None = None,
         thread: bool = False,
     ) -> None:
         self._launch = launch
         self._again = again
         self._healthy = healthy
         self._stages = stages
+        self._send_table = send_table
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward") if thread else None
 
     def submit(self, work: ModelWorkerBatch | StageWork) -> Pending[object]:
@@ -88,8 +91,8 @@ class LocalExecutor(Executor):
     def again(self, work: ModelWorkerBatch) -> BatchResult:
         return self._now(self._again or (lambda part: self._launch(part).result()), work)
 
-    def ask(self, stage: str, payload: object) -> object:
-        return self._now(lambda work: self._start(work).result(), StageWork(stage, payload))
+    def ask(self, stage: str, payload: object, table: TableChanges | None = None) -> object:
+        return self._now(lambda work: self._start(work).result(), StageWork(stage, payload, table))
 
     def healthy(self) -> bool:
         return self._healthy is None or self._healthy()
@@ -104,6 +107,8 @@ class LocalExecutor(Executor):
         run = self._stages.get(work.stage)
         if run is None:
             raise RuntimeError(f"no part of the stage {work.stage!r} is where batches run")
+        if work.table is not None and self._send_table is not None:
+            self._send_table(work.table)
         return run(work.payload)
 
     def _now(self, what: Callable[[Work], R], work: Work) -> R:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.stage import CompiledStops
+    from pegboard.core.interfaces.stops import CompiledStops
     from pegboard.core.pipeline.points import Points
 
 logger = logging.getLogger(__name__)

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.step import AnySource, Launched
+    from pegboard.core.pipeline.ahead import Ahead
     from pegboard.core.pipeline.batch import BatchBuilder
     from pegboard.core.pipeline.counters import Counters
     from pegboard.core.pipeline.guards import GuardedPolicy
+    from pegboard.core.pipeline.looking_ahead import TokensAhead
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.settings import SchedulerSettings
-    from pegboard.core.pipeline.speculation.drafter import Drafter
-    from pegboard.core.pipeline.speculation.drafts import Drafts
     from pegboard.core.pipeline.stages import Limits
 
 GIVE_WAY_SECONDS = 0.5
@@ -46,11 +46,11 @@ class Planner:
         counters: Counters,
         clock: Clock,
         cannot_fit: Callable[[Req, FinishReason], None],
-        drafter: Drafter | None = None,
+        ahead: TokensAhead,
     ) -> None:
         self.settings = settings
         self.memory = memory
-        self.drafter = drafter
+        self.tokens_ahead = ahead
         self.policy = policy
         self.builder = builder
         self.counters = counters
@@ -137,21 +137,19 @@ class Planner:
         for step in self.under_way:
             step.source.undo(step)
 
-    # ---- drafts ---------------------------------------------------------------------------------------------------
+    # ---- tokens ahead ---------------------------------------------------------------------------------------------
 
     def _waits_for_tokens(self, flight: Launched) -> bool:
         """Return whether the results of the step under way have to be known first: some request's tokens have to be
-        known before its next step, or drafts are verified in that step, or may be in the next one.
+        known before its next step, or it may gain several tokens, or a stage wants to go on from what it gains.
         """
-        if self.running.waits_for(flight.number, HISTORY):
+        if self.running.waits_for(flight.number, HISTORY) or (isinstance(flight, Step) and flight.ahead is not None):
             return True
-        if self.drafter is None:
-            return False
-        return self.drafter.concerns(self.running) or (isinstance(flight, Step) and flight.drafts is not None)
+        return self.builder.points.must_settle(self.running.reqs, flight)
 
-    def drafts(self) -> Drafts | None:
-        """Return drafts for the running requests. No step may be under way."""
-        return None if self.drafter is None else self.drafter.drafts(self.running)
+    def ahead(self, flight: Launched | None) -> Ahead | None:
+        """Return tokens ahead of the running requests; None while a step is under way."""
+        return None if flight is not None else self.tokens_ahead.plan(self.running)
 
     # ---- parked requests ------------------------------------------------------------------------------------------
 

@@ -1,6 +1,4 @@
-"""Points: where stages take part, as frozen tuples of those that override a method. A point without listeners is one
-truth test.
-"""
+"""Points: where stages take part in requests and steps. See `plan_points` for those of a plan."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ import numpy as np
 from pegboard.core.interfaces.batch import BatchExtras
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.req import SINGLE, WHOLE_PREFIX
-from pegboard.core.interfaces.stage import Stage, Wait
 from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.pipeline.plan_points import PlanPoints
 from pegboard.core.pipeline.reports import Reports
-from pegboard.core.pipeline.running import CONSTRAINED, FIRST_STAGE, HISTORY, SHIFTED, SPECIAL
+from pegboard.core.pipeline.running import CONSTRAINED, HISTORY, SHIFTED, SPECIAL
 from pegboard.toolkit.system.blame import in_words
 from pegboard.toolkit.system.culprits import Culprits
 
@@ -30,30 +28,23 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.stage import Column, CompiledStops, Ending
+    from pegboard.core.interfaces.stage import Column, Stage
+    from pegboard.core.interfaces.stops import CompiledStops, Ending
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.step import Step
+    from pegboard.toolkit.system.culprits import Culprits
 
 logger = logging.getLogger(__name__)
-
-MAX_STAGES = 48
-"""As many bits are left in the flags of a request."""
 
 Features = dict[str, msgspec.Raw]
 Rows = dict[str, list[msgspec.Raw]]
 
 
-class Points:
+class Points(PlanPoints):
     """The stages of one scheduler. `end` finishes a request for a reason; `connect` sets it."""
 
     def __init__(self, stages: Sequence[Stage] = (), culprits: Culprits | None = None) -> None:
-        self.stages = tuple(stages)
-        names = [stage.name for stage in stages]
-        if len(stages) > MAX_STAGES or len(set(names)) < len(names) or not all(names):
-            raise ValueError(f"stages must have names of their own, and be {MAX_STAGES} at most: {', '.join(names)}")
-        for number, stage in enumerate(stages):
-            stage.flag = FIRST_STAGE << number
-        self.culprits = culprits or Culprits()
+        super().__init__(stages, culprits)
         self.end: Callable[[Req, FinishReason], None] = _nobody_ends
         self.columns: tuple[tuple[Stage, Column], ...] = tuple((one, col) for one in stages for col in one.columns)
         self.bringing = self._at("sources")
@@ -63,10 +54,6 @@ class Points:
         self._stopping = self._at("compile_stops")
         self._unplacing = self._at("unplaced")
         self._going = self._at("gone")
-        self.beginning = self._at("begin_plan")
-        self._clipping = self._at("clip")
-        self.clips = bool(self._clipping)
-        """Whether some stage says how much of a prompt can be computed."""
         self._packing = self._at("pack")
         self._arrived = self._at("arrived")
         self._committing = self._at("commit")
@@ -80,10 +67,6 @@ class Points:
         """All requests, once there is a scheduler."""
         self.broken: dict[int, FinishReason] = {}
         """Why stages, by their flags, serve no request any more."""
-
-    def _at(self, point: str) -> tuple[Stage, ...]:
-        """Return the stages that take part at a point."""
-        return tuple(one for one in self.stages if getattr(type(one), point) is not getattr(Stage, point))
 
     @property
     def offers(self) -> tuple[str, ...]:
@@ -111,6 +94,7 @@ class Points:
                     if (broken := self.broken.get(stage.flag)) is not None:
                         raise InvalidRequest(broken.message, code=broken.code, status=broken.status)
                     req.flags |= stage.flag | HISTORY * interest.history | SINGLE * interest.single
+                    req.flags |= SPECIAL * bool(interest.look and self._looking & stage.flag)
                     req.flags |= (CONSTRAINED | SPECIAL | HISTORY) * interest.constrained
             if req.positions is not None:
                 req.flags |= SHIFTED
@@ -120,8 +104,6 @@ class Points:
         except BaseException:
             self.gone(req)
             raise
-        if req.flags & self._looking:
-            req.flags |= SPECIAL
         self.wait(req)
 
     def wait(self, req: Req) -> None:
@@ -181,37 +163,6 @@ class Points:
                     getattr(stage, point)(req)
                 except Exception as error:
                     self._log(stage, point, error)
-
-    # ---- a plan ----------------------------------------------------------------------------------------------------
-
-    def begin_plan(self) -> None:
-        """Tell that a step is about to be planned."""
-        for stage in self.beginning:
-            try:
-                stage.begin_plan()
-            except Exception as error:
-                self._log(stage, "begin_plan", error)
-
-    def clips_for(self, req: Req) -> bool:
-        """Return whether some stage says how much of a request's prompt can be computed."""
-        return self.clips and any(req.flags & stage.flag for stage in self._clipping)
-
-    def clip(self, req: Req, start: int, take: int) -> int | Wait:
-        """Return how many of `take` tokens can be computed now, as far as stages say. One that raises lets the request
-        wait.
-        """
-        for stage in self._clipping:
-            if take <= 0 or not req.flags & stage.flag:
-                continue
-            try:
-                found = stage.clip(req, start, take)
-            except Exception as error:
-                self._log(stage, "clip", error)
-                return Wait.SKIP
-            if isinstance(found, Wait):
-                return found
-            take = max(0, min(take, found))
-        return take
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
@@ -328,11 +279,6 @@ class Points:
         self._log(stage, point, error)
         text = f"the stage {stage.name!r} failed: {in_words(error)}" if culprit is None else culprit.tell(error)
         return FinishReason(FinishType.ABORT, message=text, status=500, code="plugin_failed")
-
-    def _log(self, stage: Stage, point: str, error: Exception) -> None:
-        culprit = self.culprits.known(stage)
-        self.culprits.count(culprit)
-        logger.error("%s.%s raised", culprit or f"the stage {stage.name!r}", point, exc_info=error)
 
 
 def encoded(value: object) -> msgspec.Raw:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.stage import Stage
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.ahead import LogPart
 
 
 class Reports:
@@ -36,6 +40,18 @@ class Reports:
                 found.update(stage.log_totals())
             except Exception as error:
                 self._failed(stage, "log_totals", error)
+        return found
+
+    def log_decodes(self) -> list[LogPart]:
+        """Return what stages add to a log line about decodes."""
+        found: list[LogPart] = []
+        for stage in self._stages:
+            try:
+                part = stage.log_decodes()
+            except Exception as error:
+                self._failed(stage, "log_decodes", error)
+            else:
+                found += [] if part is None else [part]
         return found
 
     def idle_error(self) -> str | None:

@@ -108,15 +108,16 @@ class ResultStage:
     def _commit_any(
         self, step: Step, result: BatchResult, running: RunningBatch, now: float
     ) -> tuple[list[Req], list[TokenOutput]]:
-        """Commit what each request has gained: one token, or those of its drafts that stand, and what its finishers
-        add. What comes after an end is dropped.
+        """Commit what each request has gained: one token, or those ahead that stand, too, and what its finishers add.
+        What comes after an end is dropped.
         """
         batch, accepted = step.batch, result.accepted
         finished: list[Req] = []
         outputs: list[TokenOutput] = []
         counts = itertools.repeat(1) if accepted is None else iter(accepted.counts.tolist())
         batch.tokens = taken = result.tokens.copy()
-        tokens, kept = result.tokens.tolist(), []
+        tokens, kept = result.tokens.tolist(), np.zeros(len(step.sampled), np.int64)
+        batch.gained = None if accepted is None else kept
         index = start = 0
         for req, kv, prefix, seq_len in zip(
             batch.reqs, step.kvs, batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True
@@ -130,17 +131,13 @@ class ResultStage:
             took = 0 if ended else self._take(req, result, tokens, range(start, stop), now, finished)
             if took < stop - start:
                 taken[start + took : stop] = NOBODYS
-            if drafted := step.drafts_of(index):
+            if step.ahead_of(index):
                 # What was computed beyond the tokens that it took is of no use.
                 kv.committed_len = prefix + max(1, took)
-                req.output.drafted += drafted * bool(took)
-                req.output.accepted += max(0, took - 1)
-            kept.append(took)
+            kept[index] = took
             index, start = index + 1, stop
             if not ended and (output := self.output(req)) is not None:
                 outputs.append(output)
-        if accepted is not None:
-            batch.gained = np.array(kept, np.int64)
         gained = step.sampled if accepted is not None else [req for req in step.sampled if _has_gained(req)]
         if gained:
             running.settle(gained)
@@ -184,8 +181,6 @@ class ResultStage:
             cached_tokens=out.cached_tokens,
             cached_from=dict(out.cached_from) or None,
             num_retractions=out.num_retractions,
-            drafted_tokens=out.drafted,
-            accepted_tokens=out.accepted,
             logprobs=logprobs,
             features=features,
             rows=rows,

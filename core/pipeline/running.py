@@ -36,7 +36,9 @@ CONSTRAINED = 32
 # 64 is SINGLE.
 SHIFTED = 128
 """Positions of its tokens are not their indices."""
-FIRST_STAGE = 256
+ALONE = 256
+"""What it wants cannot tell tokens ahead from its output: it gets none ahead."""
+FIRST_STAGE = 512
 """A stage takes part in it; each stage has a bit of its own from here on."""
 
 NEVER = -1
@@ -244,8 +246,10 @@ def _number(stage: Stage, column: Column, req: Req) -> float:
         return 0
 
 
-def flags_of(req: Req, asked: Iterable[Any]) -> int:
-    """Return a request's flags. Calls plugin code (`wants`), so it may raise."""
+def flags_of(req: Req, asked: Iterable[Any], alone: Sequence[object] = ()) -> int:
+    """Return a request's flags. Those of `asked` that are in `alone` take tokens ahead for output. Calls plugin code
+    (`wants`), so it may raise.
+    """
     params = req.sampling
     flags = STREAM if req.stream else 0
     if params.stop or params.stop_token_ids or req.logprobs is not None:
@@ -255,4 +259,5 @@ def flags_of(req: Req, asked: Iterable[Any]) -> int:
     for one in asked:
         if one.wants(params):
             flags |= PROCESSED | (HISTORY if one.reads_output else 0)
+            flags |= ALONE if any(one is other for other in alone) else 0
     return flags

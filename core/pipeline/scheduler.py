@@ -20,6 +20,7 @@ from pegboard.core.pipeline.executor import outcome
 from pegboard.core.pipeline.guarded_source import brought_sources
 from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
 from pegboard.core.pipeline.lifecycle import Lifecycle
+from pegboard.core.pipeline.looking_ahead import TokensAhead
 from pegboard.core.pipeline.loops import make_loop
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.receive import Reception
@@ -64,7 +65,7 @@ class Scheduler:
         self.guarded_policy = GuardedPolicy(stages.policy)
         self.planner = Planner(
             settings, limits, stages.memory, self.guarded_policy, stages.builder, self.counters, clock,
-            self._cannot_fit, stages.drafter,
+            self._cannot_fit, TokensAhead(stages),
         )  # fmt: skip
         hooks = stages.hooks
         self._batch_scheduled = GuardedHooks("batch_scheduled", hooks.batch_scheduled)
@@ -97,10 +98,10 @@ class Scheduler:
         """Make the sources of steps, in the order in which they are asked, and what they recover with."""
         stages, planner = self.stages, self.planner
         recovery = Recovery(stages, planner, self.requests, self.counters, self._commit)
-        prefill = Prefill(planner, recovery, self._take)
-        own: list[AnySource] = [prefill, Decode(planner, recovery, self._take)]
+        prefill = Prefill(planner, recovery, self._commit)
+        own: list[AnySource] = [prefill, Decode(planner, recovery, self._commit)]
         planner.mixing = (prefill,)
-        services = Services(stages, planner, self.requests, recovery, self._take, self.begin_computed)
+        services = Services(stages, planner, self.requests, recovery, self._commit, self.begin_computed)
         planner.set_sources(own, brought_sources(stages.points, services))
         return recovery
 
@@ -209,10 +210,8 @@ class Scheduler:
         launched = time.perf_counter()
         step.launched_at = self.clock()
         step.pending = self.stages.submit(step)
-        counters, drafter = self.counters, self.stages.drafter
-        drafting = 0.0 if drafter is None else drafter.take_seconds()
-        counters.draft_time += drafting
-        counters.schedule_time += launched - start - drafting
+        counters = self.counters
+        counters.schedule_time += launched - start - self.planner.tokens_ahead.take_seconds()
         counters.forward_time += time.perf_counter() - launched
         return step
 
@@ -231,13 +230,6 @@ class Scheduler:
             self.counters.forward_time += ran - start
             self.counters.results_time += time.perf_counter() - ran
         return error is None
-
-    def _take(self, step: Step, result: BatchResult) -> None:
-        """Commit a step that came through whole, and let the drafter learn from it."""
-        took = self.clock() - step.launched_at
-        self._commit(step, result)
-        if self.stages.drafter is not None:
-            self.stages.drafter.learn(step, took)
 
     def _commit(self, step: Step, result: BatchResult) -> None:
         """Give a step's tokens to their requests, share what was prefilled, and let go of those that have ended."""
@@ -258,8 +250,6 @@ class Scheduler:
             self.counters.generated_tokens += result.tokens.shape[0]
             if batch.tokens is not result.tokens and batch.tokens is not None:
                 self.counters.generated_tokens -= int((batch.tokens == NOBODYS).sum())
-        if batch.trees is not None and batch.gained is not None:
-            self.counters.note_drafts(batch.trees.counts, batch.gained)
         if not batch.forward_mode.is_decode:
             self.requests.share(step)
         stages.points.commit(step, result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -49,14 +49,3 @@ class SchedulerSettings(SectionFields):
     """Factor on the reserved share: above 1 admits less and retracts less often."""
     seed: int = 0
     """Seed of everything random: policies, and requests that bring no seed of their own."""
-
-
-class SpeculationSettings(Protocol):
-    """Of speculative decoding; `pegboard.core.config.sections.SpeculationSection` has these attributes."""
-
-    @property
-    def max_batch(self) -> int: ...
-    @property
-    def max_nodes(self) -> int: ...
-    @property
-    def adaptive(self) -> bool: ...

@@ -46,7 +46,7 @@ class BatchSource(StepSource[Step, BatchResult]):
 
 
 class Decode(BatchSource):
-    """Steps that compute one token of each running request, or its drafts; of those with several known tokens, all."""
+    """Steps that compute one token of each running request, and tokens ahead; of those with several known ones, all."""
 
     turn: Literal["prefill", "decode"] = "decode"
 
@@ -54,20 +54,20 @@ class Decode(BatchSource):
         planner = self._planner
         if not planner.make_room(flight):
             return SETTLE if flight is not None and planner.running else None
-        step = self._build(NEVER if flight is None else flight.number)
+        step = self._build(flight)
         if step is not None:
             planner.ratio.decay()
             planner.counters.decode_steps += 1
             step.source = self
         return step
 
-    def _build(self, flight: int) -> Step | None:
-        planner = self._planner
+    def _build(self, flight: Launched | None) -> Step | None:
+        planner, number = self._planner, NEVER if flight is None else flight.number
         if items := planner.catching_up():
-            return planner.builder.extend(items, planner.running, mixed=True, flight=flight)
-        if (drafts := planner.drafts()) is not None:
-            return planner.builder.extend((), planner.running, mixed=True, flight=NEVER, drafts=drafts)
-        return planner.builder.decode(planner.running, flight)
+            return planner.builder.extend(items, planner.running, mixed=True, flight=number)
+        if (ahead := planner.ahead(flight)) is not None:
+            return planner.builder.extend((), planner.running, mixed=True, flight=NEVER, ahead=ahead)
+        return planner.builder.decode(planner.running, number)
 
 
 class Prefill(BatchSource):
@@ -110,7 +110,7 @@ class Prefill(BatchSource):
             mixed=mixed,
             flight=NEVER if flight is None else flight.number,
             split=taker is not None,
-            drafts=planner.drafts() if mixed else None,
+            ahead=planner.ahead(flight) if mixed else None,
         )
         step.source = self
         return step if taker is None else taker.begin(step)

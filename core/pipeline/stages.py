@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.gates import GateKeeper
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.results import ResultStage
-    from pegboard.core.pipeline.speculation.drafter import Drafter
     from pegboard.core.pipeline.step import Step
     from pegboard.core.pipeline.step_log import StepReport
     from pegboard.core.pipeline.unsampled import Unsampled
@@ -38,9 +37,9 @@ class StepHooks:
 
 @dataclass(slots=True)
 class Stages:
-    """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without a
-    `drafter` one token per request and step, without `unsampled` the model is to blame for
-    bad logits, and without a `report` steps are not logged. `runner_figures` is what the runner counts.
+    """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without
+    `unsampled` the model is to blame for bad logits, and without a `report` steps are not logged. `runner_figures` is
+    what the runner counts.
     """
 
     memory: MemoryManager
@@ -50,7 +49,6 @@ class Stages:
     executor: Executor
     gates: GateKeeper | None = None
     report: StepReport | None = None
-    drafter: Drafter | None = None
     unsampled: Unsampled | None = None
     runner_figures: Callable[[], Mapping[str, int]] | None = None
     culprits: Culprits = field(default_factory=Culprits)

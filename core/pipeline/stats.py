@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from pegboard.core.pipeline.step_log import DraftFigures
-
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch
     from pegboard.core.pipeline.arrivals import QueueBounds
@@ -97,19 +95,12 @@ class Stats:
                 running=len(planner.running),
                 queued=len(planner.waiting),
                 used_tokens=self._used_tokens,
-                drafts=self._draft_figures,
+                parts=self._stages.points.reports.log_decodes(),
             )
 
     @property
     def _loaded_tokens(self) -> dict[str, int]:
         return {origin: self._counters.cached_from[origin] for origin in self._stages.memory.cache.origins}
-
-    @property
-    def _draft_figures(self) -> DraftFigures | None:
-        if self._stages.drafter is None:
-            return None
-        counters = self._counters
-        return DraftFigures(counters.drafted_requests, counters.drafted_tokens, counters.accepted_tokens)
 
     @property
     def _running_requests(self) -> int:
@@ -127,13 +118,11 @@ class Stats:
         (`pack_batch`: by the plugin's).
         """
         memory, culprits, gates = self._stages.memory, self._stages.culprits, self._stages.gates
-        drafter = self._stages.drafter
         by_gate = {} if gates is None else gates.failures_by
         return culprits.all_counts(
             ("prefix_cache", memory.cache_name, memory.cache_errors),
             ("schedule_policy", culprits.name(self._stages.policy), self._policy.failures),
             *(("admission_gate", name, failures) for name, failures in by_gate.items()),
-            *(() if drafter is None else (("speculator", drafter.name, drafter.failures),)),
             *(("hooks", one.name, one.failures) for one in self._hooks),
         )
 

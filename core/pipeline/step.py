@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.batch import ModelWorkerBatch, PrefillItem
     from pegboard.core.interfaces.req import Req, ReqKV
-    from pegboard.core.pipeline.speculation.drafts import Drafts
+    from pegboard.core.pipeline.ahead import Ahead
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Step(BatchStep):
     [requests]: so many tokens at a request's front, 0 or 1, are computed once more behind its cached prefix, and their
     KV goes to the padding slot; `prefix_lens` and `extend_lens` count them among the new ones. None for none. `asks`
     are the flags that some of its requests have. `columns`: what the running batch kept of each column, in a decode.
-    `notes`: see LaunchedStep. `packed` and `closed` say what stages were told. `drafts` are verified in this step.
+    `notes`: see LaunchedStep. `packed` and `closed` say what stages were told. `ahead`: tokens ahead that it computes.
     `loads` says that promised prefixes are loaded for it. `launched_at` is of the scheduler's clock.
     """
 
@@ -43,7 +43,7 @@ class Step(BatchStep):
     packed: bool = False
     closed: bool = False
     again: NDArray[np.int64] | None = None
-    drafts: Drafts | None = None
+    ahead: Ahead | None = None
     loads: bool = False
     launched_at: float = 0.0
 
@@ -51,9 +51,9 @@ class Step(BatchStep):
     def reqs(self) -> list[Req]:
         return self.batch.reqs
 
-    def drafts_of(self, index: int) -> int:
-        """Return how many tokens are drafted for a sampled request, by its index among them."""
-        return 0 if self.drafts is None else int(self.drafts.trees.counts[index]) - 1
+    def ahead_of(self, index: int) -> int:
+        """Return how many tokens ahead a sampled request has, by its index among them."""
+        return 0 if self.ahead is None else int(self.ahead.trees.counts[index]) - 1
 
     @property
     def prefilled(self) -> list[Req]:

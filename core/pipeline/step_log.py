@@ -6,13 +6,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
+    from pegboard.core.interfaces.ahead import LogPart
     from pegboard.core.interfaces.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -21,40 +21,6 @@ _TELLING = 64
 """Tokens of a prefill that says something about the speed of others."""
 _NEW = 0.2
 """Weight of the newest step in that speed."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftFigures:
-    """How often requests had drafts in a step, how many tokens these were, and how many of them were accepted; totals,
-    or since the last line.
-    """
-
-    requests: int = 0
-    drafted: int = 0
-    accepted: int = 0
-
-    def since(self, before: DraftFigures) -> DraftFigures:
-        return DraftFigures(
-            self.requests - before.requests, self.drafted - before.drafted, self.accepted - before.accepted
-        )
-
-    @property
-    def accept_length(self) -> float:
-        """Tokens that a request gained per step in which it had drafts."""
-        return 1 + self.accepted / max(1, self.requests)
-
-    @property
-    def accept_rate(self) -> float:
-        return self.accepted / max(1, self.drafted)
-
-    @property
-    def fields(self) -> dict[str, object]:
-        return {
-            "drafted_tokens": self.drafted,
-            "accepted_tokens": self.accepted,
-            "accept_length": round(self.accept_length, 3),
-            "accept_rate": round(self.accept_rate, 4),
-        }
 
 
 class StepReport:
@@ -76,7 +42,6 @@ class StepReport:
         self._before = 0
         self._generated = 0
         self._totals: dict[str, int] = {}
-        self._drafts = DraftFigures()
         self._loaded = Counter[str]()
         self._speed = 0.0
 
@@ -106,8 +71,8 @@ class StepReport:
         totals: Mapping[str, tuple[str, int]] = MappingProxyType({}),
         loaded: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Count a prefill: `new_tokens` were computed, `cached_tokens` found in the cache. `totals` since the start are
-        what stages add to the line (`Stage.log_totals`), `loaded` cached tokens by their origin.
+        """Count a prefill of `requests`: `new_tokens` were computed, `cached_tokens` found in the cache. `totals` since
+        the start are what stages add to the line (`Stage.log_totals`), `loaded` cached tokens by their origin.
         """
         if not self.talks:
             return
@@ -132,7 +97,8 @@ class StepReport:
                 "running": running,
                 "queued": queued,
                 **since,
-            } | {f"cached_{origin}": count for origin, count in came.items()},
+                **{f"cached_{origin}": count for origin, count in came.items()},
+            },
         )  # fmt: skip
 
     def _since_last(self, totals: Mapping[str, tuple[str, int]]) -> dict[str, int]:
@@ -155,23 +121,19 @@ class StepReport:
         self._generated = generated_tokens
         return True
 
-    def decode(self, running: int, queued: int, used_tokens: int, drafts: DraftFigures | None = None) -> None:
-        """Write the line that is due, about the time since the last one. `drafts` are totals since the start, of an
-        engine that drafts.
-        """
+    def decode(self, running: int, queued: int, used_tokens: int, parts: Sequence[LogPart] = ()) -> None:
+        """Write the line that is due, about the time since the last one, with what stages add to it."""
         now = self._clock()
         took = now - self._since
         throughput = (self._generated - self._before) / took if took > 0 else 0.0
         self._since, self._before = now, self._generated
         self._left = self._interval
         usage = used_tokens / self._total
-        since = None if drafts is None else drafts.since(self._drafts)
-        self._drafts = drafts or self._drafts
         logger.info(
             "Decode batch. #running-req: %d, #token: %d, token usage: %.2f, gen throughput (token/s): %.2f, "
             "#queue-req: %d%s",
             running, used_tokens, usage, throughput, queued,
-            "" if since is None else f", accept len: {since.accept_length:.2f}, accept rate: {since.accept_rate:.2f}",
+            "".join(part.text for part in parts),
             extra={
                 "event": "decode",
                 "running": running,
@@ -179,7 +141,7 @@ class StepReport:
                 "token_usage": round(usage, 4),
                 "gen_throughput": round(throughput, 3),
                 "queued": queued,
-                **({} if since is None else since.fields),
+                **{name: value for part in parts for name, value in part.fields.items()},
             },
         )  # fmt: skip
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from pegboard.core.interfaces.ahead import Verified
 from pegboard.core.interfaces.batch_result import BatchResult
+from pegboard.core.interfaces.forward import Taps
 from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.pipeline.computed import Computed
 from pegboard.core.pipeline.device_batch import DeviceBatches
-from pegboard.core.pipeline.executor import Done
+from pegboard.core.pipeline.device_parts import DeviceParts
 from pegboard.core.pipeline.sampled import check_ids, check_tokens
-from pegboard.core.pipeline.speculation.judging import with_logprobs_of
 from pegboard.toolkit.device_queue import OnHost
-from pegboard.toolkit.speculation import tree
+from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -26,21 +27,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.attention import AttentionBackend
-    from pegboard.core.interfaces.batch import DraftWork, ModelWorkerBatch, SplitPart
+    from pegboard.core.interfaces.batch import ModelWorkerBatch, SplitPart
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.model_runner import ModelRunner
-    from pegboard.core.interfaces.speculator import Accepted, DraftTrees
+    from pegboard.core.interfaces.trees import TokenTrees
     from pegboard.core.pipeline.device_batch import Sent
     from pegboard.core.pipeline.guards import GuardedHooks
-    from pegboard.core.pipeline.speculation.device import DeviceDrafts
-    from pegboard.core.pipeline.speculation.judging import Judge
     from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
     from pegboard.toolkit.device_queue import DeviceQueue, Fetched
 
 logger = logging.getLogger(__name__)
 
-R = TypeVar("R")
 _NO_TOKENS = np.empty(0, np.int64)
 
 
@@ -82,15 +80,10 @@ class Worker:
         *,
         before: GuardedHooks | None = None,
         after: GuardedHooks | None = None,
-        drafts: DeviceDrafts | None = None,
-        judge: Judge | None = None,
         parts: Sequence[DevicePart] = (),
     ) -> None:
-        self.drafts = drafts
-        self.judge = judge
         self._runner = runner
-        self.parts = {part.name: part for part in parts}
-        self._around = tuple(part for part in parts if type(part).execute is not DevicePart.execute)
+        self.parts = DeviceParts(parts)
         self._pool = pool
         self._queue = queue
         self._before = before
@@ -98,7 +91,7 @@ class Worker:
         self._last = torch.zeros(rows.max_rows + 1, dtype=torch.int64, device=queue.device)
         self._last_host = self._last.numpy() if queue.looks else None
         table = rows.device_table(queue.device)
-        self.batches = DeviceBatches(queue, table, self._last, pool, attention, self._vocab_size, self.parts)
+        self.batches = DeviceBatches(queue, table, self._last, pool, attention, self._vocab_size, self.parts.by_name)
         self._split: _Split | None = None
 
     def run(self, work: ModelWorkerBatch) -> BatchResult:
@@ -115,24 +108,18 @@ class Worker:
         if work.part is not None and not work.part.first:
             self.batches.send_table(work.table)
             return self._go_on(work, work.part, hooks)
-        sent = self.batches.send(work, None if self.drafts is None else self.drafts.taps())
+        wants = self.parts.wants(work)
+        sent = self.batches.send(work, Taps(wants.states) if wants.states else None)
         batch, sampling = sent.batch, sent.sampling
         if hooks and self._before:
             self._before(batch)
         if work.part is not None:
             self._split = _Split(sent, self._runner.execute_in_parts(batch, sampling))
-            return self._within(work, batch, partial(self._go_on, work, work.part, hooks))
+            return self.parts.within(work, batch, partial(self._go_on, work, work.part, hooks))
         run = partial(self._runner.execute, batch, sampling)
-        if work.trees is not None and self.judge is not None and self.judge.on:
+        if wants.logits:
             run = partial(run, return_logits=True)
-        return self._finish(work, sent, self._within(work, batch, run), hooks)
-
-    def _within(self, work: ModelWorkerBatch, batch: ForwardBatch, run: Callable[[], R]) -> R:
-        """Run a pass, or the first part of one, within what device parts do around it."""
-        for part in self._around:
-            if part.name in work.payloads:
-                run = partial(part.execute, work.payloads[part.name], batch, run)
-        return run()
+        return self._finish(work, sent, self.parts.within(work, batch, run), hooks)
 
     def _go_on(self, work: ModelWorkerBatch, part: SplitPart, hooks: bool) -> PendingResult:
         """Run the next layers of the split prefill. Return its result when they are the last."""
@@ -159,20 +146,10 @@ class Worker:
         # Behind the hooks: the next step must start from the same tokens as the host, whatever a hook has put there.
         if work.trees is not None:
             return self._verified(work, work.trees, batch, output)
-        newest = output.next_token_ids
+        output.newest = output.next_token_ids
         if work.sampling is not None:
-            newest = self._keep_last(work.sampled_rows, sent.sampled_rows, output)
-        if self.drafts is not None:
-            self.drafts.observe(work, batch, newest, None, self._tensor)
+            output.newest = self._keep_last(work.sampled_rows, sent.sampled_rows, output)
         return self._bring(output, work, batch)
-
-    @torch.inference_mode()
-    def draft(self, work: DraftWork) -> Done[DraftTrees]:
-        """Draft on the device, with no batch under way. Raises what the speculator raises."""
-        if self.drafts is None:
-            raise RuntimeError("this worker has no speculator")
-        self.batches.send_table(work.table)
-        return Done(self.drafts.draft(work, self.batches.table, self._pool))
 
     def _by(self, output: ForwardOutput) -> object:
         """Return the sampler that drew the tokens."""
@@ -198,14 +175,15 @@ class Worker:
         return kept
 
     def _verified(
-        self, work: ModelWorkerBatch, trees: DraftTrees, batch: ForwardBatch, output: ForwardOutput
+        self, work: ModelWorkerBatch, trees: TokenTrees, batch: ForwardBatch, output: ForwardOutput
     ) -> PendingResult:
-        """Find out which drafts stand, and move their KV to where it belongs. Raises BadTokens."""
+        """Find out which tokens ahead stand, and move their KV to where it belongs. Raises BadTokens."""
         by = self._by(output)
         check_tokens(output.next_token_ids, trees.tokens.shape[0], self._queue.device, by)
         drawn = output.next_token_ids.cpu().numpy()
         check_ids(drawn, self._vocab_size, by)
-        accepted = self._accept(work, trees, drawn, output)
+        verified = Verified(trees, work.sampled_rows, drawn, output.logits, self.batches.sampling)
+        accepted = self.parts.accept(work, verified, output)
         assert work.sample_rows is not None
         slots = work.out_cache_loc[work.sample_rows]
         firsts = np.repeat(tree.starts(trees.counts), accepted.counts)
@@ -216,22 +194,9 @@ class Worker:
         newest = np.maximum(tokens[np.cumsum(accepted.counts) - 1], 0)
         last, rows = self._queue.bring(newest, work.sampled_rows)
         self._last.index_copy_(0, rows, last)
-        if self.drafts is not None:
-            self.drafts.observe(work, batch, last, accepted, self._tensor)
+        output.newest, output.accepted = last, accepted
         output.next_token_ids = torch.from_numpy(tokens)
-        return self._bring(output, work, batch, accepted)
-
-    def _accept(
-        self, work: ModelWorkerBatch, trees: DraftTrees, drawn: NDArray[np.int64], output: ForwardOutput
-    ) -> Accepted:
-        """Return what stands: where the tokens `drawn` lead, or what the speculator decides, if it does."""
-        logits, sampling = output.logits, self.batches.sampling  # this batch's
-        if self.judge is None or logits is None or sampling is None:
-            return tree.walk(trees, drawn)
-        accepted = self.judge.accept(trees, drawn, logits, sampling, work.sampled_rows)
-        if output.logprobs is not None:
-            output.logprobs = with_logprobs_of(output.logprobs, accepted, drawn, logits)
-        return accepted
+        return self._bring(output, work, batch)
 
     @property
     def _vocab_size(self) -> int:
@@ -241,22 +206,15 @@ class Worker:
         """Return whether the device still answers."""
         return self._queue.healthy()
 
-    def _bring(
-        self, output: ForwardOutput, work: ModelWorkerBatch, batch: ForwardBatch, accepted: Accepted | None = None
-    ) -> PendingResult:
+    def _bring(self, output: ForwardOutput, work: ModelWorkerBatch, batch: ForwardBatch) -> PendingResult:
         """Have all that a step computed for the host copied there, at once."""
-        payloads = work.payloads.items()
-        parts = {name: self.parts[name].computed(payload, batch, output) for name, payload in payloads}
-        found = Computed.of(output, parts)
+        found = Computed.of(output, self.parts.computed(work, batch, output))
         fetched = self._queue.fetch(found.tensors)
 
         def arrived(tensors: Sequence[torch.Tensor]) -> BatchResult:
             result = found.result(tensors)
-            result.accepted = accepted
+            result.accepted = output.accepted
             result.unsampled = check_ids(result.tokens, self._vocab_size, self._by(output))
             return result
 
         return PendingResult(fetched, arrived)
-
-    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
-        return self._queue.bring(array)[0]

@@ -63,11 +63,11 @@ class Tally:
         self.known = len(output_ids)
         return changed
 
-    def with_drafts(self, draft_ids: Iterable[int]) -> Counts:
+    def with_drafts(self, ahead_ids: Iterable[int]) -> Counts:
         """Return what is counted and drafted tokens on top. The tally itself stays as it is: they may not stand."""
         counts = self.counts.copy()
         new: dict[int, float] = {}
-        for token in draft_ids:
+        for token in ahead_ids:
             place = self._find(token)
             if place is None:
                 new[token] = new.get(token, 0.0) + 1.0
@@ -204,7 +204,7 @@ class Penalties(LogitsProcessor[NoOptions]):
         state, self._state = self._state, None
         if not tallies:
             return None
-        if any(len(row.draft_ids) for row in rows):
+        if any(len(row.ahead_ids) for row in rows):
             return self._with_drafts(tallies, rows)
         same = state is not None and len(state.tallies) == len(tallies) and state.penalties.shape[1] == len(rows)
         if same and state is not None:
@@ -216,7 +216,7 @@ class Penalties(LogitsProcessor[NoOptions]):
 
     def _with_drafts(self, tallies: Sequence[tuple[int, Tally]], rows: Sequence[SamplingRow]) -> PenaltyState | None:
         """Gather all anew: rows have other drafts in each step, and nothing of them may be kept."""
-        counted = [(place, tally.with_drafts(np.asarray(rows[place].draft_ids).tolist())) for place, tally in tallies]
+        counted = [(place, tally.with_drafts(np.asarray(rows[place].ahead_ids).tolist())) for place, tally in tallies]
         state = PenaltyState(counted, rows, self.ctx)
         return state if state.size else None
 

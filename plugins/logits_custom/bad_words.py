@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingParams, SamplingRow
+from pegboard.toolkit.sampling.ahead import latest_output
 from pegboard.toolkit.sampling.custom_params import read_params
-from pegboard.toolkit.sampling.drafted import latest_output
 from pegboard.toolkit.sampling.logit_pairs import LAST_RESORT, Pairs, PairsBuilder
 
 NAME = "bad_words"

@@ -5,6 +5,7 @@ from pegboard.core.interfaces.plugin import Plugin, Provider
 plugin = Plugin(
     name="spec_eagle",
     version="0.1.0",
+    requires=("speculation",),
     summary="speculative decoding by EAGLE heads, as chains or trees",
     providers=(
         Provider(

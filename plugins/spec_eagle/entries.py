@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pegboard.core.interfaces.attention import AttentionBackend
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
 from pegboard.core.interfaces.kv_pool import KVPool
-from pegboard.toolkit.speculation.tree import places, starts
+from pegboard.toolkit.sampling.tree import places, starts
 
 Int64s = NDArray[np.int64]
 
@@ -55,7 +55,7 @@ class Memory:
         entries = self.row_table[:, 1:]
         slots = entries[tensor(np.repeat(rows, counts)), tensor(at)].long()
         batch = ForwardBatch(
-            forward_mode=ForwardMode.DRAFT_EXTEND,
+            forward_mode=ForwardMode.EXTEND,
             batch_size=len(rows),
             input_ids=input_ids,
             positions=tensor(at),

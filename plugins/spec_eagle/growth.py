@@ -12,10 +12,10 @@ from torch import Tensor
 
 from pegboard.plugins.spec_eagle.entries import Int64s, Memory, on
 from pegboard.plugins.spec_eagle.selection import best_tree
-from pegboard.toolkit.speculation.tree import chains
+from pegboard.toolkit.sampling.tree import chains
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.speculator import DraftTrees
+    from pegboard.core.interfaces.trees import TokenTrees
     from pegboard.plugins.spec_eagle.network import DraftNetwork
 
 
@@ -45,7 +45,7 @@ class Growth:
     rows: Int64s
     computed: Int64s
 
-    def trees(self, outputs: Tensor, newest: Int64s, most: Int64s, topk: int, steps: int) -> list[DraftTrees]:
+    def trees(self, outputs: Tensor, newest: Int64s, most: Int64s, topk: int, steps: int) -> list[TokenTrees]:
         """Return a tree of at most `most` int64 [requests] nodes for each request, `steps` deep at most. `outputs`
         [requests, hidden] are those of the newest tokens' entries.
         """
@@ -65,7 +65,7 @@ class Growth:
 
     # ---- chains ---------------------------------------------------------------------------------------------------
 
-    def _chains(self, outputs: Tensor, newest: Int64s, most: Int64s, steps: int) -> list[DraftTrees]:
+    def _chains(self, outputs: Tensor, newest: Int64s, most: Int64s, steps: int) -> list[TokenTrees]:
         drafted = []
         for step in range(steps):
             tokens = self._named(self.network.logits(outputs).argmax(dim=1))

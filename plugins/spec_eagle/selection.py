@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pegboard.core.interfaces.speculator import DraftTrees
+from pegboard.core.interfaces.trees import TokenTrees
 
 Int64s = NDArray[np.int64]
 
 
-def best_tree(root: int, tokens: Int64s, parents: Int64s, scores: NDArray[np.float32], nodes: int) -> DraftTrees:
+def best_tree(root: int, tokens: Int64s, parents: Int64s, scores: NDArray[np.float32], nodes: int) -> TokenTrees:
     """Return the tree of `root` and the `nodes` - 1 best of its candidates.
 
     `tokens`, `parents` and `scores` [candidates]: a candidate's parent is one before it, or -1 for the root, and its
@@ -21,4 +21,4 @@ def best_tree(root: int, tokens: Int64s, parents: Int64s, scores: NDArray[np.flo
     place = np.zeros(len(tokens) + 1, np.int64)
     place[best] = np.arange(1, len(best) + 1)  # the last entry, which -1 leads to, is the root's
     found = np.concatenate([[-1], place[parents[best]]])
-    return DraftTrees(np.array([1 + len(best)], np.int64), np.concatenate([[root], tokens[best]]), found)
+    return TokenTrees(np.array([1 + len(best)], np.int64), np.concatenate([[root], tokens[best]]), found)

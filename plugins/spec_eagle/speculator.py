@@ -10,19 +10,20 @@ import numpy as np
 import torch
 
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.interfaces.speculator import DeviceSpeculator, DraftBatch, DraftTrees, SpeculatorContext, Stands
+from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.plugins.spec_eagle.config import read_draft
 from pegboard.plugins.spec_eagle.entries import Due, Int64s, Memory, on
 from pegboard.plugins.spec_eagle.growth import Growth
 from pegboard.plugins.spec_eagle.options import EagleOptions
-from pegboard.toolkit.speculation import tree
+from pegboard.plugins.speculation.api import DeviceSpeculator, DraftBatch, SpeculatorContext, Stands
+from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.attention import AttentionBackend
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.model_runner import ModelEnds
     from pegboard.core.interfaces.sampling import SamplingBatch
-    from pegboard.core.interfaces.speculator import Accepted
+    from pegboard.core.interfaces.trees import Accepted
 
 logger = logging.getLogger(__name__)
 
@@ -152,10 +153,10 @@ class EagleSpeculator(DeviceSpeculator[EagleOptions]):
         all_embeds.index_copy_(0, batch.overlay.rows, batch.overlay.states.to(all_embeds.dtype))
         return torch.cat([all_embeds.index_select(0, stands.tokens), embeds[len(stands.tokens) :]])
 
-    def draft(self, batch: DraftBatch) -> DraftTrees:
+    def draft(self, batch: DraftBatch) -> TokenTrees:
         computed = batch.seq_lens - 1
         known = np.flatnonzero((self._edge_at[batch.rows] == computed) & (batch.most > 1))
-        found = [DraftTrees(_ONE, np.array([token], np.int64), _ROOT) for token in batch.newest.tolist()]
+        found = [TokenTrees(_ONE, np.array([token], np.int64), _ROOT) for token in batch.newest.tolist()]
         if not len(known):
             return tree.join(found)
         memory = Memory(batch.row_table, batch.kv_pool, self._attention)
@@ -171,7 +172,7 @@ class EagleSpeculator(DeviceSpeculator[EagleOptions]):
             found[place] = one
         return tree.join(found)
 
-    def accept(self, trees: DraftTrees, logits: torch.Tensor, sampling: SamplingBatch, rows: Int64s) -> Accepted:
+    def accept(self, trees: TokenTrees, logits: torch.Tensor, sampling: SamplingBatch, rows: Int64s) -> Accepted:
         if self.options.accept == "match":
             return super().accept(trees, logits, sampling, rows)
         return self.options.accepted(trees, logits, sampling)

@@ -5,6 +5,7 @@ from pegboard.core.interfaces.plugin import Plugin, Provider
 plugin = Plugin(
     name="spec_ngram",
     version="0.1.0",
+    requires=("speculation",),
     summary="speculative decoding without a draft model: what followed the newest tokens before",
     providers=(
         Provider(

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pegboard.core.interfaces.speculator import Accepted, DraftRow, DraftTrees, Speculator, SpeculatorContext
+from pegboard.core.interfaces.trees import Accepted, TokenTrees
 from pegboard.plugins.spec_ngram.index import GramHash, NgramIndex
 from pegboard.plugins.spec_ngram.options import NgramOptions
 from pegboard.plugins.spec_ngram.shared import SharedTexts
-from pegboard.toolkit.speculation.tree import chains
+from pegboard.plugins.speculation.api import DraftRow, Speculator, SpeculatorContext
+from pegboard.toolkit.sampling.tree import chains
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +55,7 @@ class NgramSpeculator(Speculator[NgramOptions]):
         if options.shared:
             self.shared = SharedTexts(options.min_match, options.max_match, options.capacity)
 
-    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+    def propose(self, rows: Sequence[DraftRow]) -> TokenTrees:
         drafted = [(row.tokens.item(-1), self._draft(row)) for row in rows]
         # Afterwards, so that no row's drafts depend on the other rows.
         if self.shared is not None:
@@ -69,7 +70,7 @@ class NgramSpeculator(Speculator[NgramOptions]):
             elif nodes > 1:
                 self._pause(self._notes(row), row.tokens.shape[0] - tokens)
 
-    def accept(self, trees: DraftTrees, logits: torch.Tensor, sampling: SamplingBatch, rows: Int64s) -> Accepted:
+    def accept(self, trees: TokenTrees, logits: torch.Tensor, sampling: SamplingBatch, rows: Int64s) -> Accepted:
         if self.options.accept == "match":
             return super().accept(trees, logits, sampling, rows)
         return self.options.accepted(trees, logits, sampling)

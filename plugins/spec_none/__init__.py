@@ -5,6 +5,7 @@ from pegboard.core.interfaces.plugin import Plugin, Provider
 plugin = Plugin(
     name="spec_none",
     version="0.1.0",
+    requires=("speculation",),
     summary="no speculative decoding",
     providers=(
         Provider(

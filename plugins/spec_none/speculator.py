@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator
-from pegboard.toolkit.speculation.tree import chains
+from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.plugins.speculation.api import DraftRow, Speculator
+from pegboard.toolkit.sampling.tree import chains
 
 
 class NoSpeculator(Speculator):
@@ -13,5 +14,5 @@ class NoSpeculator(Speculator):
 
     max_nodes = 1
 
-    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+    def propose(self, rows: Sequence[DraftRow]) -> TokenTrees:
         return chains((int(row.tokens[-1]), ()) for row in rows)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampling import SamplingParams
-    from pegboard.core.interfaces.stage import CompiledStops
+    from pegboard.core.interfaces.stops import CompiledStops
 
 NAME = "stop_expressions"
 

@@ -83,7 +83,7 @@ def test_the_reference_has_every_module_of_the_toolkit_once(tmp_path: Path) -> N
     overview = (tmp_path / "toolkit.md").read_text("utf-8")
     undescribed = re.findall(r"^\| `(\S+)` \| *\|$", overview, re.MULTILINE)
     assert not undescribed, f"these have no docstring: {undescribed}"
-    assert "| `speculation.tree` | " in overview
+    assert "| `speculation.judging` | " in overview
 
 
 def _text(files: Iterable[Path]) -> str:

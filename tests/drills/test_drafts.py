@@ -9,11 +9,12 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from pegboard.conformance.speculator import SpeculatorContract
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, SpeculatorContext
-from pegboard.toolkit.speculation import tree
+from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.plugins.speculation.api import DraftRow, SpeculatorContext
+from pegboard.plugins.speculation.suite import SpeculatorContract
+from pegboard.toolkit.sampling import tree
 from pegboard_drills.drafts import DrillSpeculator
 from pegboard_drills.lies import LIES
 from pegboard_drills.options import DrillSpeculatorOptions, Lie
@@ -49,12 +50,12 @@ def row(done: int, prompt: list[int] = PROMPT, most: int = 64) -> DraftRow:
     return DraftRow(np.array(prompt + OUTPUT[:done], np.int64), len(prompt), "", most, {})
 
 
-def fault_of(trees: DraftTrees, rows: list[DraftRow]) -> str | None:
+def fault_of(trees: TokenTrees, rows: list[DraftRow]) -> str | None:
     roots = np.array([one.tokens[-1] for one in rows], np.int64)
     return tree.fault(trees, roots, np.array([one.most for one in rows], np.int64), VOCAB)
 
 
-def gained(trees: DraftTrees, done: int) -> int:
+def gained(trees: TokenTrees, done: int) -> int:
     """How many tokens a model gains that says just what is recorded."""
     drawn = np.array(OUTPUT + [-1] * 64, np.int64)[done + tree.depths(trees)]
     return int(tree.walk(trees, drawn).counts[0])

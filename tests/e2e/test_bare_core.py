@@ -27,6 +27,7 @@ FEATURES = (
     "profiler",
     "row_outputs",
     "sessions_in_memory",
+    "speculation",
     "stop_expressions",
 )
 """Plugins that bring a feature. Whatever requires one of them is left out as well."""

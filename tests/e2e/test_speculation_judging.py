@@ -115,7 +115,7 @@ def test_a_failed_pass_is_judged_in_parts(checkpoints: Path, monkeypatch: pytest
     machine is: so they are never late, and the last request, which would join once its grammar is compiled, is away.
     """
     for bound in ("LATE_SECONDS", "LATE_BY_CLOCK"):
-        monkeypatch.setattr(f"pegboard.core.pipeline.speculation.drafter.{bound}", float("inf"))
+        monkeypatch.setattr(f"pegboard.plugins.speculation.stage.{bound}", float("inf"))
     count = len(REQUESTS) - 1
     expected, _ = answers(checkpoints, count=count, **LOW)
     execute, passes = LayeredRunner.execute, itertools.count()

@@ -9,8 +9,9 @@ import torch
 
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.interfaces.speculator import DeviceSpeculator, DraftBatch, DraftTrees, SpeculatorContext, Stands
-from pegboard.toolkit.speculation import tree
+from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.plugins.speculation.api import DeviceSpeculator, DraftBatch, SpeculatorContext, Stands
+from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.attention import AttentionBackend
@@ -74,13 +75,13 @@ class SumSpeculator(DeviceSpeculator[NoOptions]):
         entries = (self.ends.embed(ids) + states)[:, None]
         pool.write(self.layers[0].layer_id, slots, entries, entries)
 
-    def draft(self, batch: DraftBatch) -> DraftTrees:
+    def draft(self, batch: DraftBatch) -> TokenTrees:
         asked = zip(
             batch.rows.tolist(), batch.seq_lens.tolist(), batch.newest.tolist(), batch.most.tolist(), strict=True
         )
         return tree.join(self.grow(batch, *one) for one in asked)
 
-    def grow(self, batch: DraftBatch, row: int, length: int, newest: int, most: int) -> DraftTrees:
+    def grow(self, batch: DraftBatch, row: int, length: int, newest: int, most: int) -> TokenTrees:
         """Return the tree of a request in `row` with `length` tokens, the newest included."""
         slots, drafted = batch.row_table[row, : length + self.reserve].long(), []
         if self.edge_at[row] != length - 1:
@@ -95,7 +96,7 @@ class SumSpeculator(DeviceSpeculator[NoOptions]):
                 self.write(batch.kv_pool, slots[place : place + 1], torch.tensor(drafted[-1][:1]), state)
         return self.shape(newest, drafted, most)
 
-    def shape(self, newest: int, drafted: list[list[int]], most: int) -> DraftTrees:
+    def shape(self, newest: int, drafted: list[list[int]], most: int) -> TokenTrees:
         """Return the tree of what is most likely, and what comes next, at each depth."""
         return tree.chains([(newest, [best for best, _ in drafted])])
 
@@ -103,13 +104,13 @@ class SumSpeculator(DeviceSpeculator[NoOptions]):
 class BranchingSumSpeculator(SumSpeculator):
     """Proposes the second best beside the first draft, too, in place of the last one."""
 
-    def shape(self, newest: int, drafted: list[list[int]], most: int) -> DraftTrees:
+    def shape(self, newest: int, drafted: list[list[int]], most: int) -> TokenTrees:
         if len(drafted) < 2:
             return super().shape(newest, drafted, most)
         (first, second), *rest = drafted[:-1]
         tokens = [newest, first, second, *(best for best, _ in rest)]
         parents = [-1, 0, 0, 1, *range(3, 2 + len(rest))][: len(tokens)]
-        return DraftTrees(np.array([len(tokens)]), np.array(tokens, np.int64), np.array(parents, np.int64))
+        return TokenTrees(np.array([len(tokens)]), np.array(tokens, np.int64), np.array(parents, np.int64))
 
 
 class TokenSumSpeculator(SumSpeculator):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pegboard.conformance.speculator import SpeculatorContract
+from pegboard.plugins.speculation.suite import SpeculatorContract
 from tests.fakes.speculators import BranchingSumSpeculator, SumSpeculator, TokenSumSpeculator
 
 

@@ -12,29 +12,29 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 19_330,
+    "conformance": 17_960,
     "core.cli": 300,
-    "core.config": 2_190,
-    "core.engine": 1_980,
-    "core.interfaces": 6_080,
-    "core.pipeline": 7_960,
+    "core.config": 2_170,
+    "core.engine": 1_880,
+    "core.interfaces": 6_010,
+    "core.pipeline": 7_370,
     "core.registry": 910,
     "core.server": 1_530,
-    "plugins": 52_830,
+    "plugins": 55_760,
     "toolkit": 16_130,
-    "tools": 12_250,
+    "tools": 12_260,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
 HEART = ("scheduler", "planner", "admission", "memory", "batch", "worker", "results", "lifecycle", "gates", "running")
-HEART_LINES = 3_480
+HEART_LINES = 3_420
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {
-    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 661),
+    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 8),
     # A parameter of users with its type, which the core refuses where no plugin serves it (12); speculators (4).
-    "grammar": (r"grammars?", 16),
-    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 4),
+    "grammar": (r"grammars?", 12),
+    "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1),
     "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 19),
     # Two capabilities of caches by their names (4), keys and origins that answers and figures have (5), a list of other
     # servers' flags (3), what `config check` does not look at, and a name of torch's.

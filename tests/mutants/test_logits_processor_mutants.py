@@ -257,7 +257,7 @@ class NeedsItsParameter(Counter):
 
 
 def said(row):
-    return np.concatenate([row.output_ids, np.array(row.draft_ids, np.int64)])
+    return np.concatenate([row.output_ids, np.array(row.ahead_ids, np.int64)])
 
 
 class DraftCounter(Counter):
@@ -265,20 +265,20 @@ class DraftCounter(Counter):
 
     def due(self, row):
         super().due(row)
-        count = row.memo[self][1] + [*row.draft_ids].count(97)
+        count = row.memo[self][1] + [*row.ahead_ids].count(97)
         return count % row.params.extra["counter"].get("every", 2) == 0
 
 
 class IgnoresDrafts(Penalties):
     def prepare(self, rows):
-        return super().prepare([replace(row, draft_ids=()) for row in rows])
+        return super().prepare([replace(row, ahead_ids=()) for row in rows])
 
 
 class TakesDraftsForOutput(Penalties):
     """What comes of it shows where a request goes on by one of several paths."""
 
     def prepare(self, rows):
-        return super().prepare([replace(row, output_ids=said(row), draft_ids=()) for row in rows])
+        return super().prepare([replace(row, output_ids=said(row), ahead_ids=()) for row in rows])
 
 
 class RemembersDrafts(DraftCounter):
@@ -301,20 +301,23 @@ class OneAnswerPerRequest(DraftCounter):
     def prepare(self, rows):
         first: dict[int, object] = {}
         for row in rows:
-            first.setdefault(id(row.memo), row.draft_ids)
-        return super().prepare([replace(row, draft_ids=first[id(row.memo)]) for row in rows])
+            first.setdefault(id(row.memo), row.ahead_ids)
+        return super().prepare([replace(row, ahead_ids=first[id(row.memo)]) for row in rows])
 
 
 class CountsOutputAlone(MinNewTokens):
     def prepare(self, rows):
-        return super().prepare([replace(row, draft_ids=()) for row in rows])
+        return super().prepare([replace(row, ahead_ids=()) for row in rows])
 
 
 def mutant(factory: type, caught_by: str) -> Mutant:
     suites = {Penalties: PenaltySuite, LogitBias: BiasSuite, MinNewTokens: MinimumSuite, Counter: CounterSuite}
     suites[DraftCounter] = CounterSuite
     base = factory.__mro__[1]
-    own: dict[type, frozenset[str]] = {Counter: frozenset({"params"}), DraftCounter: frozenset({"params", "drafts"})}
+    own: dict[type, frozenset[str]] = {
+        Counter: frozenset({"params"}),
+        DraftCounter: frozenset({"params", "tokens_ahead"}),
+    }
     provides = own.get(base)
     return Mutant(factory, suite=suites[base], caught_by=caught_by, provides=provides)  # type: ignore[index]
 

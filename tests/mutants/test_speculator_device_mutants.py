@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.conformance.speculator import SpeculatorContract
-from pegboard.core.interfaces.speculator import DeviceSpeculator, DraftTrees
+from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.plugins.spec_ngram.speculator import NgramSpeculator
-from pegboard.toolkit.speculation import tree
+from pegboard.plugins.speculation.api import DeviceSpeculator
+from pegboard.plugins.speculation.suite import SpeculatorContract
+from pegboard.toolkit.sampling import tree
 from tests.fakes.speculators import BranchingSumSpeculator, SumSpeculator
 
 
@@ -229,7 +230,7 @@ class CountsOn(SumSpeculator):
 
     def draft(self, batch):
         found = super().draft(batch)
-        return DraftTrees(found.counts, found.tokens + self.confused, found.parents)
+        return TokenTrees(found.counts, found.tokens + self.confused, found.parents)
 
 
 class AddsThemUp(SumSpeculator):

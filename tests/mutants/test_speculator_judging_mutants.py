@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.conformance.speculator import SpeculatorContract
-from pegboard.core.interfaces.speculator import Accepted
+from pegboard.core.interfaces.trees import Accepted
 from pegboard.plugins.spec_ngram.speculator import NgramSpeculator
-from pegboard.toolkit.speculation import tree
+from pegboard.plugins.speculation.suite import SpeculatorContract
+from pegboard.toolkit.sampling import tree
 from pegboard.toolkit.speculation.judging import accept_by_thresholds, probabilities, toss
 
 

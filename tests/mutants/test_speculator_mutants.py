@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.conformance.speculator import SpeculatorContract
 from pegboard.conformance.suite import ConformanceWarning
-from pegboard.core.interfaces.speculator import DraftTrees
+from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.plugins.spec_ngram.speculator import NgramSpeculator
-from pegboard.toolkit.speculation.tree import chains, join
+from pegboard.plugins.speculation.suite import SpeculatorContract
+from pegboard.toolkit.sampling.tree import chains, join
 
 
 class DraftingSuite(SpeculatorContract):
@@ -153,7 +153,7 @@ class AnswersWithAView(NgramSpeculator):
     def propose(self, rows):
         if len(rows) != 1:
             return super().propose(rows)
-        return DraftTrees(np.array([1]), rows[0].tokens[-1:], np.array([-1]))
+        return TokenTrees(np.array([1]), rows[0].tokens[-1:], np.array([-1]))
 
 
 class KeepsNotesUnderItsClass(NgramSpeculator):

@@ -16,7 +16,8 @@ from pegboard.core.interfaces.batch import BatchExtras
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.interfaces.stage import Column, Interest, LaunchedStep, Sent, Stage, StepResult, TextMatcher, Wait
+from pegboard.core.interfaces.stage import Column, Interest, LaunchedStep, Sent, Stage, StepResult, Wait
+from pegboard.core.interfaces.stops import TextMatcher
 
 
 class Good(Stage):

@@ -149,7 +149,7 @@ class Audit:
         )
         options = LayeredOptions(graphs="on" if self.capture else "off", prefill_graph_sizes=[8, 32])
         self.runner = LayeredRunner(options, about)
-        worker = Worker(self.runner, attention, pool, rows, self.queue, parts=tuple(built.worker.parts.values()))
+        worker = Worker(self.runner, attention, pool, rows, self.queue, parts=[*built.worker.parts.by_name.values()])
         with NoLooks(META), allowed("meta"), observed(lambda launch: False):
             self.runner.start(pool, worker.batches.table)
         return worker

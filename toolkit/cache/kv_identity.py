@@ -43,7 +43,7 @@ def kv_identity(
 ) -> bytes:
     """Return 32 bytes that are equal only where KV of equal tokens is: of one model, with its weights, in one dtype,
     for the same `layers` (all that the pool keeps, in its order), computed in the same way. `numerics` are what the
-    runner and the speculator say of that, in a fixed order; `kept` is what `kept_as` says.
+    runner and device parts say of that, in a fixed order; `kept` is what `kept_as` says.
 
     A copy of a model elsewhere has the same identity. Raises OSError where its weights cannot be read.
     """

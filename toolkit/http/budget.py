@@ -18,7 +18,7 @@ from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.frontend import Price
 from pegboard.core.interfaces.messages import TokenizedRequest
-from pegboard.core.interfaces.stage import CompiledStops
+from pegboard.core.interfaces.stops import CompiledStops
 from pegboard.toolkit.text.stop import Stops, compiled
 
 FREE = Price()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from pegboard.core.interfaces.sampling import SamplingBatch
-    from pegboard.core.interfaces.speculator import Accepted, DraftTrees
+    from pegboard.core.interfaces.trees import Accepted, TokenTrees
 
 
 class AcceptOptions(Options):
@@ -32,7 +32,7 @@ class AcceptOptions(Options):
     def provides(self, declared: frozenset[str]) -> frozenset[str]:
         return declared if self.accept == "thresholds" else declared - {"judges"}
 
-    def accepted(self, trees: DraftTrees, logits: torch.Tensor, sampling: SamplingBatch) -> Accepted:
+    def accepted(self, trees: TokenTrees, logits: torch.Tensor, sampling: SamplingBatch) -> Accepted:
         """Return what stands by the thresholds, see `Speculator.accept`."""
         from pegboard.toolkit.speculation.judging import accept_by_thresholds, probabilities, toss
 

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.interfaces.speculator import Accepted, DraftTrees
+from pegboard.core.interfaces.trees import Accepted, TokenTrees
 from pegboard.toolkit.sampling.filters import Filters
 from pegboard.toolkit.sampling.noise import keys, uniforms
-from pegboard.toolkit.speculation.tree import Int64s, places, starts, walk
+from pegboard.toolkit.sampling.tree import Int64s, places, starts, walk
 
 _LEAST = 1e-9
 """What a threshold of 0 counts as, where it divides."""
@@ -28,7 +28,7 @@ _TILE = 2**20
 
 
 def accept_by_thresholds(
-    trees: DraftTrees,
+    trees: TokenTrees,
     probs: torch.Tensor,
     coins: torch.Tensor,
     final_coins: torch.Tensor,
@@ -68,7 +68,7 @@ def accept_by_thresholds(
     return _finish(accepted, left, probs, last, final_coins)
 
 
-def toss(trees: DraftTrees, seeds: torch.Tensor, steps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def toss(trees: TokenTrees, seeds: torch.Tensor, steps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return coins float64 [nodes] and final coins float64 [requests] in (0, 1), from each node's seed and step int64
     [nodes] alone, as in the nodes' SamplingBatch.
 
@@ -127,7 +127,7 @@ class _Drafts:
     owners: Int64s
 
     @classmethod
-    def of(cls, trees: DraftTrees) -> _Drafts:
+    def of(cls, trees: TokenTrees) -> _Drafts:
         """Take them from trees."""
         nodes = np.flatnonzero(trees.parents >= 0)
         owners = np.repeat(np.arange(len(trees)), trees.counts)[nodes]
@@ -150,7 +150,7 @@ def _sums(above: Int64s, share: NDArray[np.float64]) -> NDArray[np.float64]:
     return found
 
 
-def _descend(trees: DraftTrees, drafts: _Drafts, stands: NDArray[np.bool_]) -> tuple[Accepted, Int64s]:
+def _descend(trees: TokenTrees, drafts: _Drafts, stands: NDArray[np.bool_]) -> tuple[Accepted, Int64s]:
     """Go down each tree by the first child that stands, `stands` bool [drafts]. Return what is accepted, with -1 for
     the last token of each request, and the packed nodes int64 [requests] whose children do not stand.
     """

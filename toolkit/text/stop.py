@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.stage import CompiledStops
+    from pegboard.core.interfaces.stops import CompiledStops
 
 
 def _learn(pattern: str, table: array[int], n: int) -> None:

@@ -23,7 +23,6 @@ from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
-from pegboard.core.pipeline.speculation.drafter import Drafter
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.pipeline.step_log import StepReport
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
@@ -31,7 +30,6 @@ from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig
     from pegboard.core.interfaces.clock import Clock
-    from pegboard.core.interfaces.speculator import Speculator
     from pegboard.core.interfaces.stage import Stage
     from pegboard.core.pipeline.executor import Launch, RunStage
     from pegboard.tools.lab.tiers import LabTiers
@@ -58,12 +56,10 @@ def assemble(
     *,
     joining: Sequence[Stage] = (),
     runs: Mapping[str, RunStage] = MappingProxyType({}),
-    speculator: Speculator | None = None,
     tiers: LabTiers | None = None,
 ) -> Scheduler:
-    """Return a scheduler around `launch` with the stages `joining`, whose work `runs` does, by their names; with drafts
-    if there is a `speculator`, and a mover of `tiers`. Raise ConfigError where the config asks for what the lab cannot
-    do.
+    """Return a scheduler around `launch` with the stages `joining`, whose work `runs` does, by their names, and with a
+    mover of `tiers`. Raise ConfigError where the config asks for what the lab cannot do.
     """
     config = resolved.engine
     _refuse_overlap(config)
@@ -82,9 +78,8 @@ def assemble(
         LocalExecutor(launch, stages=runs),
         gates=_gates(selection, AdmissionGateContext(clock, memory.cache, report.prefill_speed)),
         report=report,
-        points=points,
         hooks=hooks,
-        drafter=None if speculator is None else Drafter(speculator, config.speculation, memory, vocab_size),
+        points=points,
     )
     limits = Limits(context, chunk_of(config), eos_ids=frozenset({EOS}))
     return Scheduler(config.scheduler, stages, limits, clock=clock)

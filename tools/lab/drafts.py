@@ -9,11 +9,18 @@ import numpy as np
 
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.layers import ModelSpec
-from pegboard.core.interfaces.speculator import MAX_NODES, DraftRow, DraftTrees, Speculator, SpeculatorContext
-from pegboard.toolkit.speculation import tree
+from pegboard.core.interfaces.trees import MAX_NODES, TokenTrees
+from pegboard.plugins.speculation import SPECULATOR
+from pegboard.plugins.speculation.api import DraftRow, Speculator, SpeculatorContext
+from pegboard.plugins.speculation.options import SpeculationSection
+from pegboard.plugins.speculation.stage import Speculation
+from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from pegboard.core.config.compose import ResolvedConfig
+    from pegboard.core.interfaces.clock import Clock
 
 DRAFTED = 9
 """What every draft says; nothing reads it."""
@@ -39,12 +46,19 @@ class RatedSpeculator(Speculator):
         super().__init__(None, SpeculatorContext(ModelSpec("lab", vocab_size, 0, 0, (), ()), len(rates) + 1))
         self.max_nodes = len(rates) + 1
 
-    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+    def propose(self, rows: Sequence[DraftRow]) -> TokenTrees:
         return tree.chains((int(row.tokens[-1]), [DRAFTED] * (min(row.most, self.max_nodes) - 1)) for row in rows)
 
 
+def speculation_of(resolved: ResolvedConfig, rates: Sequence[float], vocab_size: int, clock: Clock) -> Speculation:
+    """Return the stage that drafts with a RatedSpeculator, as the config bounds it."""
+    settings = getattr(resolved.engine, SPECULATOR.config_path, SpeculationSection())
+    speculator = RatedSpeculator(rates, vocab_size)
+    return Speculation(speculator, settings, vocab_size, lambda speculator: None, clock=clock)
+
+
 def accept(
-    trees: DraftTrees, tokens: NDArray[np.int64], rates: Sequence[float], random: np.random.Generator
+    trees: TokenTrees, tokens: NDArray[np.int64], rates: Sequence[float], random: np.random.Generator
 ) -> NDArray[np.int64]:
     """Return what is drawn at each node, int64 [nodes], from the `tokens` that are drawn where drafts are wrong."""
     depths = tree.depths(trees)

@@ -6,7 +6,7 @@ import contextlib
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,10 @@ from pegboard.core.pipeline.points import encoded
 from pegboard.core.pipeline.stages import StepHooks
 from pegboard.plugins.media.work import NAME
 from pegboard.toolkit.cache.radix_tree import RadixTree
-from pegboard.toolkit.speculation.tree import walk
+from pegboard.toolkit.sampling.tree import walk
 from pegboard.tools.lab.assemble import EOS, assemble, chunk_of
 from pegboard.tools.lab.clock import VirtualClock
-from pegboard.tools.lab.drafts import RatedSpeculator, accept
+from pegboard.tools.lab.drafts import accept, speculation_of
 from pegboard.tools.lab.media import LabMedia, media_section
 from pegboard.tools.lab.tiers import LabTiers
 from pegboard.tools.lab.workloads import FIRST_TOKEN, VOCAB, Ask, Workload
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.stage import Stage
     from pegboard.plugins.media.api import PieceKey
     from pegboard.plugins.media.work import EncodeWork
     from pegboard.tools.lab.cost import CostModel
@@ -162,11 +163,11 @@ class Simulation:
         hooks = StepHooks(batch_committed=(self._committed,), requests_finished=(self._finished,))
         wants_media = workload.has_media and media_section(resolved.engine).enabled
         self._media = LabMedia(resolved.engine, cost, chunk_of(resolved.engine)) if wants_media else None
-        joining = [] if self._media is None else [self._media.stage]
-        speculator = RatedSpeculator(rates, VOCAB) if rates else None
+        joining: list[Stage] = [] if self._media is None else [self._media.stage]
+        joining += [speculation_of(resolved, rates, VOCAB, self.clock)] if rates else []
         self.scheduler = assemble(
             resolved, lambda work: Done(self.device(work)), self.clock, hooks, VOCAB,
-            joining=joining, runs={NAME: self.device.encode}, speculator=speculator, tiers=self._tiers,
+            joining=joining, runs={NAME: self.device.encode}, tiers=self._tiers,
         )  # fmt: skip
         self._asks = workload.arrivals()
         self._next = next(self._asks, None)
@@ -316,7 +317,12 @@ class Simulation:
             total_tokens=scheduler.stages.memory.total_tokens,
             rejected=self._rejected,
             encoding=None if self._media is None else self._media.figures(),
-            accept_length=None if not self._rates else 1 + counters.accepted_tokens / max(1, counters.drafted_requests),
+            accept_length=_accept_length(scheduler.stages.points.reports.figures()) if self._rates else None,
             tiers=self._tiers.figures(),
             info={"book_errors": counters.book_errors},
         )
+
+
+def _accept_length(figures: Mapping[str, float]) -> float:
+    """Return the tokens that a request gained per step in which it had drafts."""
+    return 1 + figures["accepted_tokens"] / max(1, figures["drafted_requests"])

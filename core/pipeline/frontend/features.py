@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.frontend import PromptExpander
     from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
     from pegboard.core.interfaces.sampling import SamplingParams
-    from pegboard.core.interfaces.stage import CompiledStops
+    from pegboard.core.interfaces.stops import CompiledStops
 
 logger = logging.getLogger(__name__)
 

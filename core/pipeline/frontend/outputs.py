@@ -50,20 +50,19 @@ class OutputState:
         """Whether text passes as it comes, until the end."""
         self._ignored = max(0, sampling.min_new_tokens - 1)
         """Tokens to come within which nothing that matches ends the output."""
-        self._counters = (0, 0, 0, 0, 0, 0)
+        self._counters = (0, 0, 0, 0)
         self._cached_from: Mapping[str, int] = {}
 
     def push(self, output: TokenOutput) -> OutputChunk:
         """Return the chunk for these tokens. After the one with a finish reason there is none."""
-        prompt, completion, cached, retractions, drafted, accepted = self._counters
+        prompt, completion, cached, retractions = self._counters
         if output.completion_tokens or output.prompt_tokens:
             prompt, completion = output.prompt_tokens, output.completion_tokens
             cached, retractions = output.cached_tokens, output.num_retractions
             self._cached_from = output.cached_from or {}
-            drafted, accepted = output.drafted_tokens, output.accepted_tokens
         else:
             completion += len(output.token_ids)
-        self._counters = (prompt, completion, cached, retractions, drafted, accepted)
+        self._counters = (prompt, completion, cached, retractions)
         chunk = OutputChunk(
             self.rid,
             self._text(output),
@@ -74,8 +73,6 @@ class OutputState:
             cached,
             retractions,
             output.logprobs,
-            drafted_tokens=drafted,
-            accepted_tokens=accepted,
             cached_from=self._cached_from,
         )
         if output.features or output.rows:
@@ -151,8 +148,6 @@ _COUNTERS = (
     "cached_tokens",
     "cached_from",
     "num_retractions",
-    "drafted_tokens",
-    "accepted_tokens",
 )
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.stage import CompiledStops
+from pegboard.core.interfaces.stops import CompiledStops
 from pegboard.toolkit.http.budget import stop_steps
 from pegboard.toolkit.text.stop import Stops, compiled
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from pegboard.core.interfaces import DraftRow, ModelSpec, SpeculatorContext
+from pegboard.core.interfaces import ModelSpec
+from pegboard.plugins.speculation.api import DraftRow, SpeculatorContext
 
 from pegboard_example_plugin.bigrams import Bigrams
 from pegboard_example_plugin.options import BigramsOptions

@@ -17,15 +17,15 @@ from pegboard.conformance.stage import stage_context
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import LogprobOutput
-from pegboard.core.interfaces.speculator import DraftTrees
 from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.interfaces.step import StepLost
+from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.pipeline.executor import Done
 from pegboard.plugins.kv_tiers.api import NAME
 from pegboard.plugins.media.work import EncodeWork
 from pegboard.plugins.row_outputs.api import Pooler, PoolSpan
 from pegboard.plugins.row_outputs.part import RowPart
-from pegboard.toolkit.speculation import tree
+from pegboard.toolkit.sampling import tree
 from tests.core.pipeline.harness import CONFIG, EMPTY, RUNNER, VOCAB, next_token
 from tests.core.pipeline.tier_harness import LoadingModel, loads_of
 from tests.plugins.media.media_harness import MediaModel, placed
@@ -180,7 +180,7 @@ class CompanyModel(MediaModel, LoadingModel):
             result.parts = self._parts(work)
         return result
 
-    def verify(self, work: ModelWorkerBatch, trees: DraftTrees) -> BatchResult:
+    def verify(self, work: ModelWorkerBatch, trees: TokenTrees) -> BatchResult:
         result = super().verify(work, trees)
         assert result.accepted is not None
         tokens = np.full(len(self._contexts), VOCAB, np.int64)

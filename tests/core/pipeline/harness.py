@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.conformance.stage import stage_context
-from pegboard.core.config.sections import SchedulerSection, SpeculationSection
-from pegboard.core.interfaces.batch import DraftWork, ModelWorkerBatch
+from pegboard.core.config.sections import SchedulerSection
+from pegboard.core.interfaces.batch import ModelWorkerBatch, TableChanges
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
@@ -25,10 +26,10 @@ from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
-from pegboard.core.interfaces.speculator import DraftRow, DraftTrees, Speculator, SpeculatorContext
 from pegboard.core.interfaces.stage import Stage
 from pegboard.core.interfaces.status import FinishReason
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
+from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.frontend.intake import pack_ids
@@ -37,9 +38,6 @@ from pegboard.core.pipeline.points import Points, encoded
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.shared import CommonPrefix
-from pegboard.core.pipeline.speculation.device import DeviceDrafts
-from pegboard.core.pipeline.speculation.drafter import SPECULATION, Drafter, OnDevice
-from pegboard.core.pipeline.speculation.judging import Judge
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.registry.registry import Registry
 from pegboard.plugins.kv_tiers.api import NAME as TIERS
@@ -48,10 +46,16 @@ from pegboard.plugins.prefill_in_parts.stage import PrefillInParts
 from pegboard.plugins.row_outputs.api import Pooler
 from pegboard.plugins.row_outputs.messages import NAME, Asked
 from pegboard.plugins.row_outputs.stage import RowOutputs
+from pegboard.plugins.speculation.api import DraftRow, Speculator, SpeculatorContext
+from pegboard.plugins.speculation.figures import Counts
+from pegboard.plugins.speculation.messages import NAME as SPECULATION
+from pegboard.plugins.speculation.messages import DraftWork, Said
+from pegboard.plugins.speculation.options import SpeculationSection
+from pegboard.plugins.speculation.stage import Speculation
 from pegboard.plugins.stop_expressions.stage import NAME as EXPRESSIONS
 from pegboard.plugins.stop_expressions.stage import StopExpressions
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
-from pegboard.toolkit.speculation import tree
+from pegboard.toolkit.sampling import tree
 
 VOCAB = 251
 CONFIG = SimpleNamespace(model=SimpleNamespace(hidden_states=True))
@@ -96,13 +100,13 @@ class Seer(Speculator):
         self.rate, self.shape, self.max_nodes = rate, shape, nodes
         self.learnt: list[tuple[int, int]] = []
 
-    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+    def propose(self, rows: Sequence[DraftRow]) -> TokenTrees:
         return tree.join(self.tree_of(row) for row in rows)
 
     def learn(self, rows: Sequence[DraftRow], offered: NDArray[np.int64], gained: NDArray[np.int64]) -> None:
         self.learnt += zip(offered.tolist(), gained.tolist(), strict=True)
 
-    def tree_of(self, row: DraftRow) -> DraftTrees:
+    def tree_of(self, row: DraftRow) -> TokenTrees:
         rng = random.Random(f"{row.tokens.shape[0]} {row.tokens[-1]} {row.tokens[0]}")
         parents, tokens, contexts = [-1], [int(row.tokens[-1])], [row.tokens]
         for _ in range(rng.randrange(row.most)):
@@ -114,7 +118,7 @@ class Seer(Speculator):
             parents.append(parent)
             tokens.append(token)
             contexts.append(np.append(contexts[parent], token))
-        return DraftTrees(np.array([len(tokens)], np.int64), np.array(tokens, np.int64), np.array(parents, np.int64))
+        return TokenTrees(np.array([len(tokens)], np.int64), np.array(tokens, np.int64), np.array(parents, np.int64))
 
 
 class FakeModel:
@@ -137,7 +141,7 @@ class FakeModel:
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
         self.batches.append(work)
         if work.table is not None:
-            self.table.reshape(-1)[work.table.places] = work.table.slots
+            self.send_table(work.table)
         if self.fail_on(work):
             self.slots[work.out_cache_loc] = EMPTY  # what a failed pass leaves behind is undefined
             if work.part is not None:
@@ -153,6 +157,9 @@ class FakeModel:
             raise RuntimeError("the first parts of this split are not there: they failed")
         self.slots[work.out_cache_loc] = self.half
         return self.early if work.part.last else BatchResult(np.empty(0, np.int64))
+
+    def send_table(self, table: TableChanges) -> None:
+        self.table.reshape(-1)[table.places] = table.slots
 
     def check_slots(self, work: ModelWorkerBatch) -> None:
         # What is in common is whole pages of old KV, at the same slots for all; the worker's table says so.
@@ -183,7 +190,7 @@ class FakeModel:
         self.last[work.sampled_rows] = sampled_tokens
         return BatchResult(sampled_tokens)
 
-    def verify(self, work: ModelWorkerBatch, trees: DraftTrees) -> BatchResult:
+    def verify(self, work: ModelWorkerBatch, trees: TokenTrees) -> BatchResult:
         """Draw a token at each node from the slots of what comes before it, and keep what was drawn; see Worker."""
         assert work.sample_rows is not None
         assert work.sampling is not None
@@ -212,7 +219,7 @@ class FakeModel:
         """A node of a tree is the last token of a context of so many."""
         assert work.positions[packed] == length - 1
 
-    def draft(self, work: DraftWork) -> DraftTrees:
+    def draft(self, work: DraftWork) -> TokenTrees:
         raise AssertionError("a model without a draft was asked for drafts")
 
     def contents(self, work: ModelWorkerBatch, input_ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -264,7 +271,6 @@ class Harness:
         speculator: Speculator | None = None,
         speculation: Mapping[str, Any] = MappingProxyType({"adaptive": False}),
         reserve: int | None = None,
-        judge: Judge | None = None,
         mover: PageMover | None = None,
         joining: Sequence[Stage] = (),
         pooler: Pooler[Any] | None = None,
@@ -288,8 +294,10 @@ class Harness:
         self.memory = MemoryManager(self.rows, allocator, prefix_cache, run=run)
         self.model = (model or FakeModel)(self.rows, (allocator.num_pages + 1) * page_size)
         context = stage_context(config=CONFIG, runner=RUNNER, provider=lambda *_: pooler, end=self._end)
+        self.speculation = None if speculator is None else self._speculation(speculator, speculation, reserve)
+        drafting = [] if self.speculation is None else [self.speculation]
         splitting = [PrefillInParts(split_prefill_layers, LAYERS)] if split_prefill_layers else []
-        points = self.points = Points([*joining, *splitting, RowOutputs(context), StopExpressions()])
+        points = self.points = Points([*joining, *splitting, *drafting, RowOutputs(context), StopExpressions()])
         executor = LocalExecutor(
             self.model.launch,
             self.model,
@@ -297,16 +305,9 @@ class Harness:
                 SPECULATION: lambda work: Done(self.model.draft(work)),
                 **self.model.stage_parts,
             },
+            send_table=self.model.send_table,
             thread=overlap,
         )
-        if speculator is not None:
-            asked = SpeculationSection(**speculation)
-            device = None if reserve is None else OnDevice(executor, reserve, DeviceDrafts(cast(Any, speculator)))
-            drafter = Drafter(
-                speculator, asked, self.memory, VOCAB, undrafted=processors, device=device,
-                judge=judge,
-            )  # fmt: skip
-            parts = {**parts, "drafter": drafter}
         stages = Stages(
             self.memory,
             chosen,
@@ -314,7 +315,7 @@ class Harness:
                 self.memory,
                 processors,
                 VOCAB,
-                lookback=None if reserve is None else 1,
+                alone=processors,
                 shared=CommonPrefix(self.rows, page_size),
                 points=points,
             ),
@@ -327,6 +328,20 @@ class Harness:
         clock = {"clock": parts["clock"]} if "clock" in parts else {}
         self.scheduler = Scheduler(config, stages, Limits(max_context_len, chunk, frozenset({EOS})), **clock)
         self.outputs: dict[str, list[TokenOutput]] = {}
+
+    def _speculation(self, speculator: Speculator, asked: Mapping[str, Any], reserve: int | None) -> Speculation:
+        device = None if reserve is None else cast(Any, SimpleNamespace(reserve=reserve, lookback=1))
+        settings = SpeculationSection(**asked)
+        return Speculation(speculator, settings, VOCAB, self._speculator_failed, device=device)
+
+    def _speculator_failed(self, speculator: object) -> None:
+        self.scheduler.stages.culprits.counts["speculator", type(speculator).__name__] += 1
+
+    @property
+    def drafts(self) -> Counts:
+        """What was counted of drafts."""
+        assert self.speculation is not None
+        return self.speculation.counts
 
     def submit(self, rid: str, prompt: Sequence[int], n: int = 8, *, stream: bool = False, **more: Any) -> Any:
         """Send one request; the scheduler's answer."""
@@ -373,6 +388,12 @@ class Harness:
         assert len(reasons) == 1, f"{rid} finished {len(reasons)} times"
         assert self.outputs[rid][-1].finish_reason is not None
         return reasons[0]
+
+
+def said(output: TokenOutput) -> Said:
+    """What an output tells of drafts."""
+    raw = (output.features or {}).get(SPECULATION)
+    return Said(0, 0) if raw is None else msgspec.msgpack.decode(raw, type=Said)
 
 
 def _build(registry: Registry, contract: str, name: str, ctx: Any) -> Any:

@@ -266,7 +266,8 @@ class Company:
 
     def played(self) -> Counter[str]:
         """How often what was there to be played, by its name; only answers that are whole count."""
-        found = Counter({name: int(self.scheduler.info()[name]) for name in HAPPENS})  # type: ignore[call-overload]
+        info = self.scheduler.info()
+        found = Counter({name: int(info.get(name, 0)) for name in HAPPENS})  # type: ignore[call-overload]
         found += Counter(
             loads=len(self.model.loads), failed_loads=self.model.failed_loads, encoded=len(self.model.shown)
         )

@@ -13,11 +13,11 @@ from pegboard.core.interfaces.status import FinishReason
 from pegboard.core.pipeline import recovery
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.finish import Constraints, EndTokens, StopText
+from pegboard.core.pipeline.looking_ahead import TokensAhead
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.results import ResultStage
-from pegboard.core.pipeline.speculation.drafter import Drafter
 from pegboard.core.pipeline.stages import Stages
 from pegboard.plugins.kv_tiers.api import NAME
 from pegboard.plugins.media.encoder_cache import EncoderCache
@@ -134,15 +134,16 @@ def takes_the_rows_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def drafts_what_has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts for requests that want hidden states, of which a step brings one."""
-    allowed = vars(Drafter)["_allowed"]
+    plan = TokensAhead.plan
 
-    def changed(self: Any, req: Any) -> bool:
-        flags, req.flags = req.flags, req.flags & ~SINGLE
-        found = allowed(self, req)
-        req.flags = flags
+    def changed(self: Any, running: Any) -> Any:
+        flags = running.flags.copy()
+        running.flags[:] &= ~SINGLE
+        found = plan(self, running)
+        running.flags[:] = flags
         return found
 
-    monkeypatch.setattr(Drafter, "_allowed", changed)
+    monkeypatch.setattr(TokensAhead, "plan", changed)
 
 
 def jumps_over_rows(monkeypatch: pytest.MonkeyPatch) -> None:

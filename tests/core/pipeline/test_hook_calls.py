@@ -18,6 +18,7 @@ from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
+from pegboard.core.interfaces.ahead import Reserve, ReserveContext
 from pegboard.core.interfaces.batch import BatchExtras, ScheduleBatch
 from pegboard.core.interfaces.choosing import MemoryContext
 from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk
@@ -190,6 +191,13 @@ class Doubling:
     @hookimpl
     def device_parts(self) -> list[DevicePart]:
         return [DoublingPart()]
+
+
+class Reserving:
+    @hookimpl
+    def reserve(self, ctx: ReserveContext) -> Reserve:
+        number = 1 + max(layer.layer_id for layer in ctx.spec.layers)
+        return Reserve(layers=(replace(ctx.spec.layers[0], layer_id=number),))
 
 
 class Refusing:
@@ -414,9 +422,17 @@ class TestSteps:
         assert asks.extra == {"double": [2 * token for token in asks.token_ids]}
         assert plain.extra == {}
 
-    @pytest.mark.parametrize("hook", ["pipeline_stages", "device_parts", "frontend_stages"])
+    def test_reserve_adds_layers_to_kv_memory(self, checkpoint: Path) -> None:
+        """Their memory is zeros, and that of the model's layers is as before."""
+        with start(checkpoint, Reserving) as engine:
+            pool, layers = engine.built.pool, engine.built.runner.ctx.spec.layers
+            assert pool.layer_ids == (*(layer.layer_id for layer in layers), len(layers))
+            engine.generate([[3, 4]], greedy(3))
+            assert not pool.keys(len(layers)).any()
+
+    @pytest.mark.parametrize("hook", ["reserve", "pipeline_stages", "device_parts", "frontend_stages"])
     def test_what_they_bring_is_checked(self, checkpoint: Path, hook: str) -> None:
-        broken = type("Broken", (), {hook: hookimpl(lambda self: [3])})
+        broken = type("Broken", (), {hook: hookimpl(lambda self: 3 if hook == "reserve" else [3])})
         globals()["Broken"] = broken
         with pytest.raises(PluginError, match=rf"{hook} of plugin 'recorder0' \(test-hooks 0\): 3 is not a"):
             start(checkpoint, broken)

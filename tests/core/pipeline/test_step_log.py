@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pegboard.core.pipeline.step_log import DraftFigures, StepReport
+from pegboard.core.interfaces.ahead import LogPart
+from pegboard.core.pipeline.step_log import StepReport
 from tests.plugins.media.media_harness import Album, media_harness, submit
 
 
@@ -114,12 +115,11 @@ def test_interval_zero_is_silence(caplog: pytest.LogCaptureFixture, clock: Clock
     assert caplog.records == []
 
 
-def test_a_decode_line_tells_of_drafts_since_the_last_one(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_stages_add_to_a_decode_line(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     report = StepReport(2, clock)
+    parts = [LogPart(", a: 1", {"a": 1}), LogPart(", b: 2", {"b": 2})]
     with caplog.at_level(logging.INFO):
-        total = decode(report, clock, 4, 0, drafts=DraftFigures(10, 40, 20))
-        decode(report, clock, 2, total, drafts=DraftFigures(14, 56, 22))
-    first, second = caplog.records[0], caplog.records[-1]
-    assert "accept len: 3.00, accept rate: 0.50" in first.getMessage()
-    assert "accept len: 1.50, accept rate: 0.12" in second.getMessage()
-    assert (vars(second)["drafted_tokens"], vars(second)["accepted_tokens"]) == (16, 2)
+        decode(report, clock, 4, 0, parts=parts)
+    first = caplog.records[0]
+    assert first.getMessage().endswith(", a: 1, b: 2")
+    assert (vars(first)["a"], vars(first)["b"]) == (1, 2)

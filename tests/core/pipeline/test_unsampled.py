@@ -11,8 +11,8 @@ from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.keys import PrefixKey
 from pegboard.core.interfaces.sampler import NO_TOKEN
-from pegboard.core.interfaces.speculator import DraftTrees
-from pegboard.toolkit.speculation import tree
+from pegboard.core.interfaces.trees import TokenTrees
+from pegboard.toolkit.sampling import tree
 from tests.core.pipeline.harness import FakeModel, Harness, Seer, next_token, oracle
 
 BAD = [99, 98, 97]
@@ -37,7 +37,7 @@ class Spoilt(FakeModel):
     def is_bad(self, context: np.ndarray[Any, Any]) -> bool:
         return context[: len(BAD)].tolist() == BAD and len(context) >= SHORT
 
-    def verify(self, work: ModelWorkerBatch, trees: DraftTrees) -> BatchResult:
+    def verify(self, work: ModelWorkerBatch, trees: TokenTrees) -> BatchResult:
         result = super().verify(work, trees)
         assert result.accepted is not None
         assert work.sample_rows is not None

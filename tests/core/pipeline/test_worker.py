@@ -166,14 +166,20 @@ def test_a_row_without_a_token(rows: ReqToTokenPool, kind: Callable[[], DeviceQu
 
 
 @pytest.mark.parametrize("kind", [HostQueue, ApartQueue])
-def test_a_speculator_is_told_of_tokens_only(rows: ReqToTokenPool, kind: Callable[[], DeviceQueue]) -> None:
-    """It may embed them, which for -1 would be the end of a CUDA context."""
+def test_device_parts_are_told_of_tokens_only(rows: ReqToTokenPool, kind: Callable[[], DeviceQueue]) -> None:
+    """They may embed them, which for -1 would be the end of a CUDA context."""
     told: list[list[int]] = []
-    drafts: Any = SimpleNamespace(
-        taps=lambda: None, observe=lambda work, batch, newest, *_: told.append(newest.tolist())
-    )
-    worker = make_worker(rows, EchoRunner(), kind(), drafts=drafts)
-    pending = worker.launch(work(rows, [NO_TOKEN - 1, 99]))
+
+    class Embeds(DevicePart):
+        name = "embeds"
+
+        def computed(self, payload: object, batch: ForwardBatch, output: ForwardOutput) -> dict[str, torch.Tensor]:
+            assert output.newest is not None
+            told.append(output.newest.tolist())
+            return {}
+
+    worker = make_worker(rows, EchoRunner(), kind(), parts=[Embeds()])
+    pending = worker.launch(work(rows, [NO_TOKEN - 1, 99], payloads={"embeds": None}))
     assert told == [[0, 99]]
     with pytest.raises(BadTokens):
         pending.result()

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pegboard.core.interfaces.batch import DraftWork, ModelWorkerBatch
+from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
-from pegboard.core.interfaces.speculator import Accepted, DraftRow, DraftTrees
-from pegboard.toolkit.speculation import tree
+from pegboard.core.interfaces.trees import Accepted, TokenTrees
+from pegboard.plugins.speculation.api import DraftRow
+from pegboard.plugins.speculation.messages import NAME, DraftWork, Pass
+from pegboard.toolkit.sampling import tree
 from tests.core.pipeline.harness import FakeModel, Seer
 
 RESERVE = 9
@@ -29,6 +31,11 @@ def entries(context: NDArray[np.int64]) -> NDArray[np.int64]:
     return (context[1:] * 7919 + states(context)[:-1]) % 1_000_003
 
 
+def again_of(work: ModelWorkerBatch) -> NDArray[np.bool_]:
+    """Which requests of a batch compute their first token again: its KV goes to the padding."""
+    return work.out_cache_loc[np.cumsum(work.extend_lens) - work.extend_lens] == 0
+
+
 class WatchedModel(FakeModel):
     """Keeps an entry per slot, as a draft's layer of the KV pool does, and the state of each row's last token. Entries
     of what stands must be those of an uninterrupted run, whatever was cached, moved or retracted.
@@ -38,7 +45,7 @@ class WatchedModel(FakeModel):
         super().__init__(*args)
         self.entries = np.full(len(self.slots), NOTHING, np.int64)
         self.kept: dict[int, tuple[int, int]] = {}
-        self.tree: Callable[[DraftRow], DraftTrees] = Seer(0.5).tree_of
+        self.tree: Callable[[DraftRow], TokenTrees] = Seer(0.5).tree_of
         self.drafted = self.looked_back = 0
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
@@ -49,10 +56,8 @@ class WatchedModel(FakeModel):
 
     def check_slots(self, work: ModelWorkerBatch) -> None:
         """Only what is computed again is written where nobody reads it."""
-        assert work.observed is not None
         starts = np.cumsum(work.extend_lens) - work.extend_lens
-        again = starts[work.observed.again > 0]
-        assert (work.out_cache_loc[again] == 0).all()
+        again = starts[again_of(work)]
         others = np.delete(work.out_cache_loc, again)
         assert 0 not in others, "page 0 is padding"
         assert len(set(others.tolist())) == len(others), "two tokens in one slot"
@@ -60,7 +65,8 @@ class WatchedModel(FakeModel):
 
     def observe(self, work: ModelWorkerBatch, accepted: Accepted | None) -> None:
         """Write the entries of what stands, and compare those of each whole context."""
-        assert work.observed is not None
+        told = work.payloads[NAME]
+        assert isinstance(told, Pass)
         counts = work.extend_lens.copy()
         if work.trees is not None and accepted is not None:
             assert work.sample_rows is not None
@@ -71,24 +77,22 @@ class WatchedModel(FakeModel):
             start, end = int(work.prefix_lens[index]), int(work.prefix_lens[index] + counts[index])
             slots = self.table[row, :end]
             context = self.slots[slots]
-            fresh, again = bool(work.observed.fresh[index]), int(work.observed.again[index])
+            fresh, again = bool(told.fresh[index]), bool(again_of(work)[index])
             if fresh:
                 assert again == (start + again > 0), "the state before the first new token is not known"
             else:
-                assert again == 0
+                assert not again
                 assert self.kept[row] == (start, states(context[:start])[-1]), "a state got lost"
             expected = entries(context)
             first = start + 1 if fresh else start
             self.entries[slots[first:]] = expected[first - 1 :]
             assert (self.entries[slots[1:]] == expected).all(), "an entry is not what the tokens before it make it"
             self.kept[row] = end, int(states(context)[-1])
-            if work.observed.slots[index] > end:
+            if told.slots[index] > end:
                 self.entries[self.table[row, end]] = NOTHING
 
-    def draft(self, work: DraftWork) -> DraftTrees:
+    def draft(self, work: DraftWork) -> TokenTrees:
         """Write into all reserved slots, and draft."""
-        if work.table is not None:
-            self.table.reshape(-1)[work.table.places] = work.table.slots
         found = []
         rows = zip(work.rows.tolist(), work.seq_lens.tolist(), work.newest.tolist(), work.most.tolist(), strict=True)
         for row, seq_len, newest, most in rows:

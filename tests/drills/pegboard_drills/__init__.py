@@ -23,6 +23,7 @@ speculation = Plugin(
     name="spec_drill",
     version="0.1.0",
     summary="drafts of recorded outputs, with a given rate of hits and with faults, for tests and drills",
+    requires=("speculation",),
     providers=(
         Provider(
             contract="speculator",

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.interfaces.speculator import MAX_NODES, DraftRow, DraftTrees, Speculator, SpeculatorContext
+from pegboard.core.interfaces.trees import MAX_NODES, TokenTrees
+from pegboard.plugins.speculation.api import DraftRow, Speculator, SpeculatorContext
 from pegboard_drills.lies import LIES, Tree, pack
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class DrillSpeculator(Speculator["DrillSpeculatorOptions"]):
             raise RuntimeError("the drill raises, as asked")
         return True
 
-    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+    def propose(self, rows: Sequence[DraftRow]) -> TokenTrees:
         trees = [self._tree(row) for row in rows]
         self._calls += 1
         if self._calls % self.options.every:
@@ -77,7 +78,7 @@ class DrillSpeculator(Speculator["DrillSpeculatorOptions"]):
             raise RuntimeError("the drill raises, as asked")
         if self.options.slow:
             time.sleep(self.options.slow)
-        told: DraftTrees = LIES[self.options.lies](trees, rows[-1].most if rows else 1, self.ctx.spec.vocab_size)
+        told: TokenTrees = LIES[self.options.lies](trees, rows[-1].most if rows else 1, self.ctx.spec.vocab_size)
         return told
 
     def learn(self, rows: Sequence[DraftRow], offered: NDArray[np.int64], gained: NDArray[np.int64]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pegboard.core.interfaces.speculator import DraftTrees
+from pegboard.core.interfaces.trees import TokenTrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +23,16 @@ Lie = Callable[[list[Tree], int, int], Any]
 """Trees, the most nodes that the last of them may have, and the vocabulary's size; to what is answered."""
 
 
-def pack(trees: Sequence[Tree]) -> DraftTrees:
+def pack(trees: Sequence[Tree]) -> TokenTrees:
     """Return the trees as they are, good or bad."""
-    return DraftTrees(
+    return TokenTrees(
         np.array([len(tree.tokens) for tree in trees], np.int64),
         np.array([token for tree in trees for token in tree.tokens], np.int64),
         np.array([parent for tree in trees for parent in tree.parents], np.int64),
     )
 
 
-def _last(trees: list[Tree], tokens: Sequence[int], parents: Sequence[int]) -> DraftTrees:
+def _last(trees: list[Tree], tokens: Sequence[int], parents: Sequence[int]) -> TokenTrees:
     """Return the trees with another one in place of the last."""
     return pack([*trees[:-1], Tree(list(tokens), list(parents))])
 
@@ -41,24 +41,24 @@ def _root(trees: list[Tree]) -> int:
     return trees[-1].tokens[0] if trees else 0
 
 
-def _of_another_type(trees: list[Tree], most: int, vocab_size: int) -> DraftTrees:
+def _of_another_type(trees: list[Tree], most: int, vocab_size: int) -> TokenTrees:
     good = pack(trees)
-    return DraftTrees(good.counts.astype(np.int32), good.tokens, good.parents)
+    return TokenTrees(good.counts.astype(np.int32), good.tokens, good.parents)
 
 
-def _too_many(trees: list[Tree], most: int, vocab_size: int) -> DraftTrees:
+def _too_many(trees: list[Tree], most: int, vocab_size: int) -> TokenTrees:
     count = most + 1
     return _last(trees, [_root(trees), *(node % vocab_size for node in range(1, count))], range(-1, count - 1))
 
 
-def _counts_that_are_off(trees: list[Tree], most: int, vocab_size: int) -> DraftTrees:
+def _counts_that_are_off(trees: list[Tree], most: int, vocab_size: int) -> TokenTrees:
     good = pack(trees)
-    return DraftTrees(good.counts, np.append(good.tokens, 0), np.append(good.parents, 0))
+    return TokenTrees(good.counts, np.append(good.tokens, 0), np.append(good.parents, 0))
 
 
-def _lists(trees: list[Tree], most: int, vocab_size: int) -> DraftTrees:
+def _lists(trees: list[Tree], most: int, vocab_size: int) -> TokenTrees:
     lists: Any = [1], [0], [-1]
-    return DraftTrees(*lists)
+    return TokenTrees(*lists)
 
 
 LIES: dict[str, Lie] = {

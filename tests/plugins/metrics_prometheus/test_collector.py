@@ -264,7 +264,7 @@ def test_tokens_that_were_drafted() -> None:
     watched = Watched(speculator=Seer(1.0, nodes=4))
     watched.harness.submit("r", [3, 4, 5], 20, sampling={"ignore_eos": True})
     watched.harness.run()
-    counters = watched.harness.scheduler.counters
+    counters = watched.harness.drafts
     assert watched.value("drafted_tokens_total") == watched.value("accepted_tokens_total") == counters.accepted_tokens
     assert watched.value("verify_steps_total") == counters.verify_steps > 0
     assert watched.value("inter_token_latency_seconds_count") == 19

@@ -18,10 +18,10 @@ from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.errors import ConfigError, ModelError, PluginError
 from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
 from pegboard.core.interfaces.model_family import ModelContext
-from pegboard.core.interfaces.speculator import SpeculatorContext
 from pegboard.plugins.spec_eagle.config import read_draft
 from pegboard.plugins.spec_eagle.options import EagleOptions
 from pegboard.plugins.spec_eagle.speculator import EagleSpeculator
+from pegboard.plugins.speculation.api import SpeculatorContext
 from tests.plugins.spec_eagle.heads import HEADS_BY_NAME, HIDDEN, VOCAB, Head
 
 DEEP = ModelSpec("model", VOCAB, HIDDEN, 4096, tuple(LayerSpec(i, 4, 2, 16, 16, 0.25) for i in range(32)), ())

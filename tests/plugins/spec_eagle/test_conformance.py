@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pegboard.conformance.device_model import HIDDEN
-from pegboard.conformance.draft_checks import VOCAB
-from pegboard.conformance.speculator import SpeculatorContract
+from pegboard.plugins.speculation.suite import SpeculatorContract
+from pegboard.plugins.speculation.suite.checks import VOCAB
+from pegboard.plugins.speculation.suite.model import HIDDEN
 from tests.plugins.spec_eagle.heads import Head
 
 SIZES: Mapping[str, Any] = {"hidden": HIDDEN, "target": HIDDEN, "vocab": VOCAB}

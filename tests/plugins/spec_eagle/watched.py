@@ -16,11 +16,12 @@ from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.plugin import Plugin, Provider
-from pegboard.core.interfaces.speculator import DraftBatch, DraftTrees, SpeculatorContext, Stands
+from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.registry.registry import Registry
 from pegboard.plugins.spec_eagle.options import EagleOptions
 from pegboard.plugins.spec_eagle.speculator import EagleSpeculator
-from pegboard.toolkit.speculation import tree
+from pegboard.plugins.speculation.api import DraftBatch, SpeculatorContext, Stands
+from pegboard.toolkit.sampling import tree
 from tests.plugins.spec_eagle.heads import Head
 from tests.plugins.spec_eagle.plain import PlainHead
 
@@ -38,7 +39,7 @@ class Watch:
         """So many passes cannot be observed."""
         self.entries = self.trees = self.looked_back = self.deepest = 0
 
-    def foreseen(self, context: tuple[int, ...], most: int) -> DraftTrees | None:
+    def foreseen(self, context: tuple[int, ...], most: int) -> TokenTrees | None:
         for prompt, answer in self.future.items():
             text = (*prompt, *answer)
             if text[: len(context)] == context and len(context) >= len(prompt):
@@ -87,7 +88,7 @@ class WatchedEagle(EagleSpeculator):
                 self.watch.errors.append(f"entries of {len(context)} tokens are off by {off:.2g}")
         self.watch.entries += len(context) - 1
 
-    def draft(self, batch: DraftBatch) -> DraftTrees:
+    def draft(self, batch: DraftBatch) -> TokenTrees:
         found = super().draft(batch)
         table, self.turn = batch.row_table.numpy(), self.turn + 1
         answer = []

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pegboard.conformance.draft_checks import plain
-from pegboard.conformance.speculator import Life, step
 from pegboard.core.interfaces.layers import ModelSpec
-from pegboard.core.interfaces.speculator import DraftRow, SpeculatorContext
 from pegboard.plugins.spec_ngram import index, speculator
 from pegboard.plugins.spec_ngram.options import NgramOptions
 from pegboard.plugins.spec_ngram.speculator import NgramSpeculator
+from pegboard.plugins.speculation.api import DraftRow, SpeculatorContext
+from pegboard.plugins.speculation.suite import Life, step
+from pegboard.plugins.speculation.suite.checks import plain
 
 VOCAB = 97
 

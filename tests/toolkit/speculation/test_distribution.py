@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from pegboard.conformance.sampler import P_VALUE, Row, chi_square, exact_probabilities, make_sampling
 from pegboard.core.interfaces.sampler import SamplerContext
 from pegboard.core.interfaces.sampling import SamplingBatch
-from pegboard.core.interfaces.speculator import Accepted, DraftTrees
+from pegboard.core.interfaces.trees import Accepted, TokenTrees
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
-from pegboard.toolkit.speculation import tree
+from pegboard.toolkit.sampling import tree
 from pegboard.toolkit.speculation.judging import accept_by_thresholds, probabilities, toss
 
 DRAWS = 100_000
@@ -40,7 +40,7 @@ _random = np.random.default_rng(11)
 LOGITS = [(_random.normal(size=(VOCAB,) * depth) * 1.3).astype(np.float32) for depth in (1, 2, 3)]
 """A model: the logits of the first token, of the second given the first, of the third given both."""
 
-TREE = DraftTrees(np.array([8]), np.array([7, 2, 3, 5, 1, 6, 4, 7]), np.array([-1, 0, 0, 1, 0, 1, 4, 5]))
+TREE = TokenTrees(np.array([8]), np.array([7, 2, 3, 5, 1, 6, 4, 7]), np.array([-1, 0, 0, 1, 0, 1, 4, 5]))
 """The root's children are 2, 3 and 1; those of 2 are 5 and 6, and 1 has 4; 7 follows 2 and 6. Every filter drops 3."""
 
 PARAMS = ("temperatures", "top_ps", "top_ks", "min_ps")
@@ -53,7 +53,7 @@ Tokens = NDArray[np.int64]
 class Many:
     """The same tree, many times, with a seed each; `logits` float32 [nodes of one, vocab]."""
 
-    trees: DraftTrees
+    trees: TokenTrees
     logits: torch.Tensor
     sampling: SamplingBatch
 
@@ -81,7 +81,7 @@ def many(row: Row) -> Many:
     assert exact_probabilities(LOGITS[0], row)[3] == 0
     count = len(TREE.tokens)
     logits = [model(tuple(TREE.tokens[tree.path(TREE, node)[1:]].tolist())) for node in range(count)]
-    trees = DraftTrees(np.full(DRAWS, count), np.tile(TREE.tokens, DRAWS), np.tile(TREE.parents, DRAWS))
+    trees = TokenTrees(np.full(DRAWS, count), np.tile(TREE.tokens, DRAWS), np.tile(TREE.parents, DRAWS))
     steps = torch.from_numpy(tree.depths(TREE) + STEP).repeat(DRAWS)
     seeds = torch.arange(DRAWS).repeat_interleave(count)
     return Many(trees, torch.from_numpy(np.stack(logits)), sampling(row, seeds, steps))

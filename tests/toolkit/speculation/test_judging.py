@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from pegboard.conformance.properties import properties
 from pegboard.conformance.sampler import CASES, LARGE_CASES, Row, exact_probabilities, make_sampling
 from pegboard.core.interfaces.sampler import SamplerContext
-from pegboard.core.interfaces.speculator import Accepted, DraftTrees
+from pegboard.core.interfaces.trees import Accepted, TokenTrees
 from pegboard.plugins.sampler_torch.sampler import TorchSampler
-from pegboard.toolkit.speculation import tree
+from pegboard.toolkit.sampling import tree
 from pegboard.toolkit.speculation.judging import accept_by_thresholds, probabilities, toss
-from tests.toolkit.speculation.test_tree import one_tree
+from tests.toolkit.sampling.test_tree import one_tree
 
 VOCAB = 6
 CHAIN = tree.chains([(1, [2, 3])])
@@ -50,7 +50,7 @@ def draw(weights: list[float], whole: list[float], coin: float) -> int:
     raise AssertionError("a coin of 1")
 
 
-def plain_thresholds(trees: DraftTrees, probs, coins, finals, single: float, acc: float) -> Accepted:
+def plain_thresholds(trees: TokenTrees, probs, coins, finals, single: float, acc: float) -> Accepted:
     """Say `accept_by_thresholds` once more: request by request, child by child, in Python's floats."""
     probs, coins, finals = probs.tolist(), coins.tolist(), finals.tolist()
     counts: list[int] = []
@@ -138,7 +138,7 @@ def test_what_rounding_leaves_nothing_of() -> None:
     """Two children have all of the probability, but for rounding, and the coin is beyond them: one of them is drawn. So
     is a token for coins that were rounded to 1.
     """
-    trees = DraftTrees(np.array([3]), np.array([1, 2, 3]), np.array([-1, 0, 0]))
+    trees = TokenTrees(np.array([3]), np.array([1, 2, 3]), np.array([-1, 0, 0]))
     probs = torch.tensor([[0.0, 0.0, 0.5, 0.4999999]]).repeat(3, 1)
     one = torch.ones(1)
     for coin, token in ((0.1, 2), (0.9, 3), (1.0, 2)):
@@ -163,7 +163,7 @@ def test_coins_come_from_seeds_and_steps() -> None:
 def test_coins_are_uniform_and_apart() -> None:
     """Means of 100,000 are 0.5, and coins do not go with final coins, to 5 standard errors."""
     count = 100_000
-    roots = DraftTrees(np.ones(count, np.int64), np.zeros(count, np.int64), np.full(count, -1))
+    roots = TokenTrees(np.ones(count, np.int64), np.zeros(count, np.int64), np.full(count, -1))
     coins, finals = (one.numpy() for one in toss(roots, torch.arange(count), torch.arange(count) % 5))
     error = 5 / np.sqrt(count)
     for one in (coins, finals):

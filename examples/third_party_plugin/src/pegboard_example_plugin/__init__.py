@@ -12,6 +12,7 @@ plugin = Plugin(
     name="example",
     version="1.0.0",
     summary="one provider each of eight contracts, to start your own from",
+    requires=("speculation",),
     providers=(
         Provider(
             contract="schedule_policy",
@@ -37,7 +38,7 @@ plugin = Plugin(
             factory="pegboard_example_plugin.no_repeat:NoRepeat",
             config=f"{_OPTIONS}:NoRepeatOptions",
             summary="no sequence of so many tokens comes twice in an output",
-            provides=frozenset({"params", "drafts"}),
+            provides=frozenset({"params", "tokens_ahead"}),
             conformance=f"{_TESTING}:TestNoRepeat",
         ),
         Provider(

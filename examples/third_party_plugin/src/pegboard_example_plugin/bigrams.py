@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pegboard.core.interfaces import DraftRow, DraftTrees, Speculator, SpeculatorContext
-from pegboard.toolkit.speculation.tree import chains
+from pegboard.core.interfaces import TokenTrees
+from pegboard.plugins.speculation.api import DraftRow, Speculator, SpeculatorContext
+from pegboard.toolkit.sampling.tree import chains
 
 from pegboard_example_plugin.options import BigramsOptions
 
@@ -26,7 +27,7 @@ class Bigrams(Speculator[BigramsOptions]):
         super().__init__(options, ctx)
         self.max_nodes = min(options.nodes, ctx.max_nodes)
 
-    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+    def propose(self, rows: Sequence[DraftRow]) -> TokenTrees:
         return chains((int(row.tokens[-1]), self._draft(row)) for row in rows)
 
     def _draft(self, row: DraftRow) -> list[int]:

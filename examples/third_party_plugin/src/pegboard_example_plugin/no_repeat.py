@@ -45,7 +45,7 @@ class NoRepeat(LogitsProcessor[NoRepeatOptions]):
             if own is not None:
                 # Where everything else is ruled out too, by a grammar say, a repetition is better than a failure.
                 # A speculator's drafts are output as well: this row counts only where the model agrees with them.
-                output = np.concatenate([row.output_ids, np.array(row.draft_ids, dtype=np.int64)])
+                output = np.concatenate([row.output_ids, np.array(row.ahead_ids, dtype=np.int64)])
                 pairs.add(index, continuations(output, own.size), LAST_RESORT)
         return pairs.finish(self.ctx)
 

@@ -16,9 +16,9 @@ from pegboard.conformance.logits_processor import LogitsProcessorContract
 from pegboard.conformance.prefix_cache import PrefixCacheContract
 from pegboard.conformance.sampler import SamplerContract, exact_probabilities
 from pegboard.conformance.schedule_policy import SchedulePolicyContract
-from pegboard.conformance.speculator import SpeculatorContract
 from pegboard.conformance.tool_parser import ToolParserContract
 from pegboard.core.interfaces import GateState, SamplingParams
+from pegboard.plugins.speculation.suite import SpeculatorContract
 from pegboard.toolkit.sampling.logit_pairs import LAST_RESORT
 
 from pegboard_example_plugin.options import TopNSigmaOptions

@@ -1,0 +1,134 @@
+"""TokensAhead: what stages bring ahead of requests is cut to what memory and constraints allow."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pegboard.core.interfaces.constraint import constraint_of
+from pegboard.core.interfaces.req import SINGLE
+from pegboard.core.interfaces.trees import MAX_NODES
+from pegboard.core.pipeline.ahead import Ahead, Room
+from pegboard.core.pipeline.running import ALONE, CONSTRAINED
+from pegboard.toolkit.sampling import tree
+from pegboard.toolkit.system.log_lines import quoted
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.constraint import NodeMasks
+    from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.trees import TokenTrees
+    from pegboard.core.pipeline.running import RunningBatch
+    from pegboard.core.pipeline.stages import Stages
+
+logger = logging.getLogger(__name__)
+
+
+class TokensAhead:
+    """Plans tokens ahead of running requests. All calls come from the scheduler's loop."""
+
+    def __init__(self, stages: Stages) -> None:
+        self._points = stages.points
+        self._memory = stages.memory
+        self._executor = stages.executor
+        self._vocab_size = stages.builder.vocab_size
+        self._seconds = 0.0
+
+    def take_seconds(self) -> float:
+        """Return the seconds that stages have taken for it since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def plan(self, running: RunningBatch) -> Ahead | None:
+        """Return trees for all running requests that compute one token, with slots for them; None where no request has
+        tokens ahead. No step may be under way.
+        """
+        if not self._points.looking_ahead:
+            return None
+        places = running.decoding()
+        most = self._most(running, places)
+        if not (most > 1).any():
+            return None
+        reqs = [running.reqs[place] for place in places.tolist()]
+        room = Room(
+            running, self._memory, self._executor, places, most, reqs, running.rows[places], running.seq_lens[places],
+            running.last[places], running.flags[places],
+        )  # fmt: skip
+        since = time.perf_counter()
+        trees = self._points.ahead(room, self._vocab_size)
+        self._seconds += time.perf_counter() - since
+        if trees is None:
+            return None
+        masks, trees = _follow_constraints(room, trees)
+        trees, masks = _find_room(room, trees, masks)
+        return Ahead(trees, tuple(masks)) if (trees.counts > 1).any() else None
+
+    def _most(self, running: RunningBatch, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return for each of the requests at `places` how many nodes its tree may have."""
+        width = self._memory.rows.width - running.seq_lens[places] + 1
+        most = np.minimum(np.minimum(width, running.left[places]), MAX_NODES)
+        flags = running.flags[places]
+        most[flags & (SINGLE | ALONE) != 0] = 1
+        for index in np.flatnonzero((flags & CONSTRAINED != 0) & (most > 1)).tolist():
+            if not _looks_at(running.reqs[int(places[index])], 2):
+                most[index] = 1
+        return most
+
+
+def _looks_at(req: Req, nodes: int) -> bool:
+    """Return whether a request's constraint, if it has one, can look at a tree of so many nodes now."""
+    constraint = constraint_of(req)
+    try:
+        return constraint is None or constraint.room(nodes)
+    except Exception:
+        logger.exception("the constraint of %s does not say whether it can look ahead", quoted(req.name))
+        return False
+
+
+def _follow_constraints(room: Room, trees: TokenTrees) -> tuple[list[NodeMasks | None], TokenTrees]:
+    """Cut the tokens that constraints forbid, and find out what they allow after the others."""
+    masks: list[NodeMasks | None] = [None] * len(room.reqs)
+    if not room.running.any(CONSTRAINED):
+        return masks, trees
+    keep = np.ones(trees.tokens.shape[0], np.bool_)
+    starts = tree.starts(trees.counts)
+    for index, req in enumerate(room.reqs):
+        constraint, start, count = constraint_of(req), int(starts[index]), int(trees.counts[index])
+        if constraint is None or count == 1:
+            continue
+        part = slice(start, start + count)
+        keep[start + 1 : start + count] = False
+        if not _looks_at(req, count):
+            continue
+        try:
+            own = (trees.tokens[part].tolist(), trees.parents[part].tolist())
+            keep[part], kept = constraint.walk(own, req.remaining_tokens)
+            masks[index] = kept if keep[part][1:].any() else None
+        except Exception:
+            logger.exception("the constraint of %s cannot look ahead: it gets no tokens ahead now", quoted(req.name))
+            req.flags |= ALONE
+            room.running.flags[room.places[index]] |= ALONE
+    return masks, tree.cut(trees, keep)
+
+
+def _find_room(
+    room: Room, trees: TokenTrees, masks: list[NodeMasks | None]
+) -> tuple[TokenTrees, list[NodeMasks | None]]:
+    """Get slots for the tokens, from memory that no request needs; cut those that get none."""
+    counts = trees.counts
+    before = room.seq_lens - 1
+    fits = counts.copy()
+    for index in np.flatnonzero(before + counts > room.running.allocated[room.places]).tolist():
+        has = room.wish(index, int(before[index] + counts[index]))
+        fits[index] = min(counts[index], has - before[index])
+    if (fits == counts).all():
+        return trees, masks
+    for index, mask in enumerate(masks):
+        if mask is not None:
+            first = np.arange(mask.free.shape[0]) < fits[index]
+            masks[index] = mask.keep(first) if fits[index] > 1 else None
+    return tree.first_nodes(trees, fits), masks

@@ -1,0 +1,46 @@
+"""What an engine must be able to do for its speculator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pegboard.core.interfaces.errors import ConfigError
+from pegboard.plugins.speculation.api import DeviceSpeculator
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.choosing import NamedProvider
+    from pegboard.plugins.speculation.api import Speculator
+
+
+def on_device(speculator: Speculator) -> DeviceSpeculator | None:
+    """Return the speculator itself where it drafts on the device."""
+    return speculator if isinstance(speculator, DeviceSpeculator) and speculator.max_nodes > 1 else None
+
+
+def check(speculator: Speculator, choices: Mapping[str, Sequence[NamedProvider]]) -> None:
+    """Raise ConfigError for a speculator whose drafts cannot be made or verified by the chosen providers."""
+    (choice,), (runner,), (attention,) = (choices[name] for name in ("speculator", "runner", "attention"))
+    name, trees = choice.name, "branches" in choice.provides
+    if trees and "own_attention" in runner.provides:
+        _need("runner", runner, "tree_mask", f"{name!r} proposes trees, which", "verify")
+    elif trees:
+        _need("attention", attention, "tree_mask", f"{name!r} proposes trees, which", "verify")
+    if on_device(speculator) is None:
+        return
+    _need("runner", runner, "taps", f"{name!r} reads the model's states, which", "show")
+    _need("runner", runner, "ends", f"{name!r} uses the model's embedding and head, which", "lend")
+    if "own_weights" not in runner.provides:
+        (family,) = choices["model_family"]
+        _need("model", family, "taps", f"{name!r} reads the model's states, which", "show")
+    if trees:
+        _need("attention", attention, "tree_mask", f"{name!r} drafts in trees, which", "attend over")
+
+
+def _need(kind: str, by: NamedProvider, capability: str, start: str, what: str) -> None:
+    """Raise ConfigError where a provider lacks a capability."""
+    if capability not in by.provides:
+        raise ConfigError(
+            f"speculation.use: the speculator {start} the {kind} {by.name!r} cannot {what} (it lacks the capability "
+            f"{capability}); choose another {kind}.use"
+        )

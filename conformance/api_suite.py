@@ -30,7 +30,7 @@ from pegboard.conformance.fake_media import fake_processor
 from pegboard.conformance.fakes import session_store
 from pegboard.conformance.suite import ContractSuite
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
-from pegboard.core.server.http.app import build_app
+from pegboard.toolkit.http.app import build_app
 from pegboard.toolkit.http.keys import Keys
 from pegboard.toolkit.http.openapi import example_of
 from pegboard.toolkit.media.service import reader_of

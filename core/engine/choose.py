@@ -18,7 +18,6 @@ from pegboard.core.interfaces.contracts import ATTENTION, KV_POOL, LOGITS_PROCES
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
-from pegboard.core.pipeline.culprits import Culprits
 from pegboard.toolkit.device_queue import DeviceQueue, HostQueue, queue_of
 from pegboard.toolkit.graphs import capture_of
 from pegboard.toolkit.model.dtypes import kv_dtype_name, resolve_kv_dtype
@@ -26,6 +25,7 @@ from pegboard.toolkit.model.eight_bit import is_eight_bit
 from pegboard.toolkit.model.pool_probe import PoolProbe
 from pegboard.toolkit.model.room_for_kv import CudaMeter, room_for_kv
 from pegboard.toolkit.model.sampling_defaults import sampling_defaults
+from pegboard.toolkit.system.culprits import Culprits
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.ahead import ReserveContext
     from pegboard.core.interfaces.contract import Contract, Ctx, T
     from pegboard.core.interfaces.layers import LayerSpec
-    from pegboard.core.pipeline.culprits import Culprits
     from pegboard.core.registry.hooks import Hooks
+    from pegboard.toolkit.system.culprits import Culprits
 
 R = TypeVar("R")
 

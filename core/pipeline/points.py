@@ -20,6 +20,7 @@ from pegboard.core.pipeline.plan_points import PlanPoints
 from pegboard.core.pipeline.reports import Reports
 from pegboard.core.pipeline.running import CONSTRAINED, HISTORY, SHIFTED, SPECIAL
 from pegboard.toolkit.system.blame import in_words
+from pegboard.toolkit.system.culprits import Culprits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.stage import Column, Stage
     from pegboard.core.interfaces.stops import CompiledStops, Ending
-    from pegboard.core.pipeline.culprits import Culprits
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.step import Step
+    from pegboard.toolkit.system.culprits import Culprits
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pegboard.core.interfaces.sampler import NO_TOKEN
-from pegboard.core.pipeline.culprits import BadTokens
+from pegboard.toolkit.system.culprits import BadTokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

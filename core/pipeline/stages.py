@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pegboard.core.pipeline.culprits import Culprits
 from pegboard.core.pipeline.executor import Done
 from pegboard.core.pipeline.points import Points
+from pegboard.toolkit.system.culprits import Culprits
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch_result import BatchResult

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampling import SamplingRow
-    from pegboard.core.pipeline.culprits import Culprits
     from pegboard.core.pipeline.step import Step
+    from pegboard.toolkit.system.culprits import Culprits
 
 logger = logging.getLogger(__name__)
 

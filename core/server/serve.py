@@ -31,11 +31,11 @@ from pegboard.core.interfaces.http_front import HttpFront, HttpGuard
 from pegboard.core.pipeline.frontend.features import Features
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.client import AsyncEngineClient
-from pegboard.core.server.http.app import build_app, sample_request
 from pegboard.core.server.model_names import ModelNames
 from pegboard.core.server.scheduler_process import BUILDER
 from pegboard.core.server.supervisor import STOP_TIMEOUT, Supervisor
 from pegboard.toolkit.chat import rendering
+from pegboard.toolkit.http.app import build_app, sample_request
 from pegboard.toolkit.http.budget import BudgetLimits
 from pegboard.toolkit.http.keys import Keys
 from pegboard.toolkit.http.loading import Entrance

@@ -16,7 +16,7 @@ from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import GenerateRequest, OutputStream
 from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.registry.registry import Registry
-from pegboard.core.server.http.app import build_app
+from pegboard.toolkit.http.app import build_app
 from tests.features import FEATURES as STAGES
 
 FEATURES = ("logits_processor.dry", "grammar.json_schema", "grammar.regex", "grammar.ebnf", "grammar.json")

@@ -17,11 +17,11 @@ ROOMS = {
     "core.config": 2_170,
     "core.engine": 1_880,
     "core.interfaces": 6_010,
-    "core.pipeline": 7_480,
+    "core.pipeline": 7_370,
     "core.registry": 910,
-    "core.server": 1_710,
+    "core.server": 1_530,
     "plugins": 55_760,
-    "toolkit": 15_820,
+    "toolkit": 16_130,
     "tools": 12_260,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -12,7 +12,6 @@ from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.conformance.fake_media import fake_processor
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.plugin import BodyField
-from pegboard.core.server.http.app import build_app
 from pegboard.plugins.api_anthropic.options import AnthropicOptions
 from pegboard.plugins.api_anthropic.requests import MessagesBody
 from pegboard.plugins.api_anthropic.router import AnthropicRouter
@@ -24,6 +23,7 @@ from pegboard.plugins.api_openai.completions import CompletionBody
 from pegboard.plugins.api_openai.options import OpenAIOptions
 from pegboard.plugins.api_openai.responses.body import ResponseBody
 from pegboard.plugins.api_openai.router import OpenAIRouter
+from pegboard.toolkit.http.app import build_app
 
 FIELDS = {
     "far": (

@@ -21,7 +21,7 @@ from pegboard.core.interfaces.contracts import ADMISSION_GATE, API
 from pegboard.core.interfaces.errors import ConfigError, PluginError
 from pegboard.core.registry.registry import Registry
 from pegboard.core.server import serve as server
-from pegboard.core.server.http.app import build_app
+from pegboard.toolkit.http.app import build_app
 
 GATE = """
 from pegboard.core.interfaces import OPEN, AdmissionGate, GateOptions

@@ -13,8 +13,8 @@ from pegboard.core.interfaces.messages import AbortRequest, Accepted, Rejected, 
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.stage import Interest, Stage
 from pegboard.core.interfaces.step import CoreServices, Launched, StageStep, StepSource
-from pegboard.core.pipeline.culprits import Culprits
 from pegboard.plugins.prefill_in_parts.source import SplitPrefill
+from pegboard.toolkit.system.culprits import Culprits
 from tests.core.pipeline.harness import IGNORE, Harness, oracle
 from tests.core.pipeline.test_sources import CountingModel
 

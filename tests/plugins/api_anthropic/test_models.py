@@ -13,11 +13,11 @@ from fastapi import FastAPI
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.errors import ConfigError
-from pegboard.core.server.http.app import build_app
 from pegboard.plugins.api_anthropic.options import AnthropicOptions
 from pegboard.plugins.api_anthropic.router import AnthropicRouter
 from pegboard.plugins.api_openai.options import OpenAIOptions
 from pegboard.plugins.api_openai.router import OpenAIRouter
+from pegboard.toolkit.http.app import build_app
 from pegboard.toolkit.http.keys import Keys
 
 VERSION = {"anthropic-version": "2023-06-01"}

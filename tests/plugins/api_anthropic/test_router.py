@@ -15,9 +15,9 @@ from pegboard.conformance.fake_client import FAILURE, SCRIPT, FakeEngineClient
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import Grammar
-from pegboard.core.server.http.app import build_app
 from pegboard.plugins.api_anthropic.options import AnthropicOptions
 from pegboard.plugins.api_anthropic.router import AnthropicRouter
+from pegboard.toolkit.http.app import build_app
 from tests.plugins.api_anthropic.parsers import fake_parsers
 
 TEXT = "".join(SCRIPT)

@@ -13,9 +13,9 @@ from pegboard.conformance.fakes import session_store
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import Embedding, EmbedRequest, GenerateRequest, OutputStream
 from pegboard.core.pipeline.frontend.intake import Intake
-from pegboard.core.server.http.app import build_app
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.router import NativeRouter
+from pegboard.toolkit.http.app import build_app
 from pegboard.toolkit.http.keys import Keys
 from tests.features import FEATURES as STAGES
 

@@ -15,9 +15,9 @@ from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.conformance.fake_media import FIRST_ID, fake_processor
 from pegboard.conformance.fakes import session_store
 from pegboard.core.interfaces.api_router import ApiContext
-from pegboard.core.server.http.app import build_app
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.router import NativeRouter
+from pegboard.toolkit.http.app import build_app
 from pegboard.toolkit.media.inputs import EncodedForm, MediaPrompt, MediaSettings
 from tests.toolkit.chat.media_chats import address, encoded, picture
 

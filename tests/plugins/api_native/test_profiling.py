@@ -18,9 +18,9 @@ from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.conformance.servers import serving
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.server.http.app import build_app
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.router import NativeRouter
+from pegboard.toolkit.http.app import build_app
 
 
 class Profiled(FakeEngineClient):

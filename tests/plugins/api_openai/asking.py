@@ -9,9 +9,9 @@ from typing import Any
 from pegboard.conformance.asgi import Exchange, call
 from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
 from pegboard.core.interfaces.api_router import ApiContext
-from pegboard.core.server.http.app import build_app
 from pegboard.plugins.api_openai.options import OpenAIOptions
 from pegboard.plugins.api_openai.router import OpenAIRouter
+from pegboard.toolkit.http.app import build_app
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

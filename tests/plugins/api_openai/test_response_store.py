@@ -13,11 +13,11 @@ import pytest
 from pegboard.conformance.asgi import Exchange, call
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces.api_router import ApiContext
-from pegboard.core.server.http.app import build_app
 from pegboard.plugins.api_openai.options import OpenAIOptions
 from pegboard.plugins.api_openai.responses.replay import Tape
 from pegboard.plugins.api_openai.responses.store import Item, ResponseStore
 from pegboard.plugins.api_openai.router import OpenAIRouter
+from pegboard.toolkit.http.app import build_app
 from pegboard.toolkit.http.keys import Keys
 from pegboard.toolkit.http.value_size import memory_of
 from tests.plugins.api_openai.asking import make_app

@@ -15,10 +15,10 @@ from pegboard.conformance.asgi import Exchange
 from pegboard.core.config.compose import compose
 from pegboard.core.interfaces.http_front import HttpFront
 from pegboard.core.registry.hooks import Hooks
-from pegboard.core.server.http.app import build_app
 from pegboard.plugins.http_guard import guard as guard_module
 from pegboard.plugins.http_guard.connections import SPARE
 from pegboard.plugins.http_guard.guard import OTHER_FILES, Guard
+from pegboard.toolkit.http.app import build_app
 from pegboard.toolkit.http.levels import PUBLIC, USER
 from tests.plugins.http_guard.guarded import guarding
 

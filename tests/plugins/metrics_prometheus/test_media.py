@@ -15,10 +15,10 @@ from pegboard.conformance.asgi import call
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.conformance.fake_media import fake_processor
 from pegboard.core.interfaces.api_router import ApiContext
-from pegboard.core.server.http.app import build_app
 from pegboard.plugins.metrics_prometheus.collector import SchedulerCollector
 from pegboard.plugins.metrics_prometheus.options import MetricsOptions
 from pegboard.plugins.metrics_prometheus.router import MetricsRouter
+from pegboard.toolkit.http.app import build_app
 from tests.plugins.media.media_harness import Album, media_harness, submit
 
 

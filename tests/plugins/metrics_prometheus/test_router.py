@@ -14,11 +14,11 @@ from pegboard.conformance.asgi import Exchange, call
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.registry.registry import Registry
-from pegboard.core.server.http.app import build_app
 from pegboard.plugins.metrics_prometheus import router as module
 from pegboard.plugins.metrics_prometheus.hooks import RENDER, MetricsHooks
 from pegboard.plugins.metrics_prometheus.options import MetricsOptions
 from pegboard.plugins.metrics_prometheus.router import MetricsRouter
+from pegboard.toolkit.http.app import build_app
 
 SCHEDULER = "# HELP x Some.\n# TYPE x gauge\nx 7.0\n"
 

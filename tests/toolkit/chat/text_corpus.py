@@ -18,13 +18,13 @@ from typing import Any
 from pegboard.conformance.asgi import call
 from pegboard.conformance.fake_client import TEMPLATE, FakeEngineClient, FakeTokenizer, prompt_text
 from pegboard.core.interfaces.api_router import ApiContext
-from pegboard.core.server.http.app import build_app
 from pegboard.plugins.api_anthropic.options import AnthropicOptions
 from pegboard.plugins.api_anthropic.router import AnthropicRouter
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.router import NativeRouter
 from pegboard.plugins.api_openai.options import OpenAIOptions
 from pegboard.plugins.api_openai.router import OpenAIRouter
+from pegboard.toolkit.http.app import build_app
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.toolkit.chat.templates import ONLY_PARTS, PARTS, TEXTS, TOOLS_AND_PARTS
 

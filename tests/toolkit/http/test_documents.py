@@ -16,7 +16,7 @@ from pegboard.conformance.asgi import call
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core import __version__
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
-from pegboard.core.server.http.app import build_app
+from pegboard.toolkit.http.app import build_app
 from pegboard.toolkit.http.levels import ADMIN, PUBLIC, USER
 from pegboard.toolkit.http.openapi import error_responses, json_answer
 from pegboard.toolkit.http.routing import api_router

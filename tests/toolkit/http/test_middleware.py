@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from pegboard.conformance.asgi import Exchange
 from pegboard.core.config.sections import CorsSection
-from pegboard.core.server.http.app import build_app
+from pegboard.toolkit.http.app import build_app
 from pegboard.toolkit.http.keys import Keys
 from pegboard.toolkit.http.levels import PUBLIC, USER, principal_of
 from pegboard.toolkit.system.logs import JsonFormatter

@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route, Router
 
 from pegboard.conformance.asgi import call
-from pegboard.core.server.http.app import build_app
+from pegboard.toolkit.http.app import build_app
 from pegboard.toolkit.http.keys import Keys
 from pegboard.toolkit.http.levels import ADMIN, PUBLIC, USER
 from pegboard.toolkit.http.route_table import Routes, levels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pegboard.core.interfaces.errors import BadAnswer
 from pegboard.toolkit.system.blame import describe, in_words
@@ -13,9 +13,20 @@ from pegboard.toolkit.system.blame import describe, in_words
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pegboard.core.registry.records import ProviderRecord
+    from pegboard.core.interfaces.plugin import Provider
 
 T = TypeVar("T")
+
+
+class Record(Protocol):
+    """A provider, with the distribution that brings it."""
+
+    @property
+    def provider(self) -> Provider: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def origin(self) -> object: ...
 
 
 class BadTokens(BadAnswer):
@@ -51,7 +62,7 @@ class Culprits:
         """How often each provider failed, by contract and name; those that have guards of their own apart."""
         self._known: dict[int, tuple[object, Culprit]] = {}
 
-    def know(self, record: ProviderRecord, made: T) -> T:
+    def know(self, record: Record, made: T) -> T:
         """Remember that this provider built `made`, and return it."""
         culprit = Culprit(record.provider.contract, record.name, str(record.origin), type(made).__module__)
         self._known[id(made)] = (made, culprit)

@@ -17,14 +17,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pegboard.conformance.asgi import Exchange
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.http_front import HttpFront, HttpGuard
-from pegboard.core.server.http.app import build_app
+from pegboard.toolkit.http.app import build_app
 from pegboard.toolkit.http.bodies import MOST_BODY
 from pegboard.toolkit.http.keys import Keys
 from pegboard.toolkit.http.levels import NEEDED_LEVEL, USER
 from pegboard.toolkit.http.loading import Entrance
 from pegboard.toolkit.http.server import HttpServer
 
-TLS = Path(__file__).parents[3] / "data" / "tls"
+TLS = Path(__file__).parents[2] / "data" / "tls"
 KEY = {"authorization": "Bearer k"}
 
 

@@ -13,8 +13,8 @@ from pegboard.conformance.asgi import Exchange, call
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.errors import ConfigError, InvalidRequest
-from pegboard.core.server.http.app import build_app, sample_request
 from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.app import build_app, sample_request
 from pegboard.toolkit.http.bodies import RequestModel, parse_body
 from pegboard.toolkit.http.openapi import body_docs
 from pegboard.toolkit.http.routing import api_router

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Protocol
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -13,8 +14,6 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from pegboard.core import __version__
-from pegboard.core.config.sections import CorsSection, ServerSection
 from pegboard.core.interfaces.errors import ConfigError, InvalidRequest, Problem
 from pegboard.core.interfaces.http_front import HttpGuard
 from pegboard.toolkit.http.billing import Billing
@@ -34,17 +33,26 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.api_router import ApiRouter
 
 
-_SERVER = ServerSection()
+MAX_BODY_BYTES = 16 * 1024 * 1024
+
+
+class CorsSettings(Protocol):
+    """Web pages of other origins that may use the server: the section `server.cors` of a config."""
+
+    @property
+    def allow_origins(self) -> tuple[str, ...]: ...
+    @property
+    def max_age(self) -> int: ...
 
 
 def build_app(
     routers: Iterable[tuple[str, ApiRouter]],
     *,
-    max_body_bytes: int = _SERVER.max_body_bytes,
+    max_body_bytes: int = MAX_BODY_BYTES,
     max_text_bytes: int | None = None,
     keys: Keys | None = None,
     guards: Sequence[HttpGuard] = (),
-    cors: CorsSection | None = None,
+    cors: CorsSettings | None = None,
     access_log: bool = False,
     told: Callable[[str], AbstractContextManager[None] | None] | None = None,
 ) -> FastAPI:
@@ -54,7 +62,7 @@ def build_app(
     `guards` are asked in this order. `told` gives what to put around a router's `routes()`, by its name, so that errors
     name its plugin.
     """
-    app = FastAPI(title="Pegboard", version=__version__, openapi_url=None, redirect_slashes=False)
+    app = FastAPI(title="Pegboard", version=version("pegboard"), openapi_url=None, redirect_slashes=False)
     named = []
     for name, router in routers:
         with (told(name) if told else None) or nullcontext():
@@ -62,7 +70,6 @@ def build_app(
     _add_routes(app, [*named, ("the server", Documents().routes())])
     app.openapi = functools.partial(document, app)  # type: ignore[method-assign]
     app.state.keys = keys = keys or Keys()
-    cors = cors or CorsSection()
     # The last one added is the first to see a request.
     table = Routes()
     app.add_middleware(Heads)
@@ -72,7 +79,7 @@ def build_app(
     app.add_middleware(BodyLimit, table, max_body_bytes, max_text_bytes)
     refusals = [guard.refuse for guard in guards if type(guard).refuse is not HttpGuard.refuse]
     app.add_middleware(Front, table, keys, refusals=refusals, log=access_log)
-    if cors.allow_origins:
+    if cors is not None and cors.allow_origins:
         _allow_origins(app, cors)
     app.state.own_middleware = list(app.user_middleware)
     _add_error_handlers(app)
@@ -92,7 +99,7 @@ def _add_routes(app: FastAPI, named: Sequence[tuple[str, APIRouter]]) -> None:
     app.router.routes.extend(sorted(every, key=lambda route: not _only_with(route)))
 
 
-def _allow_origins(app: FastAPI, cors: CorsSection) -> None:
+def _allow_origins(app: FastAPI, cors: CorsSettings) -> None:
     app.add_middleware(
         CORSMiddleware,
         allow_origins=cors.allow_origins,

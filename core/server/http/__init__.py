@@ -1,1 +1,0 @@
-"""The HTTP side of the server: connections, the protocol, and what every route shares (keys, limits, documents)."""

@@ -23,6 +23,7 @@ from pegboard.core.pipeline.step import Step
 from pegboard.plugins.prefill_in_parts.source import SplitPrefill
 from tests.core.pipeline.harness import IGNORE, FakeModel, Harness, Seer, oracle, prompts
 from tests.core.pipeline.media_harness import Album, MediaModel, Prompt, media_harness, model_of, submit
+from tests.core.pipeline.noticing import noticed
 
 LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
 ENDS = ("settle", "failed", "behind_failed", "undo")
@@ -447,8 +448,6 @@ def test_broken_sources_are_noticed(
 ) -> None:
     change(monkeypatch)
     for seed in range(200):
-        try:
-            Trouble(seed, tmp_path).play()
-        except Exception:
+        if noticed(change, Trouble(seed, tmp_path).play):
             return
     pytest.fail("nothing is noticed")

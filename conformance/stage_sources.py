@@ -92,6 +92,8 @@ class SourceContract:
             rig.run()
         finally:
             rig.close()
+        raised = [reason.message for reason in rig.stages.points.broken.values()]
+        assert not raised, f"a source has raised, and would not be asked any more: {'; '.join(raised)}"
         return watch
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from pegboard.conformance.stage_sources import SourceContract
-from pegboard.core.interfaces.batch import PrefillItem, StageWork
+from pegboard.core.interfaces.batch import StageWork
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.stage import Stage
 from pegboard.core.interfaces.step import SETTLE, BatchStep, CoreServices, Launched, Settle, StageStep, StepSource
+from pegboard.plugins.prefill_in_parts.source import SplitPrefill
 
 ONCE = "test_each_step_ends_once_and_no_token_changes"
 FAILING = "test_steps_that_fail_end_once_too"
@@ -76,70 +76,11 @@ class RaisesForTheFailed(Sums):
         raise error
 
 
-class Whole(StepSource[BatchStep, BatchResult]):
+class Whole(SplitPrefill):
     """Runs prefills in two parts of a layer each, where something is to decode."""
 
-    first = True
-
     def __init__(self, core: CoreServices) -> None:
-        self._core = core
-        self._whole: BatchStep | None = None
-        self._open: set[int] = set()
-
-    @property
-    def under_way(self) -> BatchStep | None:
-        return self._whole
-
-    def takes(self, items: Sequence[PrefillItem]) -> bool:
-        return self._core.decoding
-
-    def begin(self, step: BatchStep) -> BatchStep:
-        self._whole = step
-        self._open.add(step.number)
-        return self.part(step, first=True)
-
-    def next(self, flight: Launched | None) -> BatchStep | None:
-        return None if self._whole is None else self.part(self._whole, first=False)
-
-    def part(self, whole: BatchStep, *, first: bool) -> BatchStep:
-        whole.source = self
-        part = self._core.split(whole, 1, first=first, last=not first)
-        part.source = self
-        if not first:
-            self.over(whole)
-        return part
-
-    def over(self, whole: BatchStep) -> None:
-        if self._whole is whole:
-            self._whole = None
-            self._core.join(whole)
-
-    def settle(self, step: BatchStep, result: BatchResult) -> None:
-        if step.final:
-            self._core.commit(step, result)
-            self.close(step)
-
-    def failed(self, step: BatchStep, error: Exception) -> None:
-        whole = step.whole or step
-        self.over(whole)
-        self._core.halve(whole, error)
-        self.close(whole)
-
-    def undo(self, step: BatchStep) -> None:
-        whole = step.whole or step
-        if self._whole is whole:
-            self._whole = None
-        self._core.rewind(whole)
-        self.close(whole)
-
-    def close(self, step: BatchStep) -> None:
-        if step.number in self._open:
-            self._open.remove(step.number)
-            self._core.closed(step)
-
-    def behind_failed(self, step: BatchStep, failed: Launched, own_error: Exception | None) -> None:
-        if not (isinstance(failed, BatchStep) and failed.batch is step.batch):
-            self.undo(step)
+        super().__init__(core, 1, 2)
 
 
 class SettlesNothing(Whole):
@@ -150,7 +91,7 @@ class SettlesNothing(Whole):
 
 
 class ClosesNothing(Whole):
-    def close(self, step: BatchStep) -> None:
+    def _close(self, step: BatchStep) -> None:
         pass
 
 
@@ -165,9 +106,9 @@ class HoldsForEver(Whole):
         super().__init__(core)
         self.reqs: list[Req] = []
 
-    def part(self, whole: BatchStep, *, first: bool) -> BatchStep:
+    def _part(self, whole: BatchStep) -> BatchStep:
         self.reqs += whole.reqs
-        return super().part(whole, first=first)
+        return super()._part(whole)
 
     def holds(self, req: Req) -> bool:
         return req in self.reqs
@@ -176,7 +117,7 @@ class HoldsForEver(Whole):
 class GoesOnWithWhatFailed(Whole):
     def failed(self, step: BatchStep, error: Exception) -> None:
         self._core.halve(step.whole or step, error)
-        self.close(step.whole or step)
+        self._close(step.whole or step)
 
 
 def suite(source: type[Any]) -> SourceContract:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from pegboard.plugins.row_outputs.stage import RowOutputs
 from pegboard.toolkit.text.stop import StopMatcher
 from pegboard_drills.gate import DrillGate
 from tests.core.pipeline import test_company
+from tests.core.pipeline.noticing import noticed
 from tests.core.pipeline.test_company import play
 
 Change = Callable[[pytest.MonkeyPatch], None]
@@ -335,8 +337,6 @@ def test_broken_company_is_noticed(change: Change, monkeypatch: pytest.MonkeyPat
     change(monkeypatch)
     monkeypatch.setattr(test_company, "PATIENCE", 5.0)  # a hang is noticed, too
     for seed in range(CHANGES[change], CHANGES[change] + SEEDS):
-        try:
-            play(seed, monkeypatch)
-        except (Exception, pytest.fail.Exception):
+        if noticed(change, partial(play, seed, monkeypatch)):
             return
     pytest.fail("nothing is noticed")

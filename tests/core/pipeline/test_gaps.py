@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.req import Req
 from pegboard.core.pipeline.memory import MemoryManager
-from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.running import RunningBatch
 from tests.core.pipeline import test_company
 from tests.core.pipeline.harness import IGNORE, Harness, next_token
+from tests.core.pipeline.noticing import noticed
+from tests.core.pipeline.test_company_mutants import goes_on_with_the_dead
 
 LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
 PHRASE = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
@@ -125,11 +127,6 @@ def test_a_step_that_fails_is_repaired(loop: str) -> None:
 # ---- mutants ---------------------------------------------------------------------------------------------------------
 
 
-def goes_on_with_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that was retracted while its matcher worked comes back as if it ran."""
-    monkeypatch.setattr(Planner, "resume", lambda self, req: self.running.join([req]))
-
-
 def computes_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several tokens that have become known."""
     take = RunningBatch._take
@@ -162,8 +159,6 @@ def test_broken_gaps_are_noticed_in_company(
     change(monkeypatch)
     monkeypatch.setattr(test_company, "PATIENCE", 5.0)  # a hang is noticed, too
     for seed in range(400):
-        try:
-            test_company.play(seed, monkeypatch)
-        except (Exception, pytest.fail.Exception):
+        if noticed(change, partial(test_company.play, seed, monkeypatch)):
             return
     pytest.fail("nothing is noticed")

@@ -23,6 +23,7 @@ from pegboard.plugins.media.encoding import Encoding
 from pegboard.plugins.media.work import EncodeWork
 from pegboard.plugins.prefill_in_parts.source import SplitPrefill
 from tests.core.pipeline.harness import IGNORE, FakeModel, Harness, Seer, oracle, prompts
+from tests.core.pipeline.noticing import noticed
 from tests.plugins.media.media_harness import Album, MediaModel, Prompt, media_harness, model_of, submit
 
 LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
@@ -448,8 +449,6 @@ def test_broken_sources_are_noticed(
 ) -> None:
     change(monkeypatch)
     for seed in range(200):
-        try:
-            Trouble(seed, tmp_path).play()
-        except Exception:
+        if noticed(change, Trouble(seed, tmp_path).play):
             return
     pytest.fail("nothing is noticed")

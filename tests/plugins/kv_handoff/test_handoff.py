@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from pegboard_drills.gate import DrillGate
 from pegboard_drills.grammars import ScriptedMatcher
 from pegboard_drills.options import DrillGateOptions
 from tests.core.pipeline.harness import EOS, VOCAB, FakeModel, Harness, oracle
+from tests.core.pipeline.noticing import noticed
 from tests.plugins.grammar.test_state import make_gate, stage_of
 
 PROMPT = [5, 9, 2, 44, 17, 3, 8, 101, 6, 77, 12, 31]
@@ -461,9 +463,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch
     change(monkeypatch)
     for loop in ("overlap", "normal"):
         for seed in (7, 10, *range(6)):  # the first two notice most
-            try:
-                traffic(loop, seed)
-            except BaseException:
+            if noticed(change, partial(traffic, loop, seed)):
                 return True
     return False
 

@@ -1,9 +1,9 @@
 """Stages: how a feature takes part in the pipeline. A plugin's hook class brings up to three halves of one name.
 
 `Stage` decides in the scheduler's loop, `DevicePart` computes where batches run, `FrontendStage` works in the API
-process. They hold no references to each other: between them travel a message's `features`, a batch's payload, and what
-parts compute. A point is called only on stages that override its method, and only for requests in which the stage takes
-part. Stages are called in the order of their plugins (`pegboard plugins`), built-in ones first.
+process. They hold no references to each other: a message's `features`, a batch's payload and what parts compute travel
+between them. A point is called on stages that override its method, for requests in which they take part, in the order
+of their plugins (`pegboard plugins`), built-in ones first.
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ class Wait(enum.Enum):
     STOP = "stop"
     """Nothing further is admitted to this prefill."""
     HOLD = "hold"
-    """Nothing further is admitted to this prefill, since a step of the stage's own comes first; as long as nothing has
-    been, further requests are asked, so that one such step serves several.
-    """
+    """STOP, for a step of the stage's own; while nothing is admitted, others are asked, so that it serves all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +200,7 @@ class Stage:
         return ()
 
     def gate(self, ctx: AdmissionGateContext) -> AdmissionGate | None:
-        """Once, when the scheduler is built: bring a gate under the stage's name. Stages' gates come before those of
-        the config, in the order of the stages: what one refuses need not pass the others.
-        """
+        """Once, when the scheduler is built: bring a gate under the stage's name, in front of those of the config."""
         return None
 
     # ---- a request -------------------------------------------------------------------------------------------------
@@ -315,15 +311,12 @@ class Stage:
         return {}
 
     def figures(self) -> Mapping[str, float]:
-        """Whenever the scheduler is asked for its figures, for `/server_info` and metrics: totals and states, by names
-        that none of its other figures has.
-        """
+        """Whenever figures are wanted, for `/server_info` and metrics: totals and states, by names of their own."""
         return {}
 
     def log_totals(self) -> Mapping[str, tuple[str, int]]:
         """For each log line about a prefill: totals since the start, each by what the line calls it, with the field of
-        the log record. The line says what came since the one before.
-        """
+        the log record. The line says what came since the one before."""
         return {}
 
     def log_decodes(self) -> LogPart | None:

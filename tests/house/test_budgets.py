@@ -32,7 +32,7 @@ HEART_LINES = 3_420
 
 FEATURES: Mapping[str, tuple[str, int]] = {
     "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 8),
-    # A parameter of users with its type, which the core refuses where no plugin serves it (12); speculators (4).
+    # A parameter of users with its type (10), which the core refuses where no plugin serves it (2).
     "grammar": (r"grammars?", 12),
     "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1),
     "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 19),

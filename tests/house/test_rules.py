@@ -23,7 +23,6 @@ ALLOWED = ("pegboard.core.interfaces", "pegboard.toolkit")
 
 PLAIN_WORDS = {
     "fifo": "an order of eviction",
-    "files": "a field of what the core tells",
     "logit_bias": "a sampling parameter",
     "min_new_tokens": "a sampling parameter",
     "none": "an empty list, in a message",

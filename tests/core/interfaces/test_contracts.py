@@ -128,7 +128,7 @@ class TestSuites:
         declared = {one for record in BUILT_INS if record.contract is contract for one in record.provides}
         modules = {inspect.getfile(cls) for cls in import_name(contract.suite).__mro__ if cls is not object}
         more = (ROOT / "plugins").rglob("suite/*.py")  # what plugins ask of their own kinds of providers
-        source = "".join(Path(module).read_text() for module in (*modules, *more))
+        source = "".join(path.read_text() for path in (*map(Path, modules), *more))
         untested = [name for name in declared & set(contract.capabilities) if f'"{name}"' not in source]
         assert not untested, f"the suite of {contract.name} has no test of {untested}"
 

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.interfaces.trees import Accepted, TokenTrees
 
-
 R = TypeVar("R")
 
 
@@ -126,9 +125,7 @@ class StepResult(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a stage adds to an output: a value for all of it, and one value per token that the output brings. Both are
-    anything that msgspec encodes.
-    """
+    """What a stage adds to an output: a value for all of it, and one per token; anything that msgspec encodes."""
 
     whole: object = None
     rows: Sequence[object] = ()
@@ -204,7 +201,6 @@ class Stage:
         return None
 
     # ---- a request -------------------------------------------------------------------------------------------------
-
     def arrive(self, req: Req, message: TokenizedRequest) -> Interest | None:
         """Once per request, before gates see it. Return what the stage needs for it; None: it takes no part, and none
         of its methods sees the request again. `message.features` has what the FrontendStage prepared.
@@ -242,7 +238,6 @@ class Stage:
         """
 
     # ---- a plan ----------------------------------------------------------------------------------------------------
-
     def begin_plan(self) -> None:
         """Before each step is planned: what `clip` has noted for the plan before is out of date."""
 
@@ -270,7 +265,6 @@ class Stage:
         return None
 
     # ---- a step ----------------------------------------------------------------------------------------------------
-
     def pack(self, step: LaunchedStep, extras: BatchExtras) -> object | None:
         """Each time a batch with a request of this stage is about to run: bring arrays for the model into `extras`, and
         return the payload for the DevicePart, if any. Change neither the batch nor its requests.
@@ -305,7 +299,6 @@ class Stage:
         """
 
     # ---- what is told ----------------------------------------------------------------------------------------------
-
     def info(self) -> Mapping[str, object]:
         """Once, when the engine is built: plain values that `ModelInfo.stages` has under the stage's name."""
         return {}

@@ -18,6 +18,7 @@ from tests.e2e.bare_core import LENGTHS, arrangements
 
 FEATURES = (
     "grammar",
+    "grammar",
     "http_guard",
     "kv_handoff",
     "kv_tiers",
@@ -27,6 +28,7 @@ FEATURES = (
     "profiler",
     "row_outputs",
     "sessions_in_memory",
+    "speculation",
     "speculation",
     "stop_expressions",
 )

@@ -127,7 +127,8 @@ class TestSuites:
     def test_a_capability_that_somebody_declares_is_tested(self, contract: Contract) -> None:
         declared = {one for record in BUILT_INS if record.contract is contract for one in record.provides}
         modules = {inspect.getfile(cls) for cls in import_name(contract.suite).__mro__ if cls is not object}
-        source = "".join(Path(module).read_text() for module in modules)
+        more = (ROOT / "plugins").rglob("suite/*.py")  # what plugins ask of their own kinds of providers
+        source = "".join(path.read_text() for path in (*map(Path, modules), *more))
         untested = [name for name in declared & set(contract.capabilities) if f'"{name}"' not in source]
         assert not untested, f"the suite of {contract.name} has no test of {untested}"
 
@@ -154,14 +155,27 @@ class TestSuites:
 
 def conformance_tests(folder: Path, contract: Contract) -> set[str]:
     """The providers that conformance classes below `folder` name, read without importing them."""
-    suite = contract.suite.partition(":")[2]
+    suite = import_name(contract.suite)
     found = set()
     for path in folder.rglob("test_*.py"):
         tree = ast.parse(path.read_text())
+        suites = {suite.__name__, *_suites_of_plugins(tree, suite)}
         for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and any(suite in ast.unparse(base) for base in node.bases):
+            if isinstance(node, ast.ClassDef) and any(
+                name in ast.unparse(base) for base in node.bases for name in suites
+            ):
                 found |= {ast.literal_eval(value) for value in _assigned(node, "provider")}
     return found
+
+
+def _suites_of_plugins(tree: ast.Module, suite: type) -> Iterator[str]:
+    """Yield the names under which a module imports suites of plugins that go on from `suite`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and ".suite" in (node.module or ""):
+            for alias in node.names:
+                found = getattr(import_module(str(node.module)), alias.name)
+                if isinstance(found, type) and issubclass(found, suite):
+                    yield alias.asname or alias.name
 
 
 def _assigned(node: ast.ClassDef, name: str) -> Iterator[ast.expr]:

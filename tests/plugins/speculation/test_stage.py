@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ import torch
 
 from pegboard.conformance.stage_ahead import AheadContract
 from pegboard.core.interfaces.stage import DevicePart, Stage
+from pegboard.core.pipeline.step_log import StepReport
 from pegboard.plugins.speculation.options import SpeculationSection
 from pegboard.plugins.speculation.part import SpeculationPart
 from pegboard.plugins.speculation.stage import Speculation
 from pegboard.toolkit.sampling import tree
-from tests.core.pipeline.harness import VOCAB, Seer
+from tests.core.pipeline.harness import VOCAB, Harness, Seer
 
 
 class Judging(Seer):
@@ -39,3 +41,16 @@ class TestSpeculation(AheadContract):
 
     def make_part(self) -> DevicePart:
         return SpeculationPart(Judging(0.7, self.shape), failed, judges=True)
+
+
+def test_a_decode_line_tells_of_drafts(caplog: pytest.LogCaptureFixture) -> None:
+    harness = Harness(speculator=Seer(1.0))
+    harness.scheduler.stages.report = StepReport(1)
+    with caplog.at_level(logging.INFO, "pegboard"):
+        harness.submit("a", [1, 2, 3], 24)
+        harness.run()
+    lines = [record for record in caplog.records if vars(record).get("event") == "decode"]
+    assert lines
+    assert all(", accept len: " in record.getMessage() for record in lines)
+    told = sum(vars(record)["accepted_tokens"] for record in lines)
+    assert told == harness.points.reports.figures()["accepted_tokens"] > 0

@@ -27,9 +27,12 @@ class AheadRoom(Protocol):
     """Running requests that compute one token in the step that is planned, and what there is for tokens ahead of it.
 
     Arrays int64 [requests]: `rows` in the row table, `seq_lens` (tokens known, the newest included), the `newest`
-    tokens, and the `most` nodes that a tree may have, its root included. 1: none ahead of this request.
+    tokens, and the `most` nodes that a tree may have, its root included. 1: none ahead of this request. `running`
+    counts all requests that run, those that compute several tokens included.
     """
 
+    @property
+    def running(self) -> int: ...
     @property
     def reqs(self) -> Sequence[Req]: ...
     @property

@@ -48,9 +48,9 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The AheadRoom of the running requests at `places`, whose `flags` are these."""
+    """The AheadRoom of the requests at `places` of a `batch`, whose `flags` are these."""
 
-    running: RunningBatch
+    batch: RunningBatch
     memory: MemoryManager
     executor: Executor
     places: NDArray[np.int64]
@@ -61,15 +61,19 @@ class Room:
     newest: NDArray[np.int64]
     flags: NDArray[np.int64]
 
+    @property
+    def running(self) -> int:
+        return len(self.batch)
+
     def of(self, flag: int) -> Room:
         """Return it for a stage that takes part in the requests with this flag."""
         return replace(self, most=np.where(self.flags & flag != 0, self.most, 1))
 
     def wish(self, index: int, tokens: int) -> int:
         place = int(self.places[index])
-        if self.running.allocated[place] >= tokens or tokens > self.memory.rows.width:
-            return int(self.running.allocated[place])
-        return self.memory.wish(self.running, place, tokens)
+        if self.batch.allocated[place] >= tokens or tokens > self.memory.rows.width:
+            return int(self.batch.allocated[place])
+        return self.memory.wish(self.batch, place, tokens)
 
     def ask(self, stage: str, payload: object) -> object:
         table = self.memory.rows.take_changes()

@@ -92,7 +92,7 @@ def _looks_at(req: Req, nodes: int) -> bool:
 def _follow_constraints(room: Room, trees: TokenTrees) -> tuple[list[NodeMasks | None], TokenTrees]:
     """Cut the tokens that constraints forbid, and find out what they allow after the others."""
     masks: list[NodeMasks | None] = [None] * len(room.reqs)
-    if not room.running.any(CONSTRAINED):
+    if not room.batch.any(CONSTRAINED):
         return masks, trees
     keep = np.ones(trees.tokens.shape[0], np.bool_)
     starts = tree.starts(trees.counts)
@@ -111,7 +111,7 @@ def _follow_constraints(room: Room, trees: TokenTrees) -> tuple[list[NodeMasks |
         except Exception:
             logger.exception("the constraint of %s cannot look ahead: it gets no tokens ahead now", quoted(req.name))
             req.flags |= ALONE
-            room.running.flags[room.places[index]] |= ALONE
+            room.batch.flags[room.places[index]] |= ALONE
     return masks, tree.cut(trees, keep)
 
 
@@ -122,7 +122,7 @@ def _find_room(
     counts = trees.counts
     before = room.seq_lens - 1
     fits = counts.copy()
-    for index in np.flatnonzero(before + counts > room.running.allocated[room.places]).tolist():
+    for index in np.flatnonzero(before + counts > room.batch.allocated[room.places]).tolist():
         has = room.wish(index, int(before[index] + counts[index]))
         fits[index] = min(counts[index], has - before[index])
     if (fits == counts).all():

@@ -130,14 +130,14 @@ class Speculation(LoggedFigures):
         return Interest(look=False)
 
     def must_settle(self, running: Sequence[Req], flight: Launched) -> bool:
-        return self._concerned(running)
+        return self._concerned(len(running))
 
-    def _concerned(self, reqs: Sequence[Req]) -> bool:
-        """Return whether these requests may get drafts, so that their newest tokens have to be known first."""
-        return self.on and 0 < len(reqs) <= self._settings.max_batch
+    def _concerned(self, running: int) -> bool:
+        """Return whether so many requests may get drafts, so that their newest tokens have to be known first."""
+        return self.on and 0 < running <= self._settings.max_batch
 
     def ahead(self, room: AheadRoom) -> TokenTrees | None:
-        if not self._concerned(room.reqs):
+        if not self._concerned(room.running):
             return None
         since = time.perf_counter()
         try:

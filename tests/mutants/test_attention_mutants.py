@@ -12,6 +12,7 @@ import torch
 from pegboard.conformance.attention import AttentionContract
 from pegboard.conformance.attention_eight_bit import AttentionEightBitTests
 from pegboard.conformance.attention_fixed import AttentionFixedTests
+from pegboard.conformance.attention_fixed_extends import AttentionFixedExtendTests
 from pegboard.conformance.attention_prefix import AttentionPrefixTests
 from pegboard.conformance.attention_trees import AttentionTreeTests
 from pegboard.conformance.mutants import Mutant, assert_caught
@@ -333,11 +334,20 @@ def test_caught(mutant: Mutant) -> None:
     assert_caught(mutant)
 
 
+SUITES_APART = (
+    AttentionTreeTests,
+    AttentionFixedTests,
+    AttentionFixedExtendTests,
+    AttentionEightBitTests,
+    AttentionPrefixTests,
+)
+
+
 def test_every_test_has_a_mutant() -> None:
     """But those that run on a GPU or in the whole matrices only. Mutants of trees, and of graphs, 8 bits and shared
     prefixes, have files of their own.
     """
     elsewhere = {"test_matrix", "test_any_larger_batch", "test_any_batch_on_gpu"}
-    for suite in (AttentionTreeTests, AttentionFixedTests, AttentionEightBitTests, AttentionPrefixTests):
+    for suite in SUITES_APART:
         elsewhere |= {name for name in vars(suite) if name.startswith("test")}
     assert set(AttentionContract._suite_tests) - {mutant.caught_by for mutant in MUTANTS} == elsewhere

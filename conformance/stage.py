@@ -44,6 +44,7 @@ def stage_context(**more: Any) -> StageContext:
         "model": ModelContext(Path(), {}, torch.float32, torch.device("cpu")),
         "tokenizer": None,
         "runner": frozenset(),
+        "choose": _no_provider,
         "provider": _no_provider,
         "find": lambda contract, ctx: None,
         "missing": lambda contract: (),

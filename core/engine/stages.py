@@ -39,8 +39,8 @@ class StageBuilder:
 
         config, model = chosen.resolved.engine, chosen.model
         ctx = StageContext(
-            config, chosen.spec, model, chosen.tokenizer, frozenset(chosen.runner.provides), chosen.providers,
-            self._find, chosen.selection.missing, self._lacking, self._end, chosen.runner.name,
+            config, chosen.spec, model, chosen.tokenizer, frozenset(chosen.runner.provides), chosen.selection.choose,
+            chosen.providers, self._find, chosen.selection.missing, self._lacking, self._end, chosen.runner.name,
             chunk_size(config, model.device), scratch, chosen.selection.choices, self._failed,
         )  # fmt: skip
         self.points = Points(self._all(Stage, "pipeline_stages", ctx), chosen.culprits)

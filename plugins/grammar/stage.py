@@ -20,81 +20,76 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.stage import LaunchedStep, StageContext, StepResult
-    from pegboard.plugins.grammar.api import GrammarBackend
-    from pegboard.plugins.grammar.options import GrammarSection
 
 KINDS = ("json_schema", "json_object", "regex", "ebnf", "structural_tag", "any_of")
 """The capabilities of the contract that are kinds of grammars."""
 
 
 class GrammarStage(Stage):
-    """Takes part in requests with a grammar. `kinds` are those that the backend has, and `max_source_bytes` is the
-    longest source that the gate takes.
+    """Takes part in requests with a grammar. `make` brings the gate and the kinds of grammars that its backend has, or
+    None where it has none. It is called once the weights are there: a backend's tables are as large as the vocabulary,
+    of which config.json may lie. `max_source_bytes` is the longest source that the gate takes.
     """
 
     name = NAME
 
     def __init__(
         self,
-        grammars: Grammars,
-        make_gate: Callable[[AdmissionGateContext], GrammarGate],
-        kinds: Sequence[str] = KINDS,
+        make: Callable[[AdmissionGateContext], tuple[GrammarGate, Sequence[str]] | None],
         max_source_bytes: int = SOURCE_BYTES,
     ) -> None:
-        self.offers = tuple(f"{NAME}.{kind}" for kind in kinds)
-        self._grammars = grammars
-        self._make_gate = make_gate
+        self._make = make
+        self._gate: GrammarGate | None = None
         self._max_source_bytes = max_source_bytes
 
-    def gate(self, ctx: AdmissionGateContext) -> GrammarGate:
-        return self._make_gate(ctx)
+    def gate(self, ctx: AdmissionGateContext) -> GrammarGate | None:
+        if (made := self._make(ctx)) is not None:
+            self._gate, kinds = made
+            self.offers = tuple(f"{NAME}.{kind}" for kind in kinds)
+        return self._gate
 
     def arrive(self, req: Req, message: TokenizedRequest) -> Interest | None:
         return None if message.sampling.grammar is None else Interest(constrained=True)
 
     def arrived(self, step: LaunchedStep, result: StepResult) -> None:
-        self._grammars.work.begin_step()
+        if self._gate is not None:
+            self._gate.grammars.work.begin_step()
 
     def info(self) -> Mapping[str, object]:
         return {"max_source_bytes": self._max_source_bytes}
 
     def figures(self) -> Mapping[str, float]:
-        return {"grammar_waits": self._grammars.waits}
+        return {"grammar_waits": 0 if self._gate is None else self._gate.grammars.waits}
 
 
 def grammar_stages(ctx: StageContext) -> list[Stage]:
-    """Return the stage, if the chosen backend has any grammars."""
+    """Return the stage."""
+    return [GrammarStage(partial(_made, ctx), ctx.config.grammar.max_source_bytes)]
+
+
+def _made(ctx: StageContext, gate_ctx: AdmissionGateContext) -> tuple[GrammarGate, Sequence[str]] | None:
+    """Return a gate around the chosen backend, with a pool of helper processes, and the backend's kinds of grammars."""
     context = GrammarContext(ctx.directory, ctx.tokenizer, ctx.spec.vocab_size, ctx.spec.eos_token_ids)
-    backend = ctx.provider(GRAMMAR, context)
-    (chosen,) = ctx.choices[GRAMMAR.name]
+    chosen = ctx.choose(GRAMMAR, context)
     kinds = [kind for kind in KINDS if kind in chosen.provides]
     if not kinds:
-        return []
-    settings: GrammarSection = ctx.config.grammar
-    limits = WorkLimits(settings.step_seconds, settings.work_seconds, settings.work_seconds_earned)
+        return None
+    backend, settings = ctx.provider(GRAMMAR, context), ctx.config.grammar
     grammars = Grammars(
         context.vocab_size,
         context.eos_token_ids,
-        GrammarWork(limits),
+        GrammarWork(WorkLimits(settings.step_seconds, settings.work_seconds, settings.work_seconds_earned)),
         settings.jump_ahead,
         rolls_back="rollback" in chosen.provides,
     )
-    make_gate = partial(_gate, backend, grammars, settings)
-    return [GrammarStage(grammars, make_gate, kinds, settings.max_source_bytes)]
-
-
-def _gate(
-    backend: GrammarBackend, grammars: Grammars, settings: GrammarSection, ctx: AdmissionGateContext
-) -> GrammarGate:
-    """Return a gate around a backend, with a pool of helper processes."""
     limits = PoolLimits(
         settings.workers, settings.compile_timeout, settings.queue_timeout, settings.max_queued, settings.first_slice
     )
-    start = Start.of(backend, settings.worker_memory_bytes)
-    return GrammarGate(
+    gate = GrammarGate(
         GrammarGate.make_options(),
-        ctx,
-        pool=GrammarPool(start, backend, limits, grammars.prepare),
+        gate_ctx,
+        pool=GrammarPool(Start.of(backend, settings.worker_memory_bytes), backend, limits, grammars.prepare),
         grammars=grammars,
         limits=CacheLimits(settings.cache_entries, settings.cache_bytes, settings.max_source_bytes),
     )
+    return gate, kinds

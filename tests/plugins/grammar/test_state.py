@@ -20,7 +20,7 @@ from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.plugins.grammar.api import CompiledGrammar, GrammarMatcher
 from pegboard.plugins.grammar.constraint import Grammars, state_of
 from pegboard.plugins.grammar.gate import CacheLimits, GrammarGate
-from pegboard.plugins.grammar.stage import GrammarStage
+from pegboard.plugins.grammar.stage import KINDS, GrammarStage
 from pegboard.plugins.grammar.state import Prepared
 from pegboard.plugins.grammar.work import GrammarWork, WorkLimits
 from pegboard_drills.grammars import ScriptedGrammar
@@ -117,7 +117,9 @@ def make_gate(
 
 
 def stage_of(gate: Gate) -> GrammarStage:
-    return GrammarStage(gate.grammars, lambda ctx: gate)
+    stage = GrammarStage(lambda ctx: (gate, KINDS))
+    stage.gate(gate.ctx)
+    return stage
 
 
 def harness(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pegboard import toolkit
@@ -22,7 +22,10 @@ MEANING = {
 }
 MODULES = {
     "requests": ("Requests and batches", ("req", "batch", "forward", "sampling", "messages", "status")),
-    "plugins": ("Records, options, hooks and errors", ("plugin", "contract", "options", "hooks", "choosing", "errors", "keys", "layers")),
+    "plugins": (
+        "Records, options, hooks and errors",
+        ("plugin", "contract", "options", "hooks", "choosing", "errors", "keys", "layers"),
+    ),
     "engine": ("The engine and its client", ("client", "engine_view", "tokenizer", "clock")),
 }
 """Pages for the modules of `pegboard.core.interfaces` that are not contracts: title and modules."""
@@ -62,8 +65,10 @@ def module_page(title: str, modules: tuple[str, ...]) -> str:
     return "\n".join([f"# {title}", "", *(f"::: pegboard.core.interfaces.{one}\n" for one in modules)])
 
 
-def toolkit_pages() -> Iterator[tuple[str, str]]:
-    """Yield names and texts of the toolkit's pages: one that lists all modules, and one for each package."""
+def toolkit_pages(homes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield names and texts of the toolkit's pages: one that lists all modules, and one for each package. Modules that a
+    contract's page shows, by `homes`, are only linked.
+    """
     top = Path(toolkit.__path__[0])
     lines = ["# Toolkit", "", summary(top / "__init__.py"), ""]
     loose = sorted(path for path in top.glob("*.py") if path.stem != "__init__")
@@ -71,9 +76,9 @@ def toolkit_pages() -> Iterator[tuple[str, str]]:
         modules = sorted(path for path in package.glob("*.py") if path.stem != "__init__")
         name, about = f"toolkit-{package.name}", summary(package / "__init__.py")
         lines += [f"## [{package.name}]({name}.md)", "", about, "", *_table(f"{package.name}.", modules)]
-        yield name, "\n".join([f"# toolkit.{package.name}", "", about, "", *_full(f"{package.name}.", modules)])
+        yield name, "\n".join([f"# toolkit.{package.name}", "", about, "", *_full(f"{package.name}.", modules, homes)])
     if loose:
-        lines += _full("", loose)
+        lines += _full("", loose, homes)
     yield "toolkit", "\n".join(lines)
 
 
@@ -87,17 +92,20 @@ def _table(prefix: str, modules: list[Path]) -> list[str]:
     return ["| module | |", "|---|---|", *rows, ""]
 
 
-def _full(prefix: str, modules: list[Path]) -> list[str]:
-    return [
-        line
-        for path in modules
-        for line in (f"## {path.stem}", "", f"::: {toolkit.__name__}.{prefix}{path.stem}", "")
-    ]
+def _full(prefix: str, modules: list[Path], homes: Mapping[str, str]) -> list[str]:
+    lines: list[str] = []
+    for path in modules:
+        module = f"{toolkit.__name__}.{prefix}{path.stem}"
+        shown = f"[`{module}`]({homes[module]}.md)" if module in homes else f"::: {module}"
+        lines += [f"## {path.stem}", "", shown, ""]
+    return lines
 
 
 def write(folder: Path) -> None:
-    """Write all pages into `folder`, which is created."""
+    """Write all pages into `folder`, which is created; older ones leave."""
     folder.mkdir(parents=True, exist_ok=True)
+    for page in folder.glob("*.md"):
+        page.unlink()
     registry = Registry.discover()
     homes: dict[str, str] = {}
     for contract in registry.contracts.values():
@@ -105,7 +113,7 @@ def write(folder: Path) -> None:
         (folder / f"{contract.name}.md").write_text(contract_page(contract, registry, home), "utf-8")
     for name, (title, modules) in MODULES.items():
         (folder / f"{name}.md").write_text(module_page(title, modules), "utf-8")
-    for name, text in toolkit_pages():
+    for name, text in toolkit_pages(homes):
         (folder / f"{name}.md").write_text(text, "utf-8")
 
 

@@ -38,10 +38,8 @@ def memory_services(
         choose=_Chooser(chosen),
         requiring=chosen.resolved.requiring,
     )
-    services: dict[str, object] = {}
-    for _, _, found in answers(hooks, "memory_services", lambda found: found or {}, ctx=ctx):
-        services.update(found)
-    return services
+    given = answers(hooks, "memory_services", lambda found: found or {}, ctx=ctx)
+    return {name: made for *_, found in given for name, made in found.items()}
 
 
 def _identity(chosen: Chosen, loaded: Loaded) -> bytes:

@@ -37,8 +37,6 @@ class GateKeeper:
             GateEntry(name, gate, getattr(gate.options, "timeout", None), getattr(gate.options, "hold_timeout", None))
             for name, gate in gates
         ]
-        for name, gate in gates:
-            gate.name = name
         self.overdue = 0
         """Held requests whose gate did not let them go in time."""
         self._watchful = [entry for entry in self._entries if type(entry.gate).busy is not AdmissionGate.busy]

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FATAL = (DeviceFailed, MemoryCorrupted)
-"""What a call of the core's raises that ends the engine, whoever made it."""
+"""What the core raises to end the engine, through a source's call of it, too."""
 
 
 class GuardedSource(StepSource[Launched, object]):

@@ -33,7 +33,7 @@ class ScriptedGate(AdmissionGate):
         super().__init__(GateOptions(timeout=timeout), AdmissionGateContext(clock))
         self.name = name
         self.log = log
-        self.minds = True
+        self.minds: Any = True
         self.at_entry: Any = OPEN
         self.news: Any = {}
         self.holds: Any = False

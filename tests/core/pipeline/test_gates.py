@@ -368,7 +368,7 @@ def test_memory_that_is_corrupted_is_no_failure_of_a_gate() -> None:
 
 def test_concerns_that_raises_refuses() -> None:
     gates = Gates(2)
-    gates[1].minds = RuntimeError("boo")  # type: ignore[assignment]
+    gates[1].minds = RuntimeError("boo")
     _, failure = gates.arrive()
     assert failure is not None
     assert failure.status == 500

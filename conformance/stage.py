@@ -13,7 +13,7 @@ A class says how to make the stage, and what a request has to ask for::
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +29,7 @@ from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.stage import Stage, StageContext, Wait
+from pegboard.core.interfaces.step import AnySource, CoreServices
 
 LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
 PROMPTS = {f"r{n}": [(n * 7 + i) % 250 for i in range(5 + 9 * n)] for n in range(5)}
@@ -220,6 +221,30 @@ class StageContract:
             shown = at + 1 - matcher.undecided
         assert matches > 1, "the text of ended_text() has to end twice at least"
 
+    def test_what_it_sent_elsewhere_is_adopted(self) -> None:
+        """With the first token of a request: the row that came with it is sent on; where none came, none is missing."""
+        stage, prompt = self.make_stage(), PROMPTS["r1"]
+        if type(stage).adopt is Stage.adopt:
+            pytest.skip("it adopts nothing")
+        asked = {stage.name: self.feature()}
+        with ended(self.rig(stage)) as there:
+            there.submit("a", prompt, LENGTH, asked)
+            there.run()
+        if not (sent := there.rows("a", stage.name)):
+            pytest.skip("it sends no rows")
+        lender = Lender()
+        with ended(StageRig([self.make_stage(), lender], self.compute)) as rig:
+            for rid, rows in (("with", {stage.name: bytes(sent[0])}), ("without", {})):
+                rig.submit(rid, prompt, LENGTH, asked)
+                rig.begin_computed(lender.core, rid, there.tokens("a")[0], rows)
+            rig.run()
+            for rid in ("with", "without"):
+                assert rig.tokens(rid) == there.tokens("a"), (
+                    f"adopt() fails a request {rid} a row, or its tokens are others"
+                )
+            found = rig.rows("with", stage.name)
+            assert found == sent, "what was adopted is not sent on, or rows after it are others"
+
     # ---- what they share -------------------------------------------------------------------------------------------
 
     def submit_all(self, rig: StageRig, suffix: str = "") -> None:
@@ -237,6 +262,17 @@ class StageContract:
         rig.abort(f"r2-{number}")
         rig.run()
         return _size(stage)
+
+
+class Lender(Stage):
+    """Lends what the core offers stages."""
+
+    name = "suite_lender"
+    core: CoreServices
+
+    def sources(self, core: CoreServices) -> Iterable[AnySource]:
+        self.core = core
+        return ()
 
 
 class ended:  # noqa: N801 - reads as a function

@@ -19,6 +19,7 @@ from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.stage import Stage
+from pegboard.core.interfaces.step import CoreServices, TokenValues
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.pipeline.batch import BatchBuilder
@@ -98,6 +99,10 @@ class HashModel:
         self._last[work.sampled_rows] = accepted.tokens[np.cumsum(accepted.counts) - 1]
         zeros: Any = np.zeros(len(drawn), np.float32)
         return BatchResult(accepted.tokens, LogprobOutput(zeros), accepted, parts=parts)
+
+    def keep(self, slots: NDArray[np.int32], tokens: NDArray[np.int64]) -> None:
+        """Have tokens in slots, as if they had been computed."""
+        self._slots[slots] = tokens
 
     def send_table(self, table: TableChanges) -> None:
         self._table.reshape(-1)[table.places] = table.slots
@@ -179,6 +184,18 @@ class StageRig:
 
     def tokens(self, rid: str) -> list[int]:
         return [token for output in self.outputs.get(rid, ()) for token in output.token_ids]
+
+    def rows(self, rid: str, stage: str) -> list[msgspec.Raw]:
+        """Return what a stage has sent with each token of a request."""
+        return [row for output in self.outputs[rid] for row in (output.rows or {}).get(stage, ())]
+
+    def begin_computed(self, core: CoreServices, rid: str, token: int, rows: Mapping[str, bytes]) -> None:
+        """Let a request that waits go on as if another engine had computed its prompt and drawn a token."""
+        req = self.reqs[rid]
+        self.scheduler.planner.drop(req)
+        assert core.reserve(req), "the rig has no memory left"
+        self.model.keep(core.reserved_slots(req), req.prompt_ids)
+        core.begin_computed(req, req.input_len, token, TokenValues(logprob=0.0, rows=rows))
 
     def close(self) -> None:
         self.stages.executor.close()

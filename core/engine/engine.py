@@ -82,7 +82,8 @@ class GenerateOutput:
         self.token_ids += chunk.token_ids
         self.prompt_tokens, self.cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
         self.num_retractions = chunk.num_retractions
-        self.drafted_tokens, self.accepted_tokens = chunk.drafted_tokens, chunk.accepted_tokens
+        if total := chunk.drafted_tokens:  # not every chunk says it
+            self.drafted_tokens, self.accepted_tokens = total, chunk.accepted_tokens
         self.cached_host, self.cached_storage = (chunk.cached_from.get(name, 0) for name in ("host", "storage"))
         if chunk.logprobs is not None:
             self.logprobs = (self.logprobs or []) + chunk.logprobs

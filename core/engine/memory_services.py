@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pegboard.core.engine.reserving import answers
 from pegboard.core.interfaces.choosing import ChosenProvider, MemoryContext
 from pegboard.core.interfaces.contract import Cardinality, Contract, Ctx, T
 from pegboard.toolkit.cache.kv_identity import kept_as, kv_identity
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def memory_services(
     chosen: Chosen, loaded: Loaded, hooks: Hooks, cache: Choice[PrefixCache, PrefixCacheContext]
 ) -> dict[str, object]:
-    """Return what plugins have built for the prefix cache, by name. Raises what their hooks raise."""
+    """Return what plugins have built for the prefix cache, by name. Raises PluginError for a hook that raises."""
     ctx = MemoryContext(
         config=chosen.resolved.engine,
         said=chosen.resolved.said,
@@ -37,10 +38,8 @@ def memory_services(
         choose=_Chooser(chosen),
         requiring=chosen.resolved.requiring,
     )
-    services: dict[str, object] = {}
-    for found in hooks.call.memory_services(ctx=ctx):
-        services.update(found)
-    return services
+    given = answers(hooks, "memory_services", lambda found: found or {}, ctx=ctx)
+    return {name: made for *_, found in given for name, made in found.items()}
 
 
 def _identity(chosen: Chosen, loaded: Loaded) -> bytes:

@@ -110,6 +110,9 @@ class AdmissionGate(abc.ABC, Generic[OptionsT]):
     in a ReqSlot or under the request's `rid`, and forgets it when `cancel` or `finished` ends the matter.
     """
 
+    name: str = ""
+    """What the config calls it, set by the core once all gates are built."""
+
     def __init__(self, options: OptionsT, ctx: AdmissionGateContext) -> None:
         self.options = options
         self.ctx = ctx

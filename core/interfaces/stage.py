@@ -267,6 +267,9 @@ class Stage:
         """
         return None
 
+    def ahead_cut(self, seconds: float) -> None:
+        """Once the trees that the stage has brought are cut: note how many seconds that took."""
+
     # ---- a step ----------------------------------------------------------------------------------------------------
     def pack(self, step: LaunchedStep, extras: BatchExtras) -> object | None:
         """Each time a batch with a request of this stage is about to run: bring arrays for the model into `extras`, and

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.batch import SamplingInfo, TokenMask
-from pegboard.core.interfaces.constraint import constraint_of
+from pegboard.core.pipeline.sampling_info import mask_of
 from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
@@ -85,7 +85,9 @@ class Room:
             raise
 
 
-def pack(work: ModelWorkerBatch, ahead: Ahead, sampled: Sequence[Req], places: NDArray[np.int64]) -> None:
+def pack(
+    work: ModelWorkerBatch, ahead: Ahead, sampled: Sequence[Req], places: NDArray[np.int64], vocab_size: int
+) -> None:
     """Put the tokens ahead of the requests `sampled` into a batch that has room for them at its end of each; `places`
     int64 [sampled] are their indices in the batch. Sampling has one row per node then.
     """
@@ -103,10 +105,12 @@ def pack(work: ModelWorkerBatch, ahead: Ahead, sampled: Sequence[Req], places: N
         work.tail_bits = np.zeros(work.input_ids.shape[0], np.int64)
         work.tail_bits[rows] = tree.tail_bits(trees)
     if work.sampling is not None:
-        work.sampling = _per_node(work.sampling, ahead, sampled, depths)
+        work.sampling = _per_node(work.sampling, ahead, sampled, depths, vocab_size)
 
 
-def _per_node(info: SamplingInfo, ahead: Ahead, reqs: Sequence[Req], depths: NDArray[np.int64]) -> SamplingInfo:
+def _per_node(
+    info: SamplingInfo, ahead: Ahead, reqs: Sequence[Req], depths: NDArray[np.int64], vocab_size: int
+) -> SamplingInfo:
     """Return what is sampled at each node, from what is at each request."""
     trees = ahead.trees
     owner = np.repeat(np.arange(len(trees)), trees.counts)
@@ -125,11 +129,11 @@ def _per_node(info: SamplingInfo, ahead: Ahead, reqs: Sequence[Req], depths: NDA
         steps=info.steps[owner] + depths,
         logprobs=tuple(info.logprobs[one] for one in owners) if info.logprobs else (),
         rows=rows,
-        mask=_mask(ahead, reqs),  # one that is free at the root may bind after it
+        mask=_mask(ahead, reqs, vocab_size),  # one that is free at the root may bind after it
     )
 
 
-def _mask(ahead: Ahead, reqs: Sequence[Req]) -> TokenMask | None:
+def _mask(ahead: Ahead, reqs: Sequence[Req], vocab_size: int) -> TokenMask | None:
     """Return what the constraints allow at each node; None where all nodes may have any token."""
     places: list[int] = []
     bits: list[NDArray[np.int32]] = []
@@ -138,7 +142,7 @@ def _mask(ahead: Ahead, reqs: Sequence[Req]) -> TokenMask | None:
             bound = np.flatnonzero(~masks.free)
             places += (start + bound).tolist()
             bits += list(masks.bits[bound])
-        elif (constraint := constraint_of(req)) is not None and (row := constraint.mask()) is not None:
+        elif (row := mask_of(req, vocab_size)) is not None:
             places.append(start)
             bits.append(row)
     return TokenMask(np.array(places, np.int64), np.stack(bits)) if places else None

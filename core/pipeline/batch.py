@@ -302,7 +302,7 @@ class BatchBuilder:
         )
         if ahead is not None:
             batch.trees = ahead.trees
-            pack(work, ahead, sampled, np.flatnonzero(_is_sampled(batch)))
+            pack(work, ahead, sampled, np.flatnonzero(_is_sampled(batch)), self.vocab_size)
         return work
 
 

@@ -34,6 +34,9 @@ class GateEntry:
     known: set[str] = field(default_factory=set)
     """Calls that have raised before, whose traceback is in the log."""
 
+    def __post_init__(self) -> None:
+        self.gate.name = self.name
+
 
 @dataclass(slots=True)
 class GateProgress:

@@ -11,6 +11,7 @@ from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import FinishReason, ReqStatus
 from pegboard.core.pipeline.gate_checks import reason_of, taken, timed_out
 from pegboard.core.pipeline.gate_progress import GateEntry, GateEvents, GateProgress
+from pegboard.core.pipeline.memory import MemoryCorrupted
 from pegboard.toolkit.system.blame import in_words
 from pegboard.toolkit.system.log_lines import quoted
 
@@ -149,6 +150,10 @@ class GateKeeper:
             self._leave(req, progress)
         return req.rid in self._progress
 
+    def leads(self, req: Req) -> bool:
+        """Return whether some gate is concerned with a request."""
+        return req.rid in self._progress
+
     def finish(self, req: Req) -> bool:
         """Tell the gates that a request which was through has ended. Return whether one of them holds it; its status is
         then the caller's to set.
@@ -247,6 +252,8 @@ class GateKeeper:
         waiting = list(entry.blocked.values())
         try:
             verdicts = dict(entry.gate.poll(waiting))
+        except MemoryCorrupted:
+            raise
         except Exception as error:
             # It does not say which request it is about, so it is about all of them.
             failure = self._raised(entry, "poll", error)
@@ -337,6 +344,8 @@ class GateKeeper:
         """Return a gate's answer about one request, or the failure that its exception makes of it."""
         try:
             return call(req), None
+        except MemoryCorrupted:
+            raise
         except Exception as error:
             return None, self._raised(entry, what, error, req.name)
 

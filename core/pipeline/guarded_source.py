@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.step import BatchStep, Launched, Settle, StepSource
+from pegboard.core.pipeline.memory import MemoryCorrupted
+from pegboard.core.pipeline.recovery import DeviceFailed
 from pegboard.toolkit.system.blame import DELIBERATE, in_words
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+FATAL = (DeviceFailed, MemoryCorrupted)
+"""What the core raises to end the engine, through a source's call of it, too."""
 
 
 class GuardedSource(StepSource[Launched, object]):
@@ -70,6 +75,8 @@ class GuardedSource(StepSource[Launched, object]):
     def takes(self, items: Sequence[PrefillItem]) -> bool:
         try:
             return not self._aside and self.inner.takes(items)
+        except FATAL:
+            raise
         except Exception as error:
             # The requests of this prefill are in no queue now, so none may end before the next plan.
             self._aside, self._raised = True, error
@@ -99,6 +106,8 @@ class GuardedSource(StepSource[Launched, object]):
     def _call(self, what: str, call: Callable[[], T], nothing: T, step: Launched | None = None) -> T:
         try:
             return call()
+        except FATAL:
+            raise
         except Exception as error:
             if isinstance(step, BatchStep) or self._has_batch():
                 logger.critical("%s: %s of a source raised about a batch; the engine cannot go on", self.owner, what)

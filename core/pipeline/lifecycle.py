@@ -131,9 +131,12 @@ class Lifecycle:
                 self.ready(req)
 
     def share(self, step: Step) -> None:
-        """Share what a step has computed of prompts. Of those that have ended, too: a gate may hold them for long."""
+        """Share what a step has computed of prompts. Of those that have ended only where a gate may hold them for long:
+        the others are shared as they are released.
+        """
+        gates = self._gates
         for req, kv in zip(step.prefilled, step.kvs, strict=False):
-            if req.kv is kv:
+            if req.kv is kv and (not req.finished or (gates is not None and gates.leads(req))):
                 self._memory.cache_unfinished(req)
 
     def follow_constraints(self) -> None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.constraint import NodeMasks
-    from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.trees import TokenTrees
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.stages import Stages
@@ -39,7 +38,7 @@ class TokensAhead:
         self._seconds = 0.0
 
     def take_seconds(self) -> float:
-        """Return the seconds that stages have taken for it since the last call."""
+        """Return the seconds that planning them has taken since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
@@ -59,12 +58,17 @@ class TokensAhead:
             running.last[places], running.flags[places],
         )  # fmt: skip
         since = time.perf_counter()
-        trees = self._points.ahead(room, self._vocab_size)
-        self._seconds += time.perf_counter() - since
-        if trees is None:
+        found = self._points.ahead(room, self._vocab_size)
+        brought = time.perf_counter()
+        self._seconds += brought - since
+        if found is None:
             return None
+        stage, trees = found
         masks, trees = _follow_constraints(room, trees)
         trees, masks = _find_room(room, trees, masks)
+        seconds = time.perf_counter() - brought
+        self._seconds += seconds
+        self._points.ahead_cut(stage, seconds)
         return Ahead(trees, tuple(masks)) if (trees.counts > 1).any() else None
 
     def _most(self, running: RunningBatch, places: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -74,19 +78,27 @@ class TokensAhead:
         flags = running.flags[places]
         most[flags & (SINGLE | ALONE) != 0] = 1
         for index in np.flatnonzero((flags & CONSTRAINED != 0) & (most > 1)).tolist():
-            if not _looks_at(running.reqs[int(places[index])], 2):
+            if not _looks_at(running, int(places[index]), 2):
                 most[index] = 1
         return most
 
 
-def _looks_at(req: Req, nodes: int) -> bool:
-    """Return whether a request's constraint, if it has one, can look at a tree of so many nodes now."""
+def _looks_at(running: RunningBatch, place: int, nodes: int) -> bool:
+    """Return whether the constraint of the request at `place`, if any, can look at a tree of so many nodes now."""
+    req = running.reqs[place]
     constraint = constraint_of(req)
     try:
         return constraint is None or constraint.room(nodes)
     except Exception:
         logger.exception("the constraint of %s does not say whether it can look ahead", quoted(req.name))
+        _leave_alone(running, place)
         return False
+
+
+def _leave_alone(running: RunningBatch, place: int) -> None:
+    """Let the request at a place have no tokens ahead from now on."""
+    running.reqs[place].flags |= ALONE
+    running.flags[place] |= ALONE
 
 
 def _follow_constraints(room: Room, trees: TokenTrees) -> tuple[list[NodeMasks | None], TokenTrees]:
@@ -102,7 +114,8 @@ def _follow_constraints(room: Room, trees: TokenTrees) -> tuple[list[NodeMasks |
             continue
         part = slice(start, start + count)
         keep[start + 1 : start + count] = False
-        if not _looks_at(req, count):
+        place = int(room.places[index])
+        if not _looks_at(room.batch, place, count):
             continue
         try:
             own = (trees.tokens[part].tolist(), trees.parents[part].tolist())
@@ -110,8 +123,7 @@ def _follow_constraints(room: Room, trees: TokenTrees) -> tuple[list[NodeMasks |
             masks[index] = kept if keep[part][1:].any() else None
         except Exception:
             logger.exception("the constraint of %s cannot look ahead: it gets no tokens ahead now", quoted(req.name))
-            req.flags |= ALONE
-            room.batch.flags[room.places[index]] |= ALONE
+            _leave_alone(room.batch, place)
     return masks, tree.cut(trees, keep)
 
 

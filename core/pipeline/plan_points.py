@@ -90,9 +90,9 @@ class PlanPoints:
                 self._log(stage, "must_settle", error)
         return False
 
-    def ahead(self, room: Room, vocab_size: int) -> TokenTrees | None:
-        """Return what the first stage that has some brings ahead of requests. One whose answer is of no use is left
-        out.
+    def ahead(self, room: Room, vocab_size: int) -> tuple[Stage, TokenTrees] | None:
+        """Return the first stage that brings some tokens ahead of requests, and these. One whose answer is of no use is
+        left out.
         """
         for stage in self.looking_ahead:
             own = room.of(stage.flag)
@@ -105,9 +105,16 @@ class PlanPoints:
                 self._log(stage, "ahead", error)
                 continue
             if wrong is None:
-                return found
+                return stage, found
             self._log(stage, "ahead", ValueError(wrong))
         return None
+
+    def ahead_cut(self, stage: Stage, seconds: float) -> None:
+        """Tell a stage how long cutting what it has brought took."""
+        try:
+            stage.ahead_cut(seconds)
+        except Exception as error:
+            self._log(stage, "ahead_cut", error)
 
     # ---- what raises -----------------------------------------------------------------------------------------------
 

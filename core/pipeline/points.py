@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.stops import CompiledStops, Ending
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.step import Step
-    from pegboard.toolkit.system.culprits import Culprits
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ MAX_LOST_STEPS = 20
 
 
 _LOST: ReqSlot[list[int]] = ReqSlot(lambda: [0, 0])
-"""How many steps of a request were lost, and how many tokens it has had since."""
+"""How many steps of a request were lost in a row, and how many tokens it had at the last of them."""
 
 
 class DeviceFailed(RuntimeError):

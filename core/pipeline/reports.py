@@ -56,4 +56,10 @@ class Reports:
 
     def idle_error(self) -> str | None:
         """Return what is wrong with some stage's books, or None."""
-        return next((error for stage in self._stages if (error := stage.idle_error()) is not None), None)
+        for stage in self._stages:
+            try:
+                if (error := stage.idle_error()) is not None:
+                    return error
+            except Exception as raised:
+                self._failed(stage, "idle_error", raised)
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,15 @@ from pegboard.core.interfaces.constraint import constraint_of
 from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
 from pegboard.core.pipeline.running import CONSTRAINED, LOGPROBS, NEVER, NUMBERS, PROCESSED
+from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.running import RunningBatch
+
+logger = logging.getLogger(__name__)
 
 _MEMOS: ReqSlot[dict[object, Any]] = ReqSlot(dict)
 """What logits processors and samplers keep of a request."""
@@ -57,7 +61,7 @@ class SamplingInfos:
         if running.any(PROCESSED):
             late = running.stamps == flight
             info.rows = tuple(row_of(running.reqs[place], int(late[place])) for place in active.tolist())
-        info.mask = mask_of([running.reqs[place] for place in active.tolist()]) if running.any(CONSTRAINED) else None
+        info.mask = self._mask([running.reqs[place] for place in active.tolist()]) if running.any(CONSTRAINED) else None
         return info
 
     def of(self, reqs: Sequence[Req]) -> SamplingInfo:
@@ -69,17 +73,33 @@ class SamplingInfos:
             steps=np.fromiter((req.output_len for req in reqs), np.int64, len(reqs)),
             logprobs=logprobs if any(logprobs) else (),
             rows=tuple(row_of(req, 0) for req in reqs) if any(req.flags & PROCESSED for req in reqs) else (),
-            mask=mask_of(reqs) if any(req.flags & CONSTRAINED for req in reqs) else None,
+            mask=self._mask(reqs) if any(req.flags & CONSTRAINED for req in reqs) else None,
         )
 
+    def _mask(self, reqs: Iterable[Req]) -> TokenMask | None:
+        """Return what the constraints of `reqs` allow next; None where any token may come for each of them."""
+        masks = {at: mask for at, req in enumerate(reqs) if (mask := mask_of(req, self._vocab_size)) is not None}
+        if not masks:
+            return None
+        return TokenMask(np.fromiter(masks, np.int64, len(masks)), np.stack(list(masks.values())))
 
-def mask_of(reqs: Iterable[Req]) -> TokenMask | None:
-    """Return what the constraints of `reqs` allow next; None where any token may come for each of them."""
-    found = ((at, constraint.mask()) for at, req in enumerate(reqs) if (constraint := constraint_of(req)) is not None)
-    masks = {at: mask for at, mask in found if mask is not None}
-    if not masks:
+
+def mask_of(req: Req, vocab_size: int) -> NDArray[np.int32] | None:
+    """Return what the constraint of a request allows next, int32 [words]; None where any token may come. Nothing may
+    where the constraint raises or answers with anything else, so that the request ends alone.
+    """
+    constraint = constraint_of(req)
+    if constraint is None:
         return None
-    return TokenMask(np.fromiter(masks, np.int64, len(masks)), np.stack(list(masks.values())))
+    words = -(-vocab_size // 32)
+    try:
+        mask = constraint.mask()
+        if mask is None or (mask.shape == (words,) and mask.dtype == np.int32):
+            return mask
+        logger.error("the mask of the constraint of %s is %s %s", quoted(req.name), mask.dtype, mask.shape)
+    except Exception:
+        logger.exception("the constraint of %s does not say what may come next", quoted(req.name))
+    return np.zeros(words, np.int32)
 
 
 def mark_pending(info: SamplingInfo, places: NDArray[np.int64]) -> None:

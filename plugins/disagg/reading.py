@@ -58,7 +58,7 @@ class Reader:
 
     @property
     def quarantined(self) -> int:
-        """Seats that are out of use because they may still be written to."""
+        """Requests whose memory is out of use because it may still be written to."""
         return len(self._unsafe)
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.stage import Interest, Stage
 from pegboard.plugins.kv_handoff.arrived import why_unusable
+from pegboard.toolkit.system.blame import in_words
 from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ NAME = "kv_handoff"
 
 class Follower(Protocol):
     """A gate, as far as it takes KV elsewhere (see `HandoffGate`)."""
+
+    name: str
 
     def follows(self, req: Req) -> bool: ...
 
@@ -116,7 +119,8 @@ class KVHandoff(Stage):
         for req, kv in zip(prefilled, step.kvs, strict=False):
             if req.flags & self.flag and req.kv is kv:
                 self._told.add(req)
-                self._tell(req, core.slots(req).astype(np.int32))
+                if failed := self._tell(req, core.slots(req).astype(np.int32)):
+                    core.end([req], failed, "gate_failed")
 
     def unplaced(self, req: Req) -> None:
         if req in self._told:
@@ -128,6 +132,16 @@ class KVHandoff(Stage):
         self._following.pop(req, None)
         self._told.discard(req)
 
-    def _tell(self, req: Req, slots: NDArray[np.int32]) -> None:
+    def _tell(self, req: Req, slots: NDArray[np.int32]) -> str:
+        """Tell the gates that follow a request where its KV is now. Return what the request ends with, where one of
+        them raised.
+        """
+        failed = ""
         for gate in self._following[req]:
-            gate.computed(req, slots)
+            try:
+                gate.computed(req, slots)
+            except Exception as error:
+                told = in_words(error)
+                logger.exception("the gate %r failed in computed of %s: %s", gate.name, quoted(req.name), told)
+                failed = failed or f"the gate {gate.name!r} failed: {told}"
+        return failed

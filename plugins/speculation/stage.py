@@ -146,6 +146,10 @@ class Speculation(LoggedFigures):
             self._took = time.perf_counter() - since
             self.counts.draft_time += self._took
 
+    def ahead_cut(self, seconds: float) -> None:
+        self._took += seconds
+        self.counts.draft_time += seconds
+
     def _drafts(self, room: AheadRoom) -> TokenTrees | None:
         reqs, most = room.reqs, self._bounds(room)
         worth = self._worth(reqs) if self._settings.adaptive and (most > 1).any() else None

@@ -17,17 +17,17 @@ ROOMS = {
     "core.config": 2_170,
     "core.engine": 1_880,
     "core.interfaces": 6_010,
-    "core.pipeline": 7_370,
+    "core.pipeline": 7_440,
     "core.registry": 910,
     "core.server": 1_530,
-    "plugins": 55_760,
-    "toolkit": 16_130,
+    "plugins": 55_780,
+    "toolkit": 16_140,
     "tools": 12_260,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
 HEART = ("scheduler", "planner", "admission", "memory", "batch", "worker", "results", "lifecycle", "gates", "running")
-HEART_LINES = 3_420
+HEART_LINES = 3_430
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {

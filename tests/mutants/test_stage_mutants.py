@@ -244,6 +244,46 @@ class TakesPartInNone(Good):
         return None
 
 
+class Adopts(Good):
+    """Sends with each token how long the context was that it was drawn from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[str, list[int]] = {}
+
+    def arrived(self, step: LaunchedStep, result: StepResult) -> None:
+        for req in step.sampled:
+            if req.rid in self.reqs:
+                self.rows.setdefault(req.rid, []).append(req.seq_len)
+
+    def adopt(self, req: Req, row: msgspec.Raw | None) -> None:
+        self.rows[req.rid] = [0 if row is None else msgspec.msgpack.decode(row, type=int)]
+
+    def send(self, req: Req, start: int, stop: int) -> Sent:
+        return Sent(rows=self.rows.get(req.rid, [])[start:stop])
+
+    def gone(self, req: Req) -> None:
+        super().gone(req)
+        self.rows.pop(req.rid, None)
+
+
+class WantsARow(Adopts):
+    def adopt(self, req: Req, row: msgspec.Raw | None) -> None:
+        assert row is not None
+        super().adopt(req, row)
+
+
+class AdoptsNothingWithoutARow(Adopts):
+    def adopt(self, req: Req, row: msgspec.Raw | None) -> None:
+        if row is not None:
+            super().adopt(req, row)
+
+
+class LosesTheRow(Adopts):
+    def adopt(self, req: Req, row: msgspec.Raw | None) -> None:
+        super().adopt(req, None)
+
+
 def suite(made: Callable[[], Stage]) -> StageContract:
     class Suite(StageContract):
         def make_stage(self) -> Stage:
@@ -279,13 +319,16 @@ MUTANTS: list[tuple[type[Stage], str, str]] = [
     (SendsARowTooMany, "test_it_takes_part_and_fails_nothing", "requests failed"),
     (CompilesAgain, "test_what_ends_a_text_is_told_in_time", "gives another object"),
     (CostsNothing, "test_what_ends_a_text_is_told_in_time", "it costs nothing"),
+    (WantsARow, "test_what_it_sent_elsewhere_is_adopted", "fails a request without a row"),
+    (AdoptsNothingWithoutARow, "test_what_it_sent_elsewhere_is_adopted", "fails a request without a row"),
+    (LosesTheRow, "test_what_it_sent_elsewhere_is_adopted", "is not sent on"),
     (TakesPartInNone, "test_it_takes_part_and_fails_nothing", "takes part in no request"),
 ]
 
 
 @pytest.mark.parametrize("test", TESTS)
 def test_the_original_passes(test: str) -> None:
-    run(Good, test)
+    run(Adopts if "adopted" in test else Good, test)
 
 
 def test_what_clip_notes_may_last_as_long_as_its_plan() -> None:

@@ -171,7 +171,8 @@ class Answer:
         self.finish_reason = chunk.finish_reason
         self.prompt_tokens, self.completion_tokens = chunk.prompt_tokens, chunk.completion_tokens
         self.cached_tokens, self.num_retractions = chunk.cached_tokens, chunk.num_retractions
-        self.drafted_tokens, self.accepted_tokens = chunk.drafted_tokens, chunk.accepted_tokens
+        if chunk.drafted_tokens:  # a step without drafts may say nothing of the total
+            self.drafted_tokens, self.accepted_tokens = chunk.drafted_tokens, chunk.accepted_tokens
         self.cached_from = chunk.cached_from
 
 

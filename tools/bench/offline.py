@@ -198,7 +198,7 @@ def step_figures(
     encodes = _ENCODES in after
     counted = (*_STEPS, "encode_steps") if encodes else _STEPS
     timed = {**_SECONDS, "encode": "encode_time"} if encodes else dict(_SECONDS)
-    if after["draft_time"]:
+    if after.get("draft_time"):
         timed["draft"] = "draft_time"
     found: dict[str, Any] = {name: after[name] - before[name] for name in counted}
     spent = {name: after[key] - before[key] for name, key in timed.items()}

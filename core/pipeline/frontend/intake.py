@@ -31,10 +31,10 @@ MAX_SALT_LENGTH = 1024
 MAX_NAME_LENGTH = 4096
 MAX_LOGPROBS = 128
 MAX_TOKEN_IDS = 4096
-_PARAMS = ("logits_processor.", "sampler.")
-"""Features that are named after what takes parameters of a request."""
 """Most entries of stop_token_ids, logit_bias and token_ids_logprob each."""
 MAX_EXTRA_BYTES = 64 * 1024
+_PARAMS = ("logits_processor.", "sampler.")
+"""Features that are named after what takes parameters of a request."""
 
 
 class Intake:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -13,14 +14,17 @@ from numpy.typing import NDArray
 from pegboard.conformance.admission_gate import ManualClock
 from pegboard.core.engine.gates import stage_gates
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
+from pegboard.core.interfaces.batch import ModelWorkerBatch
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.constraint import LATER, Later, NodeMasks, TokenConstraint, constrain
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.req import Req
+from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.interfaces.stage import Interest, Stage
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline.points import Points, encoded
-from tests.core.pipeline.harness import VOCAB, Harness, oracle
+from tests.core.pipeline.harness import VOCAB, FakeModel, Harness, Seer, oracle
 
 LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
 WORDS = -(-VOCAB // 32)
@@ -88,8 +92,15 @@ class Counting(Stage):
         return {"counted": 3}
 
 
-def play(loop: str, n: int = 20, sampling: Mapping[str, Any] = MappingProxyType({}), **more: Any) -> Harness:
-    made = Harness(loop=loop, joining=[Counting(**more)])
+def play(
+    loop: str,
+    n: int = 20,
+    sampling: Mapping[str, Any] = MappingProxyType({}),
+    model: type[FakeModel] | None = None,
+    speculator: Seer | None = None,
+    **more: Any,
+) -> Harness:
+    made = Harness(loop=loop, joining=[Counting(**more)], model=model, speculator=speculator)
     made.submit("bound", [100, 6], n, stream=True, features={"counting": encoded(True)}, sampling=sampling)
     made.submit("free", [3, 4, 5], 12)
     made.run()
@@ -123,6 +134,77 @@ def test_one_that_raises_fails_its_request_alone(loop: str, more: dict[str, Any]
     reason = play(loop, breaks=102, **more).finish("bound")
     assert (reason["type"], reason["status"], reason["code"]) == ("abort", 500, "plugin_failed")
     assert reason["message"].endswith("failed: ValueError: broken")
+
+
+class Refusing(FakeModel):
+    """Says where nothing can be drawn, as a worker does."""
+
+    def answer(self, work: ModelWorkerBatch) -> BatchResult:
+        mask = None if work.sampling is None else work.sampling.mask
+        none = [] if mask is None else mask.rows[~mask.bits.any(axis=1)].tolist()
+        if mask is not None and none:
+            mask.bits[~mask.bits.any(axis=1)] = -1
+        result = super().answer(work)
+        result.tokens[none] = NO_TOKEN
+        result.unsampled = bool(none)
+        return result
+
+
+@LOOPS
+@pytest.mark.parametrize(
+    "answer", [None, np.zeros(WORDS + 1, np.int32), np.ones(WORDS, np.int64), "no mask"], ids=lambda one: type(one)
+)
+@pytest.mark.parametrize("at", [100, 102])
+def test_a_mask_that_is_none_ends_its_request_alone(
+    loop: str, at: int, answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its first token, and later."""
+    mask = Turns.mask
+
+    def wrong(self: Turns) -> NDArray[np.int32]:
+        if self.next < at:
+            return mask(self)
+        if answer is None:
+            raise ValueError("broken")
+        found: NDArray[np.int32] = answer
+        return found
+
+    monkeypatch.setattr(Turns, "mask", wrong)
+    made = play(loop, model=Refusing)
+    assert made.tokens("bound") == list(range(100, at))
+    assert (made.finish("bound")["status"], made.finish("bound")["code"]) == (500, "not_sampleable")
+    assert made.scheduler.counters.failed_batches == 0
+
+
+def test_one_that_cannot_say_whether_it_has_room_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Turns, "room", lambda self, n: 1 / 0)
+    made = play("normal", speculator=Seer(1.0))
+    assert made.tokens("bound") == [100, 101, 102, 103, 104, 105]
+    assert caplog.text.count("does not say whether it can look ahead") == 1
+
+
+def test_what_looking_at_trees_takes_is_time_for_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def room(self: Turns, n: int) -> bool:
+        if n > 2:
+            time.sleep(0.02)
+        return n <= 2
+
+    monkeypatch.setattr(Turns, "room", room)
+    made = play("normal", speculator=Seer(1.0))
+    assert made.drafts.draft_time >= 0.02
+
+
+def test_a_stage_whose_books_cannot_be_told_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Stage):
+        name = "broken"
+
+        def idle_error(self) -> str | None:
+            raise KeyError("books")
+
+    assert Points([Broken()]).reports.idle_error() is None
+    assert "idle_error raised" in caplog.text
 
 
 def test_a_stage_tells_its_figures() -> None:

@@ -21,6 +21,7 @@ from pegboard.core.interfaces.admission_gate import (
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.status import FinishType, ReqStatus
 from pegboard.core.pipeline.gates import GateKeeper
+from pegboard.core.pipeline.memory import MemoryCorrupted
 
 BLOCKED = Verdict.blocked("something")
 
@@ -32,7 +33,7 @@ class ScriptedGate(AdmissionGate):
         super().__init__(GateOptions(timeout=timeout), AdmissionGateContext(clock))
         self.name = name
         self.log = log
-        self.minds = True
+        self.minds: Any = True
         self.at_entry: Any = OPEN
         self.news: Any = {}
         self.holds: Any = False
@@ -353,9 +354,21 @@ def test_a_poll_that_fails_fails_those_blocked_there(news: Any) -> None:
     assert gates.keeper.failures == 1
 
 
+def test_memory_that_is_corrupted_is_no_failure_of_a_gate() -> None:
+    gates = Gates(1)
+    gates[0].at_entry = BLOCKED
+    gates.arrive()
+    gates[0].news = MemoryCorrupted("page 3")
+    with pytest.raises(MemoryCorrupted):
+        gates.keeper.poll()
+    gates[0].minds = MemoryCorrupted("page 4")
+    with pytest.raises(MemoryCorrupted):
+        gates.arrive("other")
+
+
 def test_concerns_that_raises_refuses() -> None:
     gates = Gates(2)
-    gates[1].minds = RuntimeError("boo")  # type: ignore[assignment]
+    gates[1].minds = RuntimeError("boo")
     _, failure = gates.arrive()
     assert failure is not None
     assert failure.status == 500

@@ -213,6 +213,8 @@ class Lending:
         EVENTS.append(Event("memory_services", {"ctx": ctx}))
         if ctx.config.memory.page_size == 2:
             raise ConfigError("memory.page_size: too small to lend anything")
+        if ctx.config.memory.page_size == 4:
+            raise KeyError("acme")
         return {"acme": EVENTS}
 
 
@@ -324,6 +326,8 @@ class TestLifeCycle:
     def test_memory_services_can_stop_the_start(self, checkpoint: Path) -> None:
         with pytest.raises(ConfigError, match="too small to lend"):
             start(checkpoint, Recorder, Lending, memory={"max_total_tokens": 1024, "page_size": 2})
+        with pytest.raises(PluginError, match=r"memory_services of plugin 'recorder1' .* raised: KeyError: 'acme'"):
+            start(checkpoint, Recorder, Lending, memory={"max_total_tokens": 1024, "page_size": 4})
         assert not calls("engine_started")
 
     def test_engine_started_with_the_model_loaded(self, engine: Engine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pegboard.core.interfaces.messages import AbortRequest
-from pegboard.core.interfaces.req import NO_ROW
+from pegboard.core.interfaces.req import NO_ROW, Req
 from pegboard.core.interfaces.status import ReqStatus
 from tests.core.pipeline.harness import Harness, oracle
 
@@ -35,6 +35,24 @@ def test_abort_frees_everything_within_one_step(when: str) -> None:
     assert harness.finish("victim")["type"] == "abort"
     harness.run()
     assert harness.tokens("other") == oracle([1, 2, 3], 30, ignore_eos=True)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_what_ends_with_its_prompt_is_shared_once(n: int) -> None:
+    """When it is released. What goes on is shared before that, too."""
+    harness = Harness()
+    shared: list[str] = []
+    share = harness.memory.cache_unfinished
+
+    def noted(req: Req) -> None:
+        shared.append(req.rid)
+        share(req)
+
+    vars(harness.memory)["cache_unfinished"] = noted
+    harness.submit("a", [1, 2, 3, 4], n, sampling={"ignore_eos": True})
+    harness.run()
+    assert shared == ([] if n == 1 else ["a"])
+    assert harness.memory.cache.cached_tokens >= 4
 
 
 def test_abort_all_and_unknown() -> None:

@@ -15,7 +15,7 @@ from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.step import SETTLE, Launched, Settle, StageStep, StepLost, StepSource
 from pegboard.core.pipeline import recovery
-from pegboard.core.pipeline.executor import Done
+from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.sources import BatchSource
 from pegboard.core.pipeline.step import Step
@@ -253,6 +253,22 @@ class TroubledModel(MediaModel):
                 del self.encoded[key]
             raise RuntimeError("out of luck") if chance < self.failing else StepLost("it has not come")
         return super().encode(work)
+
+
+@LOOPS
+def test_a_device_that_is_gone_ends_the_process_from_a_source_too(loop: str, tmp_path: Path) -> None:
+    """It is no fault of the source that tells of it."""
+    harness = media_harness(tmp_path, model=TroubledModel, loop=loop)
+    model = model_of(harness)
+    assert isinstance(model, TroubledModel)
+    harness.scheduler.stages.executor = LocalExecutor(
+        harness.model.launch, healthy=lambda: False, stages=model.stage_parts
+    )
+    model.rng, model.failing, model.losing = random.Random(1), 1.0, 0.0
+    album = Album(tmp_path)
+    submit(harness, "a", album.prompt(album.words(2), album.item("a", 4, 4)))
+    with pytest.raises(recovery.DeviceFailed):
+        harness.run()
 
 
 class Trouble:

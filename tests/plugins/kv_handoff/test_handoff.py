@@ -8,14 +8,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from pegboard.conformance.admission_gate import ManualClock
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.messages import AbortRequest
-from pegboard.core.interfaces.req import NO_ROW
+from pegboard.core.interfaces.req import NO_ROW, Req
 from pegboard.core.interfaces.sampling import Grammar
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.pipeline.gates import GateKeeper
@@ -334,6 +336,30 @@ def test_a_gate_is_told_where_kv_lies(loop: str, chunk: int | None) -> None:
     assert sorted({*seen}) == ([0, 12] if chunk is None else [0, 5, 10, 12])
     assert world.harness.tokens("a") == oracle(PROMPT, 1)
     world.run()
+
+
+@LOOPS
+def test_a_gate_that_raises_for_one_request_ends_that_one(loop: str) -> None:
+    """The others of its step are told, and go on."""
+    world = World(loop)
+    told, computed = set(), world.gate.computed
+
+    def raising(req: Req, slots: NDArray[np.int32]) -> None:
+        if req.rid == "b":
+            raise KeyError("no place")
+        told.add(req.rid)
+        computed(req, slots)
+
+    vars(world.gate)["computed"] = raising
+    for rid in "abc":
+        world.submit(rid, drill={})
+    world.run()
+    reason = world.harness.finish("b")
+    assert (reason["status"], reason["code"]) == (500, "gate_failed")
+    assert reason["message"] == "the gate 'drill' failed: KeyError: 'no place'"
+    assert told == {"a", "c"}
+    for rid in "ac":
+        assert world.harness.tokens(rid) == oracle(PROMPT, 6, ignore_eos=True)
 
 
 @LOOPS

@@ -154,7 +154,7 @@ def test_an_answer_is_the_sum_of_its_chunks() -> None:
     answer = Answer("a")
     answer.add(
         OutputChunk("a", "x", [1], None, 3, 1, 2, logprobs=[(-1.0, 1, [])], input_logprobs=[(None, 5, [])],
-                    hidden_states=[[0.5]])
+                    hidden_states=[[0.5]], drafted_tokens=4, accepted_tokens=3)
     )  # fmt: skip
     answer.add(
         OutputChunk("a", "y", [2], {"type": "length"}, 3, 2, 2, 1, logprobs=[(-2.0, 2, [])], hidden_states=[[1]])
@@ -164,6 +164,7 @@ def test_an_answer_is_the_sum_of_its_chunks() -> None:
     assert [value for value, _, _ in answer.logprobs] == [-1.0, -2.0]
     assert answer.input_logprobs == [(None, 5, [])]
     assert answer.hidden_states == [[0.5], [1]]
+    assert (answer.drafted_tokens, answer.accepted_tokens) == (4, 3), "a chunk of a plain step does not say them"
 
 
 @pytest.mark.parametrize(

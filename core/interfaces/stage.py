@@ -140,8 +140,8 @@ class StageContext:
     the model lacks a capability, such as "model family 'llama'"; None: all have it. `end` finishes a request for a
     reason, from within `arrived`, `commit` or `closed`; none of its KV is shared. Tokens of a prompt are computed in
     chunks of `chunk_size`, or larger ones if a stage splits prefills; None: at once. `scratch` is a directory that this
-    process shares with that of the API. `choices` are the providers chosen so far, by contract; `failed` counts a failure
-    of what `provider` has built.
+    process shares with that of the API. `choices` are the providers chosen so far, by contract; `failed` counts a
+    failure of what `provider` has built.
     """
 
     config: Any

@@ -134,7 +134,8 @@ def test_memory_that_is_not_there_is_an_error_at_the_start(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a CPU's memory is not shared out")
-def test_a_card_that_another_shares_is_sized_by_what_is_free(tmp_path: Path) -> None:
+def test_kv_is_sized_by_what_is_free(tmp_path: Path) -> None:
+    """Half of that is taken already, by this process."""
     model = tiny_checkpoint(tmp_path, "llama")
     free, _ = torch.cuda.mem_get_info()
     taken = torch.empty(free // 2, dtype=torch.uint8, device=DEVICE)

@@ -12,16 +12,16 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 17_960,
+    "conformance": 17_980,
     "core.cli": 300,
     "core.config": 2_170,
-    "core.engine": 1_880,
+    "core.engine": 1_890,
     "core.interfaces": 6_010,
     "core.pipeline": 7_370,
     "core.registry": 910,
     "core.server": 1_530,
-    "plugins": 55_760,
-    "toolkit": 16_130,
+    "plugins": 55_780,
+    "toolkit": 16_150,
     "tools": 12_260,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

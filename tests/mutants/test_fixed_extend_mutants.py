@@ -179,7 +179,8 @@ def forgets(name: str) -> type[PrefillGraphs]:
     """Replays what has this field as if it had not."""
 
     def _fits(self: PrefillGraphs, batch: ForwardBatch) -> bool:
-        return PrefillGraphs._fits(self, replace(batch, **{name: None}))
+        cleared: dict[str, Any] = {name: None}
+        return PrefillGraphs._fits(self, replace(batch, **cleared))
 
     return type(f"Forgets_{name}", (PrefillGraphs,), {"_fits": _fits})
 

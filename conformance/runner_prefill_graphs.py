@@ -13,13 +13,24 @@ from pegboard.conformance.fixed_attention import FixedExtends
 from pegboard.conformance.runner_graphs import Pair, RunnerGraphTests
 from pegboard.conformance.sampler import make_sampling
 from pegboard.conformance.suite import capability
+from pegboard.core.interfaces.forward import EmbedOverlay, Taps
 from pegboard.core.interfaces.sampling import LogprobRequest
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.forward import ForwardOutput
+    from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
 
 Step = Mapping[int, int]
 """New tokens by request."""
+
+
+def _add(batch: ForwardBatch, what: str, hidden: int) -> None:
+    """Put something into a batch that graphs have no part of. `hidden` is the model's hidden size."""
+    if what == "overlay":
+        batch.overlay = EmbedOverlay(torch.tensor([1]), torch.ones(1, hidden))
+    elif what == "taps":
+        batch.taps = Taps((0,))
+    else:
+        batch.extras["test.one"] = torch.ones(1)
 
 
 class RunnerPrefillGraphTests(RunnerGraphTests):
@@ -124,13 +135,18 @@ class RunnerPrefillGraphTests(RunnerGraphTests):
 
     @capability("graph")
     def test_prefills_with_more_are_no_replays(self) -> None:
-        """Values of plugins: a graph has no part of them."""
-        pair, outputs = self.pair_of_prefills(), []
+        """Values of plugins, and what a runner with the capability for it can have besides: a graph has no part of
+        them.
+        """
+        pair = self.pair_of_prefills()
         replayed = pair.graphs.runner.figures()["replayed_prefills"]
-        for rig in (pair.graphs, pair.eager):
-            batch = rig.run.batch({2: [4, 5, 6]})
-            batch.sample_rows = torch.tensor([2])
-            batch.extras["test.one"] = torch.ones(1)
-            outputs.append(rig.runner.execute(batch, make_sampling([{}], rig.run.spec.vocab_size), return_logits=True))
-        self.check_same(*outputs)
-        assert pair.graphs.runner.figures()["replayed_prefills"] == replayed
+        for what in ("extras", *sorted({"overlay", "taps"} & self.capabilities)):
+            outputs = []
+            for rig in (pair.graphs, pair.eager):
+                batch = rig.run.batch({2: [4, 5, 6]})
+                batch.sample_rows = torch.tensor([2])
+                _add(batch, what, rig.run.spec.hidden_size)
+                sampling = make_sampling([{}], rig.run.spec.vocab_size)
+                outputs.append(rig.runner.execute(batch, sampling, return_logits=True))
+            self.check_same(*outputs)
+            assert pair.graphs.runner.figures()["replayed_prefills"] == replayed, what

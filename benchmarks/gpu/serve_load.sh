@@ -22,9 +22,11 @@ if ! LIMIT=150 load "$name.first" --wait 150 --num-prompts 1 --input-len 8 --out
 fi
 python3 -c "import time; print(f'$name: first answer after {time.time() - $begin:.1f} s')"
 grep -E 'KV gets|graphs:|ready after' "$files/$name.log" | cut -c1-200
+seed=0
 for streams in ${STREAMS:-1 8 64 256}; do
+  seed=$((seed + 1)) # no load finds prompts of an earlier one in the prefix cache
   count=$((streams == 1 ? 4 : streams * 2))
-  load "$name.$streams" --concurrency "$streams" --num-prompts $count --input-len "${ISL:-1024}" --output-len "${OSL:-128}" \
+  load "$name.$streams" --seed $seed --concurrency "$streams" --num-prompts $count --input-len "${ISL:-1024}" --output-len "${OSL:-128}" \
     --json "$files/$name.$streams.json" || echo "$name: $streams streams failed, or took more than ${LIMIT:-90} s"
   python3 benchmarks/gpu/load_row.py "$files/$name.$streams.json" "$name" "$streams"
 done

@@ -15,7 +15,7 @@ from pegboard.core.engine.device import device_of, executor_of, loop_of, stage_p
 from pegboard.core.engine.gates import build_gates
 from pegboard.core.engine.memory_services import memory_services
 from pegboard.core.engine.model_info import model_info
-from pegboard.core.engine.sizing import chunk_size, make_rows
+from pegboard.core.engine.sizing import make_rows
 from pegboard.core.engine.source import prepare_model
 from pegboard.core.engine.stages import StageBuilder
 from pegboard.core.engine.view import SchedulerView
@@ -118,7 +118,7 @@ def build_scheduler(resolved: ResolvedConfig, scratch: Path) -> BuiltScheduler:
     chosen, family = choose(resolved, hooks)
     parts = StageBuilder(chosen, hooks, scratch)
     with torch.inference_mode():
-        loaded = load_model(chosen, family, parts.parts)
+        loaded = load_model(chosen, family, parts.chunk_size, parts.parts)
     built = _join(chosen, loaded, hooks, parts)
     logger.info("ready after %.1f s: %s", time.monotonic() - started, ", ".join(_choices(chosen.selection)))
     return built
@@ -187,7 +187,7 @@ def _possible(eos_token_ids: frozenset[int], spec: ModelSpec) -> frozenset[int]:
 def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> BuiltScheduler:
     """Build the stages around a loaded runner, and the scheduler of them."""
     config = chosen.resolved.engine
-    settings = _scheduler_settings(chosen, splits=any(stage.splits for stage in parts.points.stages))
+    settings = _scheduler_settings(chosen, splits=parts.splits)
     allocator, cache = _cache(chosen, loaded, hooks)
     parts.check_loader(cache)
     rows = make_rows(config, chosen.model.device, loaded.memory.max_context_len)
@@ -197,7 +197,6 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
     named = {stage.name: stage for stage in parts.points.stages}
     gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, stages=named)
     gates = build_gates(chosen, loaded, parts.points, gate_ctx)
-    chunk = chunk_size(config, chosen.model.device)
     worker = _worker(chosen, loaded, rows, hooks, parts)
     executor = executor_of(settings.loop, worker, stage_parts(chosen, worker, loaded.memory.pool), chosen.model.device)
     stages = Stages(
@@ -214,7 +213,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
         runner_figures=loaded.runner.figures,
         unsampled=Unsampled(chosen.processors, chosen.culprits, executor),
     )
-    scheduler = Scheduler(settings, stages, _limits(chosen, loaded, chunk))
+    scheduler = Scheduler(settings, stages, _limits(chosen, loaded, parts.chunk_size))
     return _built(chosen, loaded, hooks, scheduler, worker)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from pegboard.core.engine.memory_profiler import MemoryProfiler
 from pegboard.core.engine.reserving import Providers, further_layers
-from pegboard.core.engine.sizing import KVMemory, chunk_size, pool_context, size_memory
+from pegboard.core.engine.sizing import KVMemory, most_new_tokens, pool_context, size_memory
 from pegboard.core.interfaces.ahead import LoadedModel, ReserveContext
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
 from pegboard.core.interfaces.contracts import ATTENTION, KV_POOL, LOGITS_PROCESSOR, RUNNER, SAMPLER
@@ -69,7 +69,7 @@ class Chosen:
     capture: GraphCapture | None = None
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
-    def runner_context(self, network: Network | None) -> ModelRunnerContext:
+    def runner_context(self, network: Network | None, chunk: int | None) -> ModelRunnerContext:
         """Return what the runner is built from; `network` is None for one that reads the weights itself."""
         return ModelRunnerContext(
             self.spec,
@@ -84,6 +84,7 @@ class Chosen:
             provides=_provided(self.selection),
             capture=self.capture,
             graph_sizes=self.attention.ctx.graph_sizes,
+            max_new_tokens=most_new_tokens(self.resolved.engine, chunk),
         )
 
 
@@ -191,31 +192,31 @@ def _needs(ctx: AttentionContext) -> dict[str, str]:
     return {"kv_fp8": f"which memory.kv_dtype {value} needs; set that to auto, or choose another attention.use"}
 
 
-def load_model(chosen: Chosen, family: ModelFamily, parts: Sequence[DevicePart] = ()) -> Loaded:
-    """Read the weights, those of `parts` first, try the network out, and give KV what memory is left. Raises ModelError
-    and OutOfMemory.
+def load_model(chosen: Chosen, family: ModelFamily, chunk: int | None, parts: Sequence[DevicePart] = ()) -> Loaded:
+    """Read the weights, those of `parts` first, try the network out, and give KV what memory is left. Prompts are
+    computed in chunks of `chunk` tokens, None: at once. Raises ModelError and OutOfMemory.
     """
     know, runner = chosen.culprits.know, chosen.runner
     for part in parts:
         part.load()
     if "own_weights" in runner.provides:
-        made = know(runner.record, runner.build(chosen.runner_context(None)))
-        return Loaded(made, *_attached(chosen, family, made, parts))
+        made = know(runner.record, runner.build(chosen.runner_context(None, chunk)))
+        return Loaded(made, *_attached(chosen, family, made, chunk, parts))
     (family_choice,) = chosen.selection.choices["model_family"]
     network = know(family_choice.record, family.load())
     family.probe(network, _probe(chosen, network))
-    made = know(runner.record, runner.build(chosen.runner_context(network)))
-    return Loaded(made, *_attached(chosen, family, made, parts))
+    made = know(runner.record, runner.build(chosen.runner_context(network, chunk)))
+    return Loaded(made, *_attached(chosen, family, made, chunk, parts))
 
 
 def _attached(
-    chosen: Chosen, family: ModelFamily, runner: ModelRunner, parts: Sequence[DevicePart]
+    chosen: Chosen, family: ModelFamily, runner: ModelRunner, chunk: int | None, parts: Sequence[DevicePart]
 ) -> tuple[KVMemory, tuple[str, str]]:
     """Return the memory of KV, and what KV depends on, once device parts have what they need of the model."""
     model = LoadedModel(runner.ends, chosen.attention, chosen.model.device, chosen.queue.bring)
     for part in parts:
         part.attach(model)
-    memory = _sized(chosen, family, runner, sum(part.reserved for part in parts))
+    memory = _sized(chosen, family, runner, chunk, sum(part.reserved for part in parts))
     return memory, (runner.numerics(), "".join(part.numerics() for part in parts))
 
 
@@ -232,18 +233,17 @@ def _probe(chosen: Chosen, network: Network) -> PoolProbe:
     return PoolProbe(network, chosen.spec, attention, small_pool, page_size, chosen.model.device)
 
 
-def _sized(chosen: Chosen, family: ModelFamily, runner: ModelRunner, reserved: int) -> KVMemory:
+def _sized(chosen: Chosen, family: ModelFamily, runner: ModelRunner, chunk: int | None, reserved: int) -> KVMemory:
     config, further = chosen.resolved.engine, chosen.further
-    memory = size_memory(
-        chosen.pool, config, chosen.model, chosen.spec, reserved, further, chosen.kv_dtype, _by_trial(chosen, runner)
-    )
+    room = _by_trial(chosen, runner, chunk)
+    memory = size_memory(chosen.pool, config, chosen.model, chosen.spec, reserved, further, chosen.kv_dtype, room)
     if is_eight_bit(chosen.kv_dtype):
         _set_scales(memory.pool, family)
     chosen.culprits.know(chosen.pool.record, memory.pool)
     return memory
 
 
-def _by_trial(chosen: Chosen, runner: ModelRunner) -> int | None:
+def _by_trial(chosen: Chosen, runner: ModelRunner, chunk: int | None) -> int | None:
     """Return the bytes that the largest steps leave for KV; None where that is not tried out: on a CPU, and where the
     config says how much KV gets.
     """
@@ -257,8 +257,7 @@ def _by_trial(chosen: Chosen, runner: ModelRunner) -> int | None:
             pool_context(num_pages, config.memory.page_size, model, chosen.spec, further, chosen.kv_dtype)
         )
 
-    chunk, running = chunk_size(config, model.device), config.scheduler.max_running_requests
-    tokens = runner.prefill_graph_sizes()
+    running, tokens = config.scheduler.max_running_requests, runner.prefill_graph_sizes()
     graphs = len(chosen.attention.ctx.graph_sizes) + 2 * len(tokens)  # of each prefill with and without decodes
     largest = max(tokens, default=0)
     about = (config.memory.page_size, running, chunk, chosen.spec.max_context_len)

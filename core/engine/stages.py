@@ -44,6 +44,8 @@ class StageBuilder:
             chunk_size(config, model.device), scratch, chosen.selection.choices, self._failed,
         )  # fmt: skip
         self.points = Points(self._all(Stage, "pipeline_stages", ctx), chosen.culprits)
+        self.splits = any(stage.splits for stage in self.points.stages)
+        self.chunk_size = chunk_size(config, model.device, splits=self.splits)
         self.parts = self._all(DevicePart, "device_parts", ctx)
         known = {stage.name for stage in self.points.stages}
         if strangers := [part.name for part in self.parts if part.name not in known and not part.loads]:

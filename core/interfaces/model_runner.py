@@ -35,6 +35,7 @@ class ModelRunnerContext:
 
     `kv_dtype` is the type in which the pool keeps KV, None for the model's: a runner with attention of its own declines
     what it does not know. `capture` records graphs on this device, None where there are none.
+    A step has at most `max_new_tokens` new tokens, None: as many as the longest context.
     """
 
     spec: ModelSpec
@@ -49,6 +50,7 @@ class ModelRunnerContext:
     kv_dtype: torch.dtype | None = None
     capture: GraphCapture | None = None
     graph_sizes: tuple[int, ...] = ()
+    max_new_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,8 @@ class DenseFamily(ModelFamily[DenseOptions]):
     def kv_scales(self) -> Mapping[int, tuple[float, float]]:
         from pegboard.toolkit.model.kv_scales import read_kv_scales
 
+        if self.options.load_format == "dummy":
+            return {}
         return read_kv_scales(self.ctx.directory, (layer.layer_id for layer in self._spec.layers))
 
     def _packs(self) -> bool:

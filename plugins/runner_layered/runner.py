@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import logging
 from collections.abc import Generator
 from typing import TYPE_CHECKING
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_NO_EXTENDS = "prefills cannot be graphs with the chosen attention (without the capability graph_extend)"
+
+
+def _extends(ctx: ModelRunnerContext) -> bool:
+    """Return whether prefills can be graphs where decode steps are."""
+    return "graph_extend" in ctx.provides.get("attention", ())
+
 
 class LayeredRunner(ModelRunner[LayeredOptions]):
     """Model family, attention backend, processors and sampler, each doing its own part.
@@ -45,8 +53,12 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
     @classmethod
     def supports(cls, options: LayeredOptions, ctx: ModelRunnerContext) -> str | None:
         """Return None, or what keeps graphs from being recorded where they are insisted on."""
-        if options.graphs != "on" or (reason := why_not(ctx)) is None:
+        if options.graphs != "on":
             return None
+        if (reason := why_not(ctx)) is None:
+            if not options.prefill_graph_sizes or _extends(ctx):
+                return None
+            return f"runner.prefill_graph_sizes: {_NO_EXTENDS}; set it to [] or leave it out"
         return f"runner.graphs is 'on', but {reason}; set it to auto or off"
 
     @classmethod
@@ -58,11 +70,11 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
         return tuple(sorted({min(size, max_batch) for size in options.graph_sizes}))
 
     def prefill_graph_sizes(self) -> tuple[int, ...]:
-        able = "graph_extend" in self.ctx.provides.get("attention", ())
-        if self.options.graphs == "off" or not able or why_not(self.ctx) is not None:
+        if self.options.graphs == "off" or not _extends(self.ctx) or why_not(self.ctx) is not None:
             return ()
-        wanted = self.options.prefill_graph_sizes
-        return prefill_sizes() if wanted is None else tuple(sorted(set(wanted)))
+        wanted, most = self.options.prefill_graph_sizes, self.ctx.max_new_tokens
+        sizes = prefill_sizes() if wanted is None else tuple(sorted(set(wanted)))
+        return sizes if most is None else sizes[: bisect.bisect_left(sizes, most) + 1]
 
     @torch.inference_mode()
     def start(self, pool: KVPool, row_table: torch.Tensor) -> None:
@@ -91,6 +103,8 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
     def _record_prefills(self, capture: GraphCapture, pool: KVPool, row_table: torch.Tensor) -> None:
         """Record the graphs of prefills, behind those of decode steps: whose memory they use, too."""
         if not (sizes := self.prefill_graph_sizes()):
+            if self.options.prefill_graph_sizes:
+                logger.warning("runner.prefill_graph_sizes: %s, so prefills run without", _NO_EXTENDS)
             return
         graphs = PrefillGraphs(self._network, self.ctx, capture, sizes)
         try:

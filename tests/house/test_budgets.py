@@ -15,7 +15,7 @@ ROOMS = {
     "conformance": 17_970,
     "core.cli": 300,
     "core.config": 2_170,
-    "core.engine": 1_880,
+    "core.engine": 1_890,
     "core.interfaces": 6_010,
     "core.pipeline": 7_440,
     "core.registry": 910,

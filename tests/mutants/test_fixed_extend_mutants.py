@@ -5,6 +5,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,16 @@ class ReplaysExtras(PrefillGraphs):
         return super().hidden(batch)
 
 
+def forgets(name: str) -> type[PrefillGraphs]:
+    """Replays what has this field as if it had not."""
+
+    def _fits(self: PrefillGraphs, batch: ForwardBatch) -> bool:
+        cleared: dict[str, Any] = {name: None}
+        return PrefillGraphs._fits(self, replace(batch, **cleared))
+
+    return type(f"Forgets_{name}", (PrefillGraphs,), {"_fits": _fits})
+
+
 class LendsLogits(LayeredRunner):
     """Logits that the next replay writes to."""
 
@@ -237,6 +248,7 @@ MUTANTS = [
     runner(TakesAnySize, "test_more_tokens_than_any_graph_has"),
     runner(ForgetsWantedRows, "test_replayed_prefills_have_what_is_wanted_of_them"),
     runner(ReplaysExtras, "test_prefills_with_more_are_no_replays"),
+    *(runner(forgets(name), "test_prefills_with_more_are_no_replays") for name in ("overlay", "taps")),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -82,6 +82,22 @@ def stage(wanted: Sequence[tuple[Stored, torch.Tensor]], device: torch.device, *
     tensor where that has gaps. Yields the bytes of each piece when its copy has begun; all are there when it ends.
     Raises ModelError for a file that ends early.
     """
+    yield from _staged(wanted, device, piece)
+    if device.type == "cuda":
+        _empty_host_cache()
+
+
+def _empty_host_cache() -> None:
+    """Give page-locked memory that is not in use any more back to the system, where torch has a way: it would keep it
+    for as long as the process runs.
+    """
+    empty: Callable[[], None] | None = getattr(torch.accelerator, "empty_host_cache", None)
+    if empty is not None:
+        empty()
+
+
+def _staged(wanted: Sequence[tuple[Stored, torch.Tensor]], device: torch.device, piece: int) -> Iterator[int]:
+    """As `stage`. Its buffers are free when it has ended."""
     buffers = [_Buffer(piece, device) for _ in range(_BUFFERS)]
     reading: deque[tuple[Future[None], _Buffer, _Part]] = deque()
 

@@ -14,7 +14,7 @@ import torch
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.config.compose import compose
-from pegboard.core.engine import build
+from pegboard.core.engine import build, sizing
 from pegboard.core.engine.build import build_scheduler
 from pegboard.core.engine.device import executor_of, loop_of
 from pegboard.core.interfaces.errors import ConfigError
@@ -42,6 +42,25 @@ def test_the_parts_are_those_of_the_config(model: Path, caplog: pytest.LogCaptur
         assert stages.memory.rows.host.shape[0] == 4, "a row for each running request, and one for padding"
         assert "prefix_cache block" in caplog.text
         assert "schedule_policy lof" in caplog.text
+    finally:
+        one.close()
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_chunks_are_those_of_stages_that_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int) -> None:
+    """Scheduler, runner and memory get one answer."""
+
+    def chunk_size(config: object, device: object, *, splits: bool = False) -> int:
+        return 96 if splits else 48
+
+    monkeypatch.setattr(sizing, "chunk_size", chunk_size)
+    path = tiny_checkpoint(tmp_path, "llama", num_hidden_layers=2)
+    scheduler = {"split_prefill_layers": layers, "max_running_requests": 2}
+    one = built(path, scheduler=scheduler, runner={"use": "layered"})
+    try:
+        chunk = 96 if layers else 48
+        assert one.scheduler.planner.chunk_size == chunk
+        assert one.runner.ctx.max_new_tokens == chunk
     finally:
         one.close()
 

@@ -107,3 +107,19 @@ def test_chunks_go_by_the_device(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
     config = compose((), data={"model": {"path": "x"}, "scheduler": scheduler}).engine
     assert sizing.chunk_size(config, torch.device(device)) == chunk
+
+
+@pytest.mark.parametrize(("mixed", "chunk"), [(None, 8192), (False, 8192), (True, 2048)])
+def test_chunks_of_prefills_that_are_split(monkeypatch: pytest.MonkeyPatch, mixed: bool | None, chunk: int) -> None:
+    """No decodes share their batches, unless the config says so."""
+    about = SimpleNamespace(total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    config = compose((), data={"model": {"path": "x"}, "scheduler": {"mixed_chunk": mixed}}).engine
+    assert sizing.chunk_size(config, torch.device("cuda"), splits=True) == chunk
+
+
+@pytest.mark.parametrize(("chunk", "most"), [(None, None), (512, 512), (64, 116)])
+def test_the_tokens_of_a_step(chunk: int | None, most: int | None) -> None:
+    """Of 100 decodes and a page of 16 tokens at least."""
+    data = {"model": {"path": "x"}, "scheduler": {"max_running_requests": 100}, "memory": {"page_size": 16}}
+    assert sizing.most_new_tokens(compose((), data=data).engine, chunk) == most

@@ -63,16 +63,21 @@ def make(
     capture: TapeCapture | None,
     provides: Mapping[str, frozenset[str]] = ABLE,
     attention: type[FixedAttention] = FixedAttention,
+    requests: int = 8,
+    max_new_tokens: int | None = None,
 ) -> Rig:
     kit = Kit()
     model = kit.make_model()
     spec = model.spec
     sizes = LayeredRunner.graph_sizes(options, 8)
-    backend = attention(NoOptions(), AttentionContext(spec.layers, 4, torch.float32, CPU, 8, 64, graph_sizes=sizes))
-    run = PagedRun(model.network, spec, attention=backend, requests=8, length=64)
-    run.pool = QuietPool(None, KVPoolContext(8 * 16, 4, spec.layers, torch.float32, CPU))
+    backend = attention(
+        NoOptions(), AttentionContext(spec.layers, 4, torch.float32, CPU, requests, 64, graph_sizes=sizes)
+    )
+    run = PagedRun(model.network, spec, attention=backend, requests=requests, length=64)
+    run.pool = QuietPool(None, KVPoolContext(requests * 16, 4, spec.layers, torch.float32, CPU))
     ctx = kit.make_context(run, model, model.network, best_sampler(spec.vocab_size), ())
-    return Rig(LayeredRunner(options, replace(ctx, capture=capture, provides=provides, graph_sizes=sizes)), run)
+    ctx = replace(ctx, capture=capture, provides=provides, graph_sizes=sizes, max_new_tokens=max_new_tokens)
+    return Rig(LayeredRunner(options, ctx), run)
 
 
 def start(rig: Rig) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from pegboard.conformance.tape import TapeCapture
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.plugins.runner_layered.options import LayeredOptions
+from pegboard.plugins.runner_layered.runner import LayeredRunner
 from tests.plugins.runner_layered.test_graphs import GRAPH, make, start
 
 ABLE = {"attention": GRAPH | {"graph_extend"}, "model_family": GRAPH}
@@ -75,6 +78,59 @@ def test_what_records_none() -> None:
         assert "replayed_prefills" not in made.runner.figures()
         if capture is not None:
             assert capture.captured == (0 if options.graphs == "off" else 1)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "most", "sizes"),
+    [
+        (None, 512, (16, *range(32, 128, 32), *range(128, 513, 64))),
+        ([8, 32, 64], 32, (8, 32)),
+        ([8, 32, 64], 20, (8, 32)),
+        ([8, 32], 64, (8, 32)),
+        ([8, 32], None, (8, 32)),
+    ],
+)
+def test_no_graph_is_larger_than_a_step_needs(
+    wanted: list[int] | None, most: int | None, sizes: tuple[int, ...]
+) -> None:
+    options = LayeredOptions(prefill_graph_sizes=wanted)
+    made = make(options, TapeCapture(), ABLE, FixedExtends, max_new_tokens=most)
+    assert made.runner.prefill_graph_sizes() == sizes
+
+
+def test_sizes_that_attention_cannot_have(caplog: pytest.LogCaptureFixture) -> None:
+    """Those that the operator names are not left out without a word, and are an error where graphs are insisted on."""
+    provides = {**ABLE, "attention": GRAPH}
+    with caplog.at_level(logging.WARNING):
+        start(made := make(SIZES, TapeCapture(), provides))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("runner.prefill_graph_sizes: prefills cannot be graphs with the chosen att")
+    for sizes, refused in (([32], True), ([], False), (None, False)):
+        options = LayeredOptions(graphs="on", prefill_graph_sizes=sizes)
+        reason = LayeredRunner.supports(options, made.runner.ctx)
+        assert (reason is not None) == refused
+    options = LayeredOptions(graphs="on", prefill_graph_sizes=[32])
+    assert LayeredRunner.supports(options, rig(TapeCapture()).runner.ctx) is None
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("field", ["overlay", "tail_lens", "taps", "watch"])
+def test_what_no_graph_has_a_part_of(field: str) -> None:
+    """Each by itself: a replay would leave it out."""
+    made = rig(TapeCapture())
+    assert isinstance(made.runner, LayeredRunner)
+    batch = made.run.batch({0: [1, 2, 3]})
+    more: dict[str, Any] = {field: object()}
+    assert made.runner._prefills is not None
+    assert made.runner._prefills.hidden(batch) is not None
+    assert made.runner._prefills.hidden(replace(batch, **more)) is None
+
+
+def test_more_prompts_than_a_graph_has_room_for() -> None:
+    made = make(LayeredOptions(graph_sizes=[2], prefill_graph_sizes=[64]), TapeCapture(), ABLE, FixedExtends, 17)
+    start(made)
+    assert prefills(made, *[2] * 16) == {"replayed_prefills": 1, "eager_prefills": 0}
+    assert prefills(made, *[2] * 17) == {"replayed_prefills": 1, "eager_prefills": 1}
 
 
 def test_the_largest_prefills_are_given_up_first(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from pegboard.core.interfaces.errors import ModelError
+from pegboard.toolkit.model import staging
 from pegboard.toolkit.model.staging import Stored, stage
 from pegboard.toolkit.model.weights import load_weights, read_header
 
@@ -78,3 +79,16 @@ def test_weights_reach_a_gpu(tmp_path: Path, dtype: torch.dtype) -> None:
     load_weights(tmp_path, targets)
     for name, tensor in tensors.items():
         assert torch.equal(targets[name].cpu(), tensor.to(dtype)), name
+
+
+def test_page_locked_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, once all is there; a torch that has no way to is left as it is."""
+    given: list[None] = []
+    monkeypatch.setattr(staging, "_staged", lambda wanted, device, piece: iter([1, 2]))
+    monkeypatch.setattr(torch.accelerator, "empty_host_cache", lambda: given.append(None), raising=False)
+    reading = stage([], torch.device("cuda"))
+    assert (next(reading), given) == (1, [])
+    assert (list(reading), given) == ([2], [None])
+    assert (list(stage([], HERE)), given) == ([1, 2], [None])
+    monkeypatch.delattr(torch.accelerator, "empty_host_cache")
+    assert list(stage([], torch.device("cuda"))) == [1, 2]

@@ -12,16 +12,16 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 17_970,
+    "conformance": 18_040,
     "core.cli": 300,
     "core.config": 2_170,
     "core.engine": 1_890,
-    "core.interfaces": 6_010,
+    "core.interfaces": 6_020,
     "core.pipeline": 7_440,
     "core.registry": 910,
     "core.server": 1_530,
-    "plugins": 55_780,
-    "toolkit": 16_140,
+    "plugins": 55_790,
+    "toolkit": 16_150,
     "tools": 12_260,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -134,26 +134,15 @@ class Sent:
 @dataclass(frozen=True, slots=True)
 class StageContext:
     """What stages and device parts are built with, before weights are read. `config` is the EngineConfig. `runner` are
-<<<<<<< HEAD
     the capabilities of the chosen runner, which is called `runner_name`. `choose` says what is chosen for a contract;
     `provider` builds it, once for all who ask. What takes memory by the model's sizes is built later, in `gate` or
     `attach`: weights may prove that config.json lies. `find` is None where the config names no provider and none
     supports the context, and `missing` says then which would but for a library, by the contract's name. `lacking` says
     who of those that compute the model lacks a capability, such as "model family 'llama'"; None: all have it. `end`
     finishes a request for a reason, from within `arrived`, `commit` or `closed`; none of its KV is shared. Tokens of a
-    prompt are computed in chunks of `chunk_size`; None: at once. `scratch` is a directory that this process shares with
-    that of the API. `choices` are the providers chosen so far, by contract; `failed` counts a failure of what
-    `provider` has built.
-=======
-    the capabilities of the chosen runner, which is called `runner_name`. `provider` builds what is chosen for a
-    contract, once for all who ask; `find` is None where the config names no provider and none supports the context, and
-    `missing` says then which would but for a library, by the contract's name. `lacking` says who of those that compute
-    the model lacks a capability, such as "model family 'llama'"; None: all have it. `end` finishes a request for a
-    reason, from within `arrived`, `commit` or `closed`; none of its KV is shared. Tokens of a prompt are computed in
-    chunks of `chunk_size`, or larger ones if a stage splits prefills; None: at once. `scratch` is a directory that this
-    process shares with that of the API. `choices` are the providers chosen so far, by contract; `failed` counts a
-    failure of what `provider` has built.
->>>>>>> mendB
+    prompt are computed in chunks of `chunk_size`, or larger ones if a stage splits prefills; None: at once. `scratch`
+    is a directory that this process shares with that of the API. `choices` are the providers chosen so far, by
+    contract; `failed` counts a failure of what `provider` has built.
     """
 
     config: Any

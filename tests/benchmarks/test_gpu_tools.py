@@ -149,7 +149,7 @@ def test_the_smoke_test_passes_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit) as ended:
         smoke.main(["--device", "cpu", "--only", "llama"])
     assert ended.value.code == 0
-    assert capsys.readouterr().out.count("ok  ") == 12
+    assert capsys.readouterr().out.count("ok  ") == 15
 
 
 def test_first_tokens_are_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

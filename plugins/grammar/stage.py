@@ -51,9 +51,6 @@ class GrammarStage(Stage):
     def arrive(self, req: Req, message: TokenizedRequest) -> Interest | None:
         return None if message.sampling.grammar is None else Interest(constrained=True)
 
-    def begin_plan(self) -> None:
-        self._grammars.work.begin_step()  # `arrived` is not called for first tokens that came with their KV
-
     def arrived(self, step: LaunchedStep, result: StepResult) -> None:
         if self._gate is not None:
             self._gate.grammars.work.begin_step()

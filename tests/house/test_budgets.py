@@ -16,7 +16,7 @@ ROOMS = {
     "core.cli": 300,
     "core.config": 2_170,
     "core.engine": 1_890,
-    "core.interfaces": 6_020,
+    "core.interfaces": 6_010,
     "core.pipeline": 7_440,
     "core.registry": 910,
     "core.server": 1_530,

@@ -29,11 +29,12 @@ MAX_SINGLE_FAILURES = 4
 
 
 MAX_LOST_STEPS = 20
-"""After so many lost steps without a new token a request is given up: more than the loads that a cache may lose."""
+"""After so many lost steps without a new token or more KV a request is given up: more than the loads that a cache may
+lose."""
 
 
 _LOST: ReqSlot[list[int]] = ReqSlot(lambda: [0, 0])
-"""How many steps of a request were lost in a row, and how many tokens it had at the last of them."""
+"""How many steps of a request were lost in a row, and how many tokens and KV it had at the last of them."""
 
 
 class DeviceFailed(RuntimeError):
@@ -135,8 +136,9 @@ class Recovery:
     def _give_up(self, step: Launched, error: Exception) -> None:
         """End requests that have lost too many steps; prompts first, since others may have lost theirs by them."""
         for req in step.reqs:
-            steps, length = _LOST.of(req)
-            _LOST.of(req)[:] = steps + 1 if length == req.seq_len else 1, req.seq_len
+            steps, before = _LOST.of(req)
+            has = req.seq_len + req.kv.committed_len
+            _LOST.of(req)[:] = steps + 1 if has == before else 1, has
         over = [req for req in step.reqs if _LOST.of(req)[0] >= MAX_LOST_STEPS]
         prompts = [req for req in over if isinstance(step, Step) and req in step.prefilled]
         self.end(prompts or over, f"{MAX_LOST_STEPS} steps were lost, one after the other: {text_of(error)}")

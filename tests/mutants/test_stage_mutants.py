@@ -273,12 +273,6 @@ class WantsARow(Adopts):
         super().adopt(req, row)
 
 
-class AdoptsNothingWithoutARow(Adopts):
-    def adopt(self, req: Req, row: msgspec.Raw | None) -> None:
-        if row is not None:
-            super().adopt(req, row)
-
-
 class LosesTheRow(Adopts):
     def adopt(self, req: Req, row: msgspec.Raw | None) -> None:
         super().adopt(req, None)
@@ -320,7 +314,6 @@ MUTANTS: list[tuple[type[Stage], str, str]] = [
     (CompilesAgain, "test_what_ends_a_text_is_told_in_time", "gives another object"),
     (CostsNothing, "test_what_ends_a_text_is_told_in_time", "it costs nothing"),
     (WantsARow, "test_what_it_sent_elsewhere_is_adopted", "fails a request without a row"),
-    (AdoptsNothingWithoutARow, "test_what_it_sent_elsewhere_is_adopted", "fails a request without a row"),
     (LosesTheRow, "test_what_it_sent_elsewhere_is_adopted", "is not sent on"),
     (TakesPartInNone, "test_it_takes_part_and_fails_nothing", "takes part in no request"),
 ]

@@ -17,7 +17,7 @@ ROOMS = {
     "core.config": 2_170,
     "core.engine": 1_890,
     "core.interfaces": 6_010,
-    "core.pipeline": 7_440,
+    "core.pipeline": 7_450,
     "core.registry": 910,
     "core.server": 1_530,
     "plugins": 55_790,

@@ -238,8 +238,10 @@ def test_no_helper_outlives_its_engine(checkpoints: Path, monkeypatch: pytest.Mo
     make = GrammarStage.gate
 
     def gate(stage: GrammarStage, ctx: AdmissionGateContext) -> GrammarGate:
-        gates.append(make(stage, ctx))
-        return gates[-1]
+        made = make(stage, ctx)
+        assert made is not None
+        gates.append(made)
+        return made
 
     monkeypatch.setattr(GrammarStage, "gate", gate)
     model = tiny_checkpoint(checkpoints, "llama", num_hidden_layers=2)

@@ -178,11 +178,13 @@ class ReplaysExtras(PrefillGraphs):
 def forgets(name: str) -> type[PrefillGraphs]:
     """Replays what has this field as if it had not."""
 
-    def _fits(self: PrefillGraphs, batch: ForwardBatch) -> bool:
-        cleared: dict[str, Any] = {name: None}
-        return PrefillGraphs._fits(self, replace(batch, **cleared))
+    class Forgets(PrefillGraphs):
+        def _fits(self, batch: ForwardBatch) -> bool:
+            cleared: dict[str, Any] = {name: None}
+            return super()._fits(replace(batch, **cleared))
 
-    return type(f"Forgets_{name}", (PrefillGraphs,), {"_fits": _fits})
+    Forgets.__name__ = f"Forgets_{name}"
+    return Forgets
 
 
 class LendsLogits(LayeredRunner):

@@ -15,6 +15,7 @@ from pegboard.conformance.tape import TapeCapture
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.plugins.runner_layered.options import LayeredOptions
+from pegboard.plugins.runner_layered.prefill_graphs import PrefillGraphs
 from pegboard.plugins.runner_layered.runner import LayeredRunner
 from tests.plugins.runner_layered.test_graphs import GRAPH, make, start
 
@@ -121,9 +122,10 @@ def test_what_no_graph_has_a_part_of(field: str) -> None:
     assert isinstance(made.runner, LayeredRunner)
     batch = made.run.batch({0: [1, 2, 3]})
     more: dict[str, Any] = {field: object()}
-    assert made.runner._prefills is not None
-    assert made.runner._prefills.hidden(batch) is not None
-    assert made.runner._prefills.hidden(replace(batch, **more)) is None
+    graphs: PrefillGraphs | None = vars(made.runner)["_prefills"]
+    assert graphs is not None
+    assert graphs.hidden(batch) is not None
+    assert graphs.hidden(replace(batch, **more)) is None
 
 
 def test_more_prompts_than_a_graph_has_room_for() -> None:

@@ -64,7 +64,7 @@ class TokensAhead:
         if found is None:
             return None
         stage, trees = found
-        masks, trees = _follow_constraints(room, trees)
+        masks, trees = _follow_constraints(room, trees, -(-self._vocab_size // 32))
         trees, masks = _find_room(room, trees, masks)
         seconds = time.perf_counter() - brought
         self._seconds += seconds
@@ -101,8 +101,8 @@ def _leave_alone(running: RunningBatch, place: int) -> None:
     running.flags[place] |= ALONE
 
 
-def _follow_constraints(room: Room, trees: TokenTrees) -> tuple[list[NodeMasks | None], TokenTrees]:
-    """Cut the tokens that constraints forbid, and find out what they allow after the others."""
+def _follow_constraints(room: Room, trees: TokenTrees, words: int) -> tuple[list[NodeMasks | None], TokenTrees]:
+    """Cut the tokens that constraints forbid, and find out what they allow after the others, in masks of `words`."""
     masks: list[NodeMasks | None] = [None] * len(room.reqs)
     if not room.batch.any(CONSTRAINED):
         return masks, trees
@@ -119,8 +119,12 @@ def _follow_constraints(room: Room, trees: TokenTrees) -> tuple[list[NodeMasks |
             continue
         try:
             own = (trees.tokens[part].tolist(), trees.parents[part].tolist())
-            keep[part], kept = constraint.walk(own, req.remaining_tokens)
-            masks[index] = kept if keep[part][1:].any() else None
+            nodes, masked = constraint.walk(own, req.remaining_tokens)
+            kept = int(nodes.sum())
+            if nodes.shape != (count,) or masked.bits.shape != (kept, words) or masked.free.shape != (kept,):
+                raise ValueError(f"walk() answers {nodes.shape} for {count} nodes, with masks {masked.bits.shape}")
+            keep[part] = nodes
+            masks[index] = masked if nodes[1:].any() else None
         except Exception:
             logger.exception("the constraint of %s cannot look ahead: it gets no tokens ahead now", quoted(req.name))
             _leave_alone(room.batch, place)

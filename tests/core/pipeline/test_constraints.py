@@ -185,6 +185,27 @@ def test_one_that_cannot_say_whether_it_has_room_is_asked_once(
     assert caplog.text.count("does not say whether it can look ahead") == 1
 
 
+@pytest.mark.parametrize(("nodes", "words"), [(0, 1), (1, 0)])
+def test_what_it_says_of_a_tree_must_fit(
+    nodes: int, words: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Masks of another width, or of more nodes, are none; the request goes on without tokens ahead."""
+
+    def walk(
+        self: Turns, tree: tuple[Sequence[int], Sequence[int]], remaining: int
+    ) -> tuple[NDArray[np.bool_], NodeMasks]:
+        count = len(tree[0])
+        bits = np.full((count, WORDS + words), -1, np.int32)
+        return np.ones(count + nodes, np.bool_), NodeMasks(bits, np.zeros(count, np.bool_))
+
+    monkeypatch.setattr(Turns, "room", lambda self, n: True)
+    monkeypatch.setattr(Turns, "walk", walk)
+    made = play("normal", speculator=Seer(1.0))
+    assert made.tokens("bound") == [100, 101, 102, 103, 104, 105]
+    assert caplog.text.count("cannot look ahead") == 1
+    assert made.scheduler.counters.failed_batches == 0
+
+
 def test_what_looking_at_trees_takes_is_time_for_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     def room(self: Turns, n: int) -> bool:
         if n > 2:

@@ -24,6 +24,7 @@ from pegboard.conformance.gate_rig import (
 from pegboard.conformance.gate_saying import SayingTests
 from pegboard.conformance.suite import capability, lacks
 from pegboard.core.interfaces.admission_gate import AdmissionGate, GateState, Verdict
+from pegboard.core.interfaces.req import Req
 
 __all__ = ["PATIENCE", "AdmissionGateContract", "GateRig", "ManualClock", "gated_request"]
 
@@ -191,6 +192,16 @@ class AdmissionGateContract(SayingTests):
             assert re.fullmatch("[a-z][a-z0-9_]*", name), f"a metric cannot be called {name!r}"
             assert math.isfinite(value), f"stats() says that {name} is {value}, {when}"
 
+    def wait_for_release(self, gate: AdmissionGate, clock: ManualClock, req: Req, end: str) -> None:
+        """Have `released` name a request once, which is due at its `end`."""
+        named = []
+        for turn in range(PATIENCE):
+            named += [rid for rid in gate.released() if rid == req.rid]
+            clock.advance(0.01)
+            if not named:
+                let_threads_work(turn)
+        assert named == [req.rid], f"in {PATIENCE} calls released() has named a request {len(named)} times: once, {end}"
+
     @capability("holds")
     def test_a_held_request_is_released_once(self, gate: AdmissionGate, clock: ManualClock) -> None:
         req = self.held_request(gate)
@@ -200,16 +211,8 @@ class AdmissionGateContract(SayingTests):
         assert held is True, f"finished() answers {held!r} for a request of held_request(): True holds it"
         assert req.rid not in gate.released(), "released() names a request that is still to be held"
         self.let_go(gate, clock, req)
-        named = []
-        for turn in range(PATIENCE):
-            named += [rid for rid in gate.released() if rid == req.rid]
-            clock.advance(0.01)
-            if not named:
-                let_threads_work(turn)
-        assert named == [req.rid], (
-            f"in {PATIENCE} calls released() has named a held request {len(named)} times: once, when what it is held "
-            "for has ended. After let_go() of the test class nothing may be left of that"
-        )
+        end = "when what it is held for has ended. After let_go() of the test class nothing may be left of that"
+        self.wait_for_release(gate, clock, req, end)
         self.assert_forgotten(gate, req)
 
     @capability("holds")

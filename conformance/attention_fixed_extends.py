@@ -50,7 +50,7 @@ class AttentionFixedExtendTests(AttentionFixedTests):
             ((1, 2),),
         )
         self.check_extends(
-            FixedRig([make_layer()], (9,), 340, page_size=16, device=device), [(LONG, one) for one in lens]
+            FixedRig([make_layer()], (9,), 340, page_size=16, device=device), [(LONG, pairs) for pairs in lens]
         )
 
     @capability("graph_extend")
@@ -64,7 +64,7 @@ class AttentionFixedExtendTests(AttentionFixedTests):
             ((339, 1),),
         )
         rig = FixedRig([make_layer(6, 2)], (9,), 340, page_size=16, device=device)
-        self.check_extends(rig, [(MIXED, one) for one in lens])
+        self.check_extends(rig, [(MIXED, pairs) for pairs in lens])
 
     @capability("graph_extend")
     def test_fixed_shapes(self, device: torch.device) -> None:

@@ -88,7 +88,7 @@ class RunnerGraphTests(RunnerSuite):
     def pair(self, attention: type[FixedAttention] = FixedAttention, **options: Any) -> Pair:
         """Return the runner with graphs of `SIZES`, started, and the same without; with `options` on top."""
         network, capture = self.watched(), TapeCapture()
-        graphs, eager = (self._graph_rig(network, attention, one, options) for one in (capture, None))
+        graphs, eager = (self._graph_rig(network, attention, recorder, options) for recorder in (capture, None))
         return Pair(graphs, eager, network, capture)
 
     def _graph_rig(

@@ -145,7 +145,7 @@ class _Watch:
     def _note(self, step: Launched) -> None:
         if not hasattr(step, "source"):
             self._wrong.append(f"{type(step).__name__}.source is not set")
-        if any(one.number == step.number for one in self.steps if one is not step):
+        if any(other.number == step.number for other in self.steps if other is not step):
             self._wrong.append(f"two steps have the number {step.number}; CoreServices.next_number gives new ones")
         self.steps.append(step)
 

@@ -111,7 +111,7 @@ class TokenConstraintContract:
             if constraint.room(8):
                 constraint.walk(self.tree(rng, path[:at]), req.remaining_tokens)
             assert same(constraint.mask(), untouched.mask()), "walk() has changed the mask"
-            reasons = [take(*one, path[at]) for one in ((req, constraint), (other, untouched))]
+            reasons = [take(bound, by, path[at]) for bound, by in ((req, constraint), (other, untouched))]
             assert reasons[0] == reasons[1], f"after walk() advance() answers {reasons[0]}, without it {reasons[1]}"
             if reasons[0] is None:
                 assert same(constraint.mask(), untouched.mask()), "after walk() it goes on elsewhere"

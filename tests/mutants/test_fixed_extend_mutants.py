@@ -19,12 +19,12 @@ from pegboard.conformance.runner_prefill_graphs import RunnerPrefillGraphTests
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
 from pegboard.core.interfaces.graphs import GraphCapture
 from pegboard.core.interfaces.kv_pool import KVPool
-from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.plugins.runner_layered.prefill_graphs import PrefillGraphs
 from pegboard.plugins.runner_layered.runner import LayeredRunner
 from pegboard.toolkit.graphs import StaticExtend
 from tests.mutants.parted_attention import PARTS, PartedAttention
+from tests.mutants.test_attention_graph_mutants import ForgetsScalesInParts, LendsItsBuffers, WindowOffByOne
 from tests.mutants.test_attention_mutants import caught
 
 Tensor = torch.Tensor
@@ -75,29 +75,6 @@ class MissesSingles(PartedExtends):
         if batch.fixed and batch.forward_mode.is_extend and lens is not None:
             alone = torch.from_numpy(np.flatnonzero(np.repeat(lens, lens) == 1))
             batch.attn_metadata[1][alone] = 1
-
-
-class WindowOffByOne(PartedExtends):
-    def width(self, window: int) -> int:
-        return window + 1
-
-
-class LendsItsLists(PartedExtends):
-    """All batches use one buffer, which grows where more tokens come."""
-
-    def prepare(self, batch: ForwardBatch) -> None:
-        super().prepare(batch)
-        kept, count = getattr(self, "kept", None), len(batch.attn_metadata[0])
-        if kept is None or len(kept[0]) < count:
-            kept = self.kept = tuple(torch.empty_like(one) for one in batch.attn_metadata)
-        for one, new in zip(kept, batch.attn_metadata, strict=True):
-            one[:count] = new
-        batch.attn_metadata = tuple(one[:count] for one in kept)
-
-
-class ForgetsScales(PartedExtends):
-    def scales(self, pool: KVPool, layer: LayerSpec) -> tuple[float, float]:
-        return (1.0, 1.0)
 
 
 # Of runners.
@@ -241,8 +218,8 @@ MUTANTS = [
     parted(MissesSingles, "test_fixed_mixed"),
     parted(KeepsOneShape, "test_fixed_shapes"),
     parted(WindowOffByOne, "test_fixed_extend_layers"),
-    parted(LendsItsLists, "test_fixed_extends_between_others"),
-    parted(ForgetsScales, "test_fixed_extends_eight_bit"),
+    parted(LendsItsBuffers, "test_fixed_extends_between_others"),
+    parted(ForgetsScalesInParts, "test_fixed_extends_eight_bit"),
     runner(ForgetsToPrepare, "test_a_replayed_prefill_is_what_the_batch_would_be"),
     runner(PadsSlots, "test_a_replayed_prefill_is_what_the_batch_would_be"),
     runner(ForgetsChunks, "test_replayed_chunks"),

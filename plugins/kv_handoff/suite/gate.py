@@ -64,18 +64,6 @@ class HandoffGateContract(AdmissionGateContract):
         gate.reserved(req, KVReservation(slots, 2, req.input_len))
         return req
 
-    def wait_for_release(self, gate: HandoffGate, clock: ManualClock, req: Req) -> None:
-        named = []
-        for turn in range(PATIENCE):
-            named += [rid for rid in gate.released() if rid == req.rid]
-            clock.advance(0.01)
-            if not named:
-                let_threads_work(turn)
-        assert named == [req.rid], (
-            f"in {PATIENCE} calls released() has named a request {len(named)} times: once, when its memory is written "
-            "to no more. After stop_writing() of the test class it is not"
-        )
-
     @capability("brings_kv")
     def test_what_was_brought_arrives(self, gate: HandoffGate, clock: ManualClock) -> None:
         """With a token it is the whole prompt's KV, and never more than that."""
@@ -110,7 +98,8 @@ class HandoffGateContract(AdmissionGateContract):
         if still:
             assert req.rid not in gate.released(), "released() names a request whose memory is still written to"
             self.stop_writing(gate, clock, req)
-            self.wait_for_release(gate, clock, req)
+            end = "when its memory is written to no more. After stop_writing() of the test class it is not"
+            self.wait_for_release(gate, clock, req, end)
         self.assert_forgotten(gate, req)
         assert req.rid not in gate.released(), "released() names a request twice"
 

@@ -17,8 +17,8 @@ from pegboard.plugins.kv_tiers.api import Job, Prefetch
 from pegboard.plugins.kv_tiers.suite.tier_fakes import HandMover
 from tests.plugins.cache_hiradix.host_model import Finds, ModelBooks
 
-GOES = ["through", "begins", "waits"]
-"""How far a request gets."""
+GOES = ["through", "begins", "begins and goes", "waits", "two wait"]
+"""How far a request gets. One goes while it is loaded; of two that wait for the same, the first goes."""
 
 CHARS = st.lists(st.integers(0, 2), max_size=6)
 
@@ -67,9 +67,11 @@ class TierMachine(CacheMachine):
             self.books.poll()
 
     @precondition(lambda self: self.books.mover.jobs)
-    @rule()
-    def end_jobs(self) -> None:
-        self.books.mover.finish_all()
+    @rule(short=st.booleans())
+    def end_jobs(self, short: bool) -> None:
+        """All of them, and with `short` none has done more than its first page or block."""
+        for job in list(self.books.mover.jobs):
+            self.books.finish(job, 1 if short else None)
         self.books.poll()
 
     @rule()
@@ -95,9 +97,15 @@ class TierMachine(CacheMachine):
             self.let_it_go(request, True)
 
     @precondition(lambda self: self.books.copies)
-    @rule(which=st.integers(0, 1000), tokens=st.integers(8, 40), calm=st.booleans(), go=st.sampled_from(GOES))
-    def come_back(self, which: int, tokens: int, calm: bool, go: str) -> None:
-        """Play a request for something that was copied once, after most has gone."""
+    @rule(
+        which=st.integers(0, 1000),
+        tokens=st.integers(8, 40),
+        calm=st.booleans(),
+        go=st.sampled_from(GOES),
+        others=st.sampled_from([0, 4]),
+    )
+    def come_back(self, which: int, tokens: int, calm: bool, go: str, others: int) -> None:
+        """Play a request for something that was copied once, after most has gone, and others behind it."""
         self.books.mover.finish_all("save")
         if calm:
             self.unlock_all(tails=go == "through")
@@ -108,10 +116,17 @@ class TierMachine(CacheMachine):
             namespace, wanted = known[which % len(known)]
             if go == "through":
                 self.through(wanted, namespace)
-            elif go == "begins":
-                self.load(wanted, namespace)
+            elif go.startswith("begins"):
+                request = self.load(wanted, namespace)
+                if request is not None and go == "begins and goes":
+                    self.books.unlock(request.lock)
             else:
-                self.books.lock(wanted, namespace)
+                first = self.books.lock(wanted, namespace)
+                if go == "two wait":
+                    self.books.lock(wanted, namespace)
+                    self.books.unlock(first)
+            if others:
+                self.crowd(others)
 
     def unlock_all(self, tails: bool) -> None:
         """Let all requests go but those that load, and with `tails` those that found something on the host."""
@@ -124,12 +139,13 @@ class TierMachine(CacheMachine):
     @precondition(lambda self: self.books.known)
     @rule(which=st.integers(0, 1000), tokens=st.integers(1, 16), tails=st.booleans())
     def find_and_lose(self, which: int, tokens: int, tails: bool) -> None:
-        """What is found may be copied for it, and evicted before that is done."""
+        """What is found may be copied for it, and evicted before that is done, and somebody asks again."""
         known = sorted(self.books.known)
         namespace, wanted = known[which % len(known)]
         self.books.match(wanted, namespace)
         self.unlock_all(tails)
         self.evict(tokens * self.page_size)
+        self.books.match(wanted, namespace)
 
     @rule(count=st.integers(1, 4))
     def crowd(self, count: int) -> None:
@@ -139,7 +155,8 @@ class TierMachine(CacheMachine):
             tokens = self.tokens_of([100 * self.strangers + at for at in range(4)], 0)
             if self.room(len(tokens)):
                 self.books.insert(tokens)
-                self.end_jobs()
+                self.books.mover.finish_all()
+                self.books.poll()
                 self.evict(self.num_pages * self.page_size)
         for lock in list(self.books.locks):
             if isinstance(lock, PromiseLock) and lock.promised and self.room(lock.promised):
@@ -153,8 +170,9 @@ class TierMachine(CacheMachine):
         """What is in storages comes back after everything else has gone."""
         books = self.books
         known = sorted(books.copies)
-        self.end_jobs()
-        self.end_jobs()
+        for _ in range(2):
+            books.mover.finish_all()
+            books.poll()
         for request in list(books.requests):
             books.loaded(request, False)
             self.let_it_go(request, False)
@@ -164,7 +182,7 @@ class TierMachine(CacheMachine):
         for _ in range(2):
             namespace, tokens = data.draw(st.sampled_from(known))
             self.want([*tokens, *self.tokens_of(more, 0)], data.draw(NAMESPACES))
-        for result in data.draw(st.lists(st.one_of(st.none(), st.integers(0, 2)), max_size=5)):
+        for result in data.draw(st.lists(st.one_of(st.none(), st.integers(0, 2)), min_size=2, max_size=6)):
             if books.mover.jobs:
                 books.finish(books.mover.jobs[0], result)
             books.poll()

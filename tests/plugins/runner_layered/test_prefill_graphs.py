@@ -17,7 +17,7 @@ from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.plugins.runner_layered.options import LayeredOptions
 from pegboard.plugins.runner_layered.prefill_graphs import PrefillGraphs
 from pegboard.plugins.runner_layered.runner import LayeredRunner
-from tests.plugins.runner_layered.test_graphs import GRAPH, make, start
+from tests.plugins.runner_layered.test_graphs import GRAPH, make, start, told
 
 ABLE = {"attention": GRAPH | {"graph_extend"}, "model_family": GRAPH}
 SIZES = LayeredOptions(graph_sizes=[2], prefill_graph_sizes=[32, 8, 32])
@@ -58,9 +58,9 @@ def test_two_graphs_for_each_size_behind_those_of_decodes(caplog: pytest.LogCapt
         made = rig(capture := TapeCapture())
     assert made.runner.prefill_graph_sizes() == (8, 32)
     assert (capture.captured, capture.warmed) == (1 + 4, 2 + 4)
-    decodes, told = (one.getMessage() for one in caplog.records if one.getMessage().startswith("graphs: "))
-    assert "decode steps of 2 requests" in decodes
-    assert "prefills of 8, 32 tokens" in told
+    first, second = told(caplog, logging.INFO)
+    assert "decode steps of 2 requests" in first
+    assert "prefills of 8, 32 tokens" in second
     assert prefills(made, 5, 9) == {"replayed_prefills": 1, "eager_prefills": 0}
     assert prefills(made, 33) == {"replayed_prefills": 1, "eager_prefills": 1}
 
@@ -102,10 +102,9 @@ def test_no_graph_is_larger_than_a_step_needs(
 def test_sizes_that_attention_cannot_have(caplog: pytest.LogCaptureFixture) -> None:
     """Those that the operator names are not left out without a word, and are an error where graphs are insisted on."""
     provides = {**ABLE, "attention": GRAPH}
-    with caplog.at_level(logging.WARNING):
-        start(made := make(SIZES, TapeCapture(), provides))
-    (record,) = caplog.records
-    assert record.getMessage().startswith("runner.prefill_graph_sizes: prefills cannot be graphs with the chosen att")
+    start(made := make(SIZES, TapeCapture(), provides))
+    (warned,) = told(caplog, logging.WARNING)
+    assert warned.startswith("runner.prefill_graph_sizes: prefills cannot be graphs with the chosen att")
     for sizes, refused in (([32], True), ([], False), (None, False)):
         options = LayeredOptions(graphs="on", prefill_graph_sizes=sizes)
         reason = LayeredRunner.supports(options, made.runner.ctx)
@@ -140,21 +139,19 @@ def test_the_largest_prefills_are_given_up_first(caplog: pytest.LogCaptureFixtur
     kept = rig(whole)
     limit = whole.memory() // 3
     del kept
-    with caplog.at_level(logging.WARNING):
-        made = rig(capture := TapeCapture(limit=limit))
+    made = rig(capture := TapeCapture(limit=limit))
     assert 0 < capture.memory() <= limit
-    (record,) = caplog.records
-    assert "no memory for prefills of 32 tokens, which run without" in record.getMessage()
+    (warned,) = told(caplog, logging.WARNING)
+    assert "no memory for prefills of 32 tokens, which run without" in warned
     assert prefills(made, 8) == {"replayed_prefills": 1, "eager_prefills": 0}
     assert prefills(made, 9) == {"replayed_prefills": 1, "eager_prefills": 1}
 
 
 def test_what_cannot_be_recorded(caplog: pytest.LogCaptureFixture) -> None:
     """A line in the log: decodes are replayed all the same."""
-    with caplog.at_level(logging.WARNING):
-        made = rig(TapeCapture(), attention=LooksAtPrefills)
-    (record,) = caplog.records
-    assert "prefills run without, since one cannot be recorded" in record.getMessage()
+    made = rig(TapeCapture(), attention=LooksAtPrefills)
+    (warned,) = told(caplog, logging.WARNING)
+    assert "prefills run without, since one cannot be recorded" in warned
     made.step({0: [1, 2], 1: [3]})
     made.step({0: [4], 1: [5]}, decode=True)
     assert made.runner.figures() == {"replayed_steps": 1, "eager_decode_steps": 0}

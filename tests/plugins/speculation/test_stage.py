@@ -6,6 +6,7 @@ import logging
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,7 @@ from pegboard.core.interfaces.req import Req, ReqKV
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.stage import DevicePart, Stage
 from pegboard.core.pipeline.step_log import StepReport
+from pegboard.plugins.speculation.messages import Said
 from pegboard.plugins.speculation.options import SpeculationSection
 from pegboard.plugins.speculation.part import SpeculationPart
 from pegboard.plugins.speculation.stage import Speculation
@@ -47,6 +49,29 @@ class TestSpeculation(AheadContract):
 
     def make_part(self) -> DevicePart:
         return SpeculationPart(Judging(0.7, self.shape), failed, judges=True)
+
+
+@pytest.mark.parametrize("loop", ["normal", "overlap"])
+def test_a_stream_says_at_its_end_what_was_drafted(loop: str) -> None:
+    """Totals never fall, and the last output has them, though steps without drafts say nothing."""
+    harness = Harness(speculator=Seer(0.7), loop=loop, speculation={"adaptive": False, "max_batch": 1})
+    harness.submit("a", [1, 2, 3], 30, stream=True, sampling={"ignore_eos": True})
+    for _ in range(4):
+        harness.step()
+    harness.submit("b", [4, 5, 6], 60, stream=True, sampling={"ignore_eos": True})
+    harness.run()
+    ends = []
+    for rid in "ab":
+        said = [(output.features or {}).get("speculation") for output in harness.outputs[rid]]
+        told = [msgspec.msgpack.decode(one, type=Said) for one in said if one is not None]
+        drafted = [one.drafted for one in told]
+        assert drafted == sorted(drafted)
+        assert None in said, "some step had no drafts"
+        assert said[-1] is not None, "the last one says it"
+        ends.append(told[-1])
+    figures = harness.points.reports.figures()
+    assert sum(one.drafted for one in ends) == figures["drafted_tokens"] > 0
+    assert sum(one.accepted for one in ends) == figures["accepted_tokens"] > 0
 
 
 def step_of(number: int, *reqs: Req, decoding: int = 0, mode: ForwardMode = ForwardMode.EXTEND) -> Any:

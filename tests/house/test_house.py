@@ -12,7 +12,6 @@ from tests.house.drawing import FLOORS, LONG_FILE, LONG_FUNCTION, House, _import
 LONG_FILES = {
     "conformance.model_runner": "one contract with seven capabilities",
     "conformance.sampler": "one contract; its statistics share their tables",
-    "plugins.grammar.suite": "one contract with six kinds of grammars, and one walk through them",
     "toolkit.grammars.gbnf": "one reader, from characters to rules",
 }
 """Modules that may be longer, and why. A new entry needs a reason that a reviewer accepts."""

@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from pegboard.core.frontend.features import Features
+from pegboard.core.frontend.intake import Intake
+from pegboard.core.frontend.outputs import finish_embedding
+from pegboard.core.frontend.prompts import Asked, Packed, Prompts
+from pegboard.core.frontend.stops import compiled_stops
 from pegboard.core.interfaces.client import (
     AnnotatedPrompt,
     Embedding,
@@ -22,11 +27,6 @@ from pegboard.core.interfaces.client import (
 )
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import AbortRequest, ControlReply, ControlRequest, TokenizedRequest
-from pegboard.core.pipeline.frontend.features import Features
-from pegboard.core.pipeline.frontend.intake import Intake
-from pegboard.core.pipeline.frontend.outputs import finish_embedding
-from pegboard.core.pipeline.frontend.prompts import Asked, Packed, Prompts
-from pegboard.core.pipeline.frontend.stops import compiled_stops
 from pegboard.core.server.outbox import Outbox
 from pegboard.core.server.pending import Pending
 from pegboard.core.server.streams import RequestStream

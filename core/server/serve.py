@@ -22,13 +22,13 @@ from pegboard.core.config.early import import_chosen, on_api_side
 from pegboard.core.config.select import Selection
 from pegboard.core.engine.source import prepare_model
 from pegboard.core.engine.stages import frontend_context, frontend_features
+from pegboard.core.frontend.features import Features
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.client import EngineClient, ModelInfo
 from pegboard.core.interfaces.contract import Contract, Ctx, T
 from pegboard.core.interfaces.contracts import API
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.http_front import HttpFront, HttpGuard
-from pegboard.core.pipeline.frontend.features import Features
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.core.server.model_names import ModelNames

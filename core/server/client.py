@@ -27,12 +27,12 @@ from pegboard.core.interfaces.client import (
 )
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import AbortRequest, ControlReply, ControlRequest, TokenizedRequest
-from pegboard.core.server.outbox import Outbox
 from pegboard.core.server.pending import Pending
 from pegboard.core.server.streams import RequestStream
 from pegboard.toolkit.http.asker import ASKER
 from pegboard.toolkit.http.body_room import engine_has
 from pegboard.toolkit.http.budget import Budget, Demand
+from pegboard.toolkit.system.outbox import Outbox
 from pegboard.toolkit.system.redact import redact
 from pegboard.toolkit.text.encoding import Text, check_length, encode_all
 

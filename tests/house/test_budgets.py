@@ -13,7 +13,7 @@ from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
     "conformance": 18_040,
-    "core.cli": 300,
+    "core.cli": 180,
     "core.config": 2_170,
     "core.engine": 1_890,
     "core.frontend": 940,

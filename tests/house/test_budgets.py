@@ -14,7 +14,7 @@ from tests.house.drawing import ROOT, House, room
 ROOMS = {
     "conformance": 18_040,
     "core.cli": 180,
-    "core.config": 2_170,
+    "core.config": 2_020,
     "core.engine": 1_890,
     "core.frontend": 940,
     "core.interfaces": 6_010,

@@ -13,15 +13,16 @@ from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
     "conformance": 18_040,
-    "core.cli": 300,
-    "core.config": 2_170,
+    "core.cli": 180,
+    "core.config": 2_020,
     "core.engine": 1_890,
+    "core.frontend": 940,
     "core.interfaces": 6_010,
-    "core.pipeline": 7_450,
+    "core.pipeline": 6_510,
     "core.registry": 910,
-    "core.server": 1_530,
+    "core.server": 1_370,
     "plugins": 55_790,
-    "toolkit": 16_150,
+    "toolkit": 16_680,
     "tools": 12_260,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from pegboard.conformance.fake_client import FakeTokenizer
+from pegboard.core.frontend.intake import Intake, pack_ids
 from pegboard.core.interfaces.client import GenerateRequest, ModelInfo
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.frontend.intake import Intake, pack_ids
 from pegboard.toolkit.text.encoding import CHARS_PER_TOKEN
 from tests.features import FEATURES
 

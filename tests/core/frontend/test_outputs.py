@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pegboard.conformance.fake_client import FakeTokenizer
+from pegboard.core.frontend.outputs import OutputState, merge
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.frontend.outputs import OutputState, merge
 from pegboard.toolkit.text.stop import StopMatcher
 
 STOP: dict[str, Any] = {"type": "stop", "matched": "END"}

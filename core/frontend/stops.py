@@ -15,9 +15,9 @@ from pegboard.toolkit.http.budget import stop_steps
 from pegboard.toolkit.text.stop import Stops, compiled
 
 if TYPE_CHECKING:
+    from pegboard.core.frontend.intake import Intake
     from pegboard.core.interfaces.client import GenerateRequest
     from pegboard.core.interfaces.sampling import SamplingParams
-    from pegboard.core.pipeline.frontend.intake import Intake
     from pegboard.toolkit.http.budget import Budget
 
 Spelt = tuple[tuple[str, ...], tuple[object, ...]]

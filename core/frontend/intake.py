@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pegboard.core.frontend.features import Features
 from pegboard.core.interfaces.client import AnnotatedPrompt, EmbedRequest, GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.frontend.features import Features
 from pegboard.toolkit.text.encoding import check_length, overflow
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pegboard.core.frontend.features import Features, not_served
 from pegboard.core.interfaces.client import Embedding, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenOutput
-from pegboard.core.pipeline.frontend.features import Features, not_served
 from pegboard.toolkit.text.detokenize import IncrementalDetokenizer
 from pegboard.toolkit.text.stop import StopMatcher, StopPrefixes, compiled
 

@@ -35,7 +35,7 @@ def test_what_cannot_be_encoded_fails_alone(monkeypatch: pytest.MonkeyPatch) -> 
             await bad
         await wire.say(Accepted(rid="good"))
         await good
-        monkeypatch.setattr("pegboard.core.pipeline.frontend.intake._check_plain", lambda *_: None)
+        monkeypatch.setattr("pegboard.core.frontend.intake._check_plain", lambda *_: None)
         with pytest.raises(InvalidRequest, match="cannot be sent"):
             await client.submit(GenerateRequest(prompt="Hi", rid="huge", params={"n": 2**70}))
         await submit(client, wire, "huge")

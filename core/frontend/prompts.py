@@ -19,10 +19,10 @@ from pegboard.toolkit.text.encoding import Ranges, Text, encode_each, encode_now
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pegboard.core.frontend.intake import Intake, Prompt
     from pegboard.core.interfaces.frontend import Expand, Held, PromptExpander
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.tokenizer import Tokenizer
-    from pegboard.core.pipeline.frontend.intake import Intake, Prompt
     from pegboard.toolkit.http.budget import Budget
 
 Asked = GenerateRequest | EmbedRequest

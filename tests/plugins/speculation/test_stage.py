@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pegboard.conformance.stage_ahead import AheadContract
+from pegboard.conformance.stage.ahead import AheadContract
 from pegboard.core.interfaces.stage import DevicePart, Stage
 from pegboard.core.pipeline.step_log import StepReport
 from pegboard.plugins.speculation.options import SpeculationSection

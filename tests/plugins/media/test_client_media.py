@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pegboard.conformance.fake_client import FakeEngineClient
-from pegboard.conformance.media_toy import TOKENS, ToyProcessor
+from pegboard.conformance.rig.media_toy import TOKENS, ToyProcessor
 from pegboard.core.frontend.features import Features
 from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, ModelInfo, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.conformance.stage_ahead import AheadContract
+from pegboard.conformance.stage.ahead import AheadContract
 from pegboard.core.interfaces.batch import BatchExtras
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.req import Req, ReqKV

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.conformance.fake_client import FakeEngineClient
-from pegboard.conformance.media_toy import TOKENS, ToyProcessor
+from pegboard.conformance.rig.media_toy import TOKENS, ToyProcessor
 from pegboard.core.frontend.intake import Intake
 from pegboard.core.frontend.prompts import Packed, Prompts
 from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, ModelInfo

@@ -114,7 +114,7 @@ class ModelRunner(abc.ABC, Generic[OptionsT]):
         """
 
     def execute_in_parts(
-        self, batch: ForwardBatch, sampling: SamplingBatch | None
+        self, batch: ForwardBatch, sampling: SamplingBatch | None, *, return_logits: bool = False
     ) -> Generator[None, None, ForwardOutput]:
         """`execute`, paused after every layer; `execute` may run other batches in a pause (a prefill that makes way for
         decodes). The output is the generator's return value.
@@ -122,7 +122,7 @@ class ModelRunner(abc.ABC, Generic[OptionsT]):
         This default has no pause. The capability `split_prefill` says that there is one per layer.
         """
         yield from ()
-        return self.execute(batch, sampling)
+        return self.execute(batch, sampling, return_logits=return_logits)
 
     def ends(self) -> ModelEnds:
         """Lend the model's embedding and its head. Raises Unsupported without the capability `ends`."""

@@ -113,12 +113,11 @@ class Worker:
         batch, sampling = sent.batch, sent.sampling
         if hooks and self._before:
             self._before(batch)
+        wanted = {"return_logits": True} if wants.logits else {}
         if work.part is not None:
-            self._split = _Split(sent, self._runner.execute_in_parts(batch, sampling))
+            self._split = _Split(sent, self._runner.execute_in_parts(batch, sampling, **wanted))
             return self.parts.within(work, batch, partial(self._go_on, work, work.part, hooks))
-        run = partial(self._runner.execute, batch, sampling)
-        if wants.logits:
-            run = partial(run, return_logits=True)
+        run = partial(self._runner.execute, batch, sampling, **wanted)
         return self._finish(work, sent, self.parts.within(work, batch, run), hooks)
 
     def _go_on(self, work: ModelWorkerBatch, part: SplitPart, hooks: bool) -> PendingResult:

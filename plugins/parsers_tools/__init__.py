@@ -3,6 +3,7 @@
 from pegboard.core.interfaces.plugin import Plugin, Provider
 
 _JSON = "pegboard.plugins.parsers_tools.json_formats"
+_TAGGED = "pegboard.plugins.parsers_tools.tagged"
 _ALL = frozenset({"forces", "opens", "streams_arguments"})
 
 plugin = Plugin(
@@ -17,6 +18,30 @@ plugin = Plugin(
             summary="messages to=functions.f, as gpt-oss writes",
             provides=_ALL,
             rank=140,
+        ),
+        Provider(
+            contract="tool_parser",
+            name="glm",
+            factory=f"{_TAGGED}:GlmParser",
+            summary="<arg_key>a</arg_key><arg_value>1</arg_value> in a call's tag, as GLM-4.5 to 4.7 write",
+            provides=_ALL,
+            rank=130,
+        ),
+        Provider(
+            contract="tool_parser",
+            name="minimax_m2",
+            factory=f"{_TAGGED}:MiniMaxParser",
+            summary='<invoke name="f"><parameter name="a">1</parameter></invoke>, as MiniMax-M2 writes',
+            provides=_ALL,
+            rank=120,
+        ),
+        Provider(
+            contract="tool_parser",
+            name="deepseek_v32",
+            factory=f"{_TAGGED}:DsmlParser",
+            summary="invoke and parameter tags marked DSML, as DeepSeek-V3.2 writes",
+            provides=_ALL,
+            rank=110,
         ),
         Provider(
             contract="tool_parser",

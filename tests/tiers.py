@@ -545,7 +545,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_as_in_torch",
     ),
     "plugins/model_transformers/test_served.py": (r"\[(cohere|olmo|phi|stablelm|starcoder|gpt_neox|glm)",),
-    "plugins/parsers_reasoning/test_conformance.py": (r"Test(DeepSeekR1|Qwen3)::",),
+    "plugins/parsers_reasoning/test_conformance.py": (r"Test(DeepSeekR1|Qwen3|Hunyuan|Granite)::",),
     "plugins/parsers_tools/test_calls_or_format.py": (r"(Pythonic|Llama|Mistral|DeepSeek)Parser",),
     "plugins/storage_redis/test_redis.py": (r"test_a_server_that_is_silent",),
     "plugins/test_body_fields.py": (

@@ -4,6 +4,7 @@ from pegboard.core.interfaces.plugin import Plugin, Provider
 
 _JSON = "pegboard.plugins.parsers_tools.json_formats"
 _TAGGED = "pegboard.plugins.parsers_tools.tagged"
+_SECTIONS = "pegboard.plugins.parsers_tools.json_sections"
 _ALL = frozenset({"forces", "opens", "streams_arguments"})
 
 plugin = Plugin(
@@ -42,6 +43,38 @@ plugin = Plugin(
             summary="invoke and parameter tags marked DSML, as DeepSeek-V3.2 writes",
             provides=_ALL,
             rank=110,
+        ),
+        Provider(
+            contract="tool_parser",
+            name="kimi_k2",
+            factory=f"{_SECTIONS}:KimiParser",
+            summary="functions.f:0 and JSON between Kimi K2's own tokens",
+            provides=_ALL,
+            rank=100,
+        ),
+        Provider(
+            contract="tool_parser",
+            name="hunyuan",
+            factory=f"{_SECTIONS}:HunyuanParser",
+            summary="a JSON list of calls in <tool_calls>, as Hunyuan writes",
+            provides=_ALL,
+            rank=90,
+        ),
+        Provider(
+            contract="tool_parser",
+            name="granite",
+            factory=f"{_SECTIONS}:GraniteParser",
+            summary="<|tool_call|> and a JSON list of calls, as Granite 3 and Phi-4-mini write",
+            provides=_ALL,
+            rank=80,
+        ),
+        Provider(
+            contract="tool_parser",
+            name="olmo3",
+            factory="pegboard.plugins.parsers_tools.pythonic:OlmoParser",
+            summary="f(a=1) on a line in <function_calls>, as Olmo 3 writes",
+            provides=_ALL,
+            rank=70,
         ),
         Provider(
             contract="tool_parser",

@@ -38,9 +38,12 @@ boolean ::= "true" | "false"
 """
 
 
-def python_calls(functions: Sequence[ToolFunction], *, parallel: bool) -> str:
-    """``[f(a=1), g()]``, of these functions."""
-    lines = [f'root ::= "[" call {"(" + _text(", ") + " call)* " if parallel else ""}"]"']
+def python_calls(
+    functions: Sequence[ToolFunction], *, parallel: bool, form: tuple[str, str, str] = ("[", ", ", "]")
+) -> str:
+    """``[f(a=1), g()]``, of these functions; `form` is what stands before, between and after them."""
+    begin, between, end = map(_text, form)
+    lines = [f"root ::= {begin} call {f'({between} call)* ' if parallel else ''}{end}"]
     lines.append(f"call ::= {' | '.join(f'call{i}' for i in range(len(functions)))}")
     for i, one in enumerate(functions):
         required, others = _arguments(one)

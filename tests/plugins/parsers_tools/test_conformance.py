@@ -30,6 +30,26 @@ class TestDeepSeekV32(ToolParserContract):
     chat_template = "<｜DSML｜function_calls>"  # noqa: RUF001 - its own characters
 
 
+class TestKimi(ToolParserContract):
+    provider = "kimi_k2"
+    chat_template = "<|tool_call_argument_begin|>"
+
+
+class TestHunyuan(ToolParserContract):
+    provider = "hunyuan"
+    chat_template = "<tool_calls>"
+
+
+class TestGranite(ToolParserContract):
+    provider = "granite"
+    chat_template = "<|tool_call|>"
+
+
+class TestOlmo3(ToolParserContract):
+    provider = "olmo3"
+    chat_template = "<function_calls>"
+
+
 class TestHermes(ToolParserContract):
     provider = "hermes"
     chat_template = "{% if tools %}<tool_call>{% endif %}"

@@ -193,7 +193,62 @@ DEEPSEEK = (
     Answer(_DEEPSEEK, _dsml(f'<tool_calls>\n<invoke name="weather">\n{_CITY}</invoke>\n</tool_calls>'), calls=(ROME,)),
 )
 
-ANSWERS = (*HARMONY, *GLM, *MINIMAX, *DEEPSEEK)
+_KIMI = ("deepseek_r1", "kimi_k2")
+
+
+def _kimi(*calls: tuple[str, str]) -> str:
+    inside = (
+        f"<|tool_call_begin|>{key}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>" for key, arguments in calls
+    )
+    return f"<|tool_calls_section_begin|>{''.join(inside)}<|tool_calls_section_end|>"
+
+
+_ROME_JSON = '{"city": "Rome"}'
+_LIST = '[{"name": "weather", "arguments": {"city": "Rome"}}, {"name": "now", "arguments": {}}]'
+KIMI = (
+    Answer(
+        _KIMI,
+        "<think>Hm.</think>I look." + _kimi(("functions.weather:0", _ROME_JSON), ("functions.now:1", "{}")),
+        "Hm.",
+        "I look.",
+        (ROME, NOW),
+    ),
+    Answer(_KIMI, _kimi(("functions.weather:3 ", f"\n{_ROME_JSON}\n")), calls=(ROME,)),
+    Answer(_KIMI, _kimi(("weather", _ROME_JSON)).removesuffix("<|tool_calls_section_end|>"), calls=(ROME,)),
+    Answer(
+        _KIMI,
+        _kimi(("functions.note:0", '{"text": "<|tool_call_end|>"}')),
+        calls=(("note", {"text": "<|tool_call_end|>"}),),
+    ),
+    Answer(_KIMI, _kimi(("tool_call_1", "{}")), "", _kimi(("tool_call_1", "{}"))),
+)
+LISTS = (
+    Answer(("granite", "granite"), f"<|tool_call|>{_LIST}", calls=(ROME, NOW)),
+    Answer(
+        ("granite", "granite"),
+        f"Here is my thought process: Hm.\n\nHere is my response:\nI look.<|tool_call|>{_LIST}<|/tool_call|>",
+        "Hm.",
+        "I look.",
+        (ROME, NOW),
+    ),
+    Answer(("hunyuan", "hunyuan"), "<think>\nHm.\n</think>\n<answer>\nFour.\n</answer>", "Hm.", "Four."),
+    Answer(("hunyuan", "hunyuan"), "<think>Hm.</think><answer>a </answer> b", "Hm.", "a </answer> b"),
+    Answer(("hunyuan", "hunyuan"), f"<think>\nHm.\n</think>\n<tool_calls>{_LIST}</tool_calls>", "Hm.", "", (ROME, NOW)),
+    Answer(
+        ("deepseek_r1", "olmo3"),
+        '<think>Hm.</think>I look.\n<function_calls>\nweather(city="Oslo", days=2)\nnow()\n</function_calls>',
+        "Hm.",
+        "I look.",
+        (OSLO, NOW),
+    ),
+    Answer(
+        ("deepseek_r1", "olmo3"),
+        '<function_calls>note(text="</function_calls> (x)", title=null)</function_calls>',
+        calls=(("note", {"text": "</function_calls> (x)", "title": None}),),
+    ),
+)
+
+ANSWERS = (*HARMONY, *GLM, *MINIMAX, *DEEPSEEK, *KIMI, *LISTS)
 
 
 def parser_of(contract: str, name: str) -> OutputParser:
@@ -242,6 +297,11 @@ TEMPLATES = {
     "<{{ d }}parameter name=\"{{ k }}\" string=\"{{ 'true' if v is string else 'false' }}\">"
     "{{ v if v is string else v | tojson }}</{{ d }}parameter>\n{% endfor %}</{{ d }}invoke>\n{% endfor %}"
     "</{{ d }}function_calls>",
+    "kimi_k2": "<|tool_calls_section_begin|>{% for c in calls %}<|tool_call_begin|>functions.{{ c.function.name }}:"
+    "{{ loop.index0 }}<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}"
+    "<|tool_calls_section_end|>",
+    "granite": "<|tool_call|>{{ calls | map(attribute='function') | list | tojson }}",
+    "hunyuan": "<tool_calls>{{ calls | map(attribute='function') | list | tojson }}</tool_calls>",
 }
 """How the models' templates write earlier calls."""
 
@@ -270,4 +330,5 @@ def test_an_answer_that_ends_anywhere_is_read(answer: Answer) -> None:
         done = [(one.name, json.loads(one.arguments)) for one in found.calls[:-1]]
         assert done == list(answer.calls[: len(done)])
         # A marker may be cut, too.
-        assert answer.reasoning.startswith(found.reasoning.partition("<")[0].rstrip())
+        thought = found.reasoning.partition("<")[0].rstrip()
+        assert answer.reasoning.startswith(thought) or thought.startswith(answer.reasoning or "\0")

@@ -20,7 +20,7 @@ ROOMS = {
     "core.pipeline": 7_450,
     "core.registry": 910,
     "core.server": 1_530,
-    "plugins": 55_790,
+    "plugins": 56_640,
     "toolkit": 16_150,
     "tools": 12_260,
 }

@@ -342,7 +342,8 @@ FULL: dict[str, tuple[str, ...]] = {
     # The other classes read text with the same shared readers; make test-full cuts these texts, too.
     "plugins/parsers_tools/test_conformance.py": (
         r"Test(MistralByName|Mistral|DeepSeekV31|Pythonic|Llama3|Hermes)::test_(how_the_text_is_cut|the_work_is_in)",
-        r"TestDeepSeekV3::",
+        r"Test(DeepSeekV3|Glm47|DeepSeekV32|Kimi|Granite|Hunyuan)::",
+        r"Test(Harmony|Glm|MiniMax|Olmo3)::test_(how_the|imports|every_|a_named|forced_|nothing_is_lost|text_|without)",
         r"Test(Mistral\w*|DeepSeekV31|Pythonic|Llama3)::test_imports",
         r"test_the_work_is_in",
     ),
@@ -556,7 +557,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_as_in_torch",
     ),
     "plugins/model_transformers/test_served.py": (r"\[(cohere|olmo|phi|stablelm|starcoder|gpt_neox|glm)",),
-    "plugins/parsers_reasoning/test_conformance.py": (r"Test(DeepSeekR1|Qwen3)::",),
+    "plugins/parsers_reasoning/test_conformance.py": (r"Test(DeepSeekR1|Qwen3|Hunyuan|Granite)::",),
     "plugins/parsers_tools/test_calls_or_format.py": (r"(Pythonic|Llama|Mistral|DeepSeek)Parser",),
     "plugins/storage_redis/test_redis.py": (r"test_a_server_that_is_silent",),
     "plugins/test_body_fields.py": (

@@ -23,6 +23,18 @@ class TestHarmony(ReasoningParserContract):
     begin, end = "<|channel|>analysis<|message|>", "<|end|>"
 
 
+class TestHunyuan(ReasoningParserContract):
+    provider = "hunyuan"
+    chat_template = "<think>\n\n</think>\n<answer>"
+    begin, end = "<think>", "</think>"
+
+
+class TestGranite(ReasoningParserContract):
+    provider = "granite"
+    chat_template = "Here is my thought process: and after it 'Here is my response:'"
+    begin, end = "Here is my thought process:", "Here is my response:"
+
+
 class TestMarkers(ReasoningParserContract):
     provider = "marked"
     options = {"begin": "[THINK]", "end": "[/THINK]"}

@@ -10,6 +10,46 @@ class TestHarmony(ToolParserContract):
     chat_template = "<|start|>assistant<|channel|>"
 
 
+class TestGlm(ToolParserContract):
+    provider = "glm"
+    chat_template = "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>"
+
+
+class TestGlm47(ToolParserContract):
+    provider = "glm"
+    chat_template = "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>"
+
+
+class TestMiniMax(ToolParserContract):
+    provider = "minimax_m2"
+    chat_template = "<minimax:tool_call>"
+
+
+class TestDeepSeekV32(ToolParserContract):
+    provider = "deepseek_v32"
+    chat_template = "<｜DSML｜function_calls>"  # noqa: RUF001 - its own characters
+
+
+class TestKimi(ToolParserContract):
+    provider = "kimi_k2"
+    chat_template = "<|tool_call_argument_begin|>"
+
+
+class TestHunyuan(ToolParserContract):
+    provider = "hunyuan"
+    chat_template = "<tool_calls>"
+
+
+class TestGranite(ToolParserContract):
+    provider = "granite"
+    chat_template = "<|tool_call|>"
+
+
+class TestOlmo3(ToolParserContract):
+    provider = "olmo3"
+    chat_template = "<function_calls>"
+
+
 class TestHermes(ToolParserContract):
     provider = "hermes"
     chat_template = "{% if tools %}<tool_call>{% endif %}"

@@ -93,9 +93,7 @@ class ScheduleBatch:
 
     @property
     def token_intervals(self) -> NDArray[np.float64] | None:
-        """Seconds between tokens, an entry per token that was gained: those that came together share the time before
-        them. None before the step is committed.
-        """
+        """Seconds per gained token, once committed: tokens that came together share the time before them."""
         if self.intervals is None or self.gained is None:
             return self.intervals
         kept = self.gained > 0

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """A chosen provider as another process can build it: `factory` and `options_model` are lazy names, `options` plain
-    values.
-    """
+    """How another process builds a chosen provider: lazy names of `factory` and `options_model`; plain `options`."""
 
     factory: str
     options_model: str

@@ -180,16 +180,14 @@ class ModelInfo:
 
 
 UNNAMED = ("", "unknown")
-"""What requests have for `model` that name none, and mean what is served. SGLang's router writes the second where its
-own client left the field out.
-"""
+"""Values of `model` that name none. SGLang's router sends the second where its own client gave no model."""
 
 ABORTED_BY_CLIENT = 499
 
 
 def failure(reason: Mapping[str, Any] | None) -> InvalidRequest | None:
-    """Return the error that an output's end is. One that the client asked for is none: what was generated until then is
-    the answer.
+    """Return the error of an output that failed. None where it ended well, or its client aborted it: what it has is the
+    answer.
     """
     if reason is None or reason.get("type") != "abort":
         return None
@@ -223,9 +221,7 @@ class OutputStream(abc.ABC):
         raise NotImplementedError
 
     def take(self) -> OutputChunk | None:
-        """Return what is new; None where nothing is. Raises as iterating does. After the chunk with a finish reason
-        there is none.
-        """
+        """Return what is new; None where nothing is, and after the end. Raises as iterating does."""
         raise NotImplementedError
 
     @abc.abstractmethod
@@ -290,16 +286,16 @@ class EngineClient(abc.ABC):
             raise
 
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Return token ids of texts, without holding up the event loop. Raises InvalidRequest for a text that cannot
-        fit into the model's context.
+        """Return token ids of texts, computed beside the event loop. Raises InvalidRequest for a text longer than the
+        context.
         """
         return [self.tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
     async def token_ids(
         self, prompt: str | list[int] | AnnotatedPrompt, *, add_special_tokens: bool = True
     ) -> Sequence[int]:
-        """Return the tokens of a prompt, those of its items included, whether the context has room for them or not.
-        Raises InvalidRequest as `submit` does.
+        """Return the tokens of a prompt, its items' included, even if they exceed the context. Raises InvalidRequest as
+        `submit`.
         """
         if isinstance(prompt, AnnotatedPrompt):
             raise prompt.refusal()
@@ -312,9 +308,9 @@ class EngineClient(abc.ABC):
         return len(await self.token_ids(prompt, add_special_tokens=add_special_tokens))
 
     def charge(self, size: int) -> None:  # noqa: B027 - an engine may keep no accounts
-        """Have the request that is being served pay for an answer that takes `size` bytes, until it has been sent. Call
-        it before the answer is made, where no other method here makes it. Raises InvalidRequest: 400 for more than one
-        request may have, 503 where others have it just now.
+        """Charge the request that is being served for an answer of `size` bytes, until that is sent. Call it before an
+        answer is made that no other method here makes. Raises InvalidRequest: 400 where it exceeds a request's budget,
+        503 where other requests have used up the common one.
         """
 
     async def embed(self, requests: Sequence[EmbedRequest]) -> list[Embedding]:

@@ -108,8 +108,8 @@ class Taps:
             self._found[place] = states
 
     def joined(self, places: tuple[int, ...] | None = None) -> torch.Tensor:
-        """Return those at some places, or at all, side by side: [tokens, places x hidden] in the model's dtype. Raises
-        KeyError for a place that has not come by.
+        """Return states [tokens, places x hidden], side by side, in the model's dtype. Raises KeyError for a place not
+        noted.
         """
         import torch
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 
 class ReqStatus(enum.Enum):
-    """Where a request is. `BLOCKED` names its gate in `Req.blocked_by`; `HELD` is finished with KV still in use, or
-    still written to.
-    """
+    """Where a request is: BLOCKED at the gate `Req.blocked_by`; HELD after its end, with KV in use or written to."""
 
     WAITING = "waiting"
     BLOCKED = "blocked"

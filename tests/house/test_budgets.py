@@ -17,7 +17,7 @@ ROOMS = {
     "core.config": 2_020,
     "core.engine": 1_890,
     "core.frontend": 940,
-    "core.interfaces": 6_010,
+    "core.interfaces": 5_850,
     "core.pipeline": 6_510,
     "core.registry": 910,
     "core.server": 1_370,

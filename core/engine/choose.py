@@ -244,9 +244,7 @@ def _sized(chosen: Chosen, family: ModelFamily, runner: ModelRunner, chunk: int 
 
 
 def _by_trial(chosen: Chosen, runner: ModelRunner, chunk: int | None) -> int | None:
-    """Return the bytes that the largest steps leave for KV; None where that is not tried out: on a CPU, and where the
-    config says how much KV gets.
-    """
+    """Return the bytes that the largest steps leave for KV; None, untried, on a CPU and where the config sizes KV."""
     config, model = chosen.resolved.engine, chosen.model
     if model.device.type != "cuda" or config.memory.max_total_tokens or config.memory.gpu_share:
         return None

@@ -41,4 +41,4 @@ class EngineView(Protocol):
         """Start steps again. Return whether the scheduler was paused."""
 
     def set_on_step(self, call: Callable[[], None] | None) -> None:
-        """Call this after every step, instead of what was set before; None: nothing. An exception ends the scheduler."""
+        """Call this after every step, instead of what was set before; None: nothing. Exceptions end the scheduler."""

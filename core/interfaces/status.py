@@ -49,18 +49,12 @@ class FinishReason:
     param: str = ""
 
     def to_dict(self) -> dict[str, object]:
+        """Return what is set, as plain values."""
         out: dict[str, object] = {"type": self.type.value}
         if self.matched is not None:
             out["matched"] = self.matched
-        if self.message:
-            out["message"] = self.message
-        if self.status:
-            out["status"] = self.status
-        if self.code:
-            out["code"] = self.code
-        if self.param:
-            out["param"] = self.param
-        return out
+        told = {"message": self.message, "status": self.status, "code": self.code, "param": self.param}
+        return {**out, **{name: value for name, value in told.items() if value}}
 
 
 class IllegalTransition(RuntimeError):

@@ -12,7 +12,6 @@ import msgspec
 from pegboard.core.interfaces.client import SAMPLING_FIELDS, STAGE_FIELDS, EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.frontend import FrontendStage, Price
-from pegboard.core.interfaces.sampling import Grammar
 from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class Features:
         for asked, fields in ((request, STAGE_FIELDS), (request.sampling, SAMPLING_FIELDS)):
             for field, default in fields.items():
                 if (value := getattr(asked, field)) != default and field not in self._served:
-                    raise not_served(value.kind if isinstance(value, Grammar) else field)
+                    raise not_served(getattr(value, "kind", field))
 
     def spelt(self, sampling: SamplingParams) -> tuple[object, ...]:
         """Return what stages compile of these parameters, as it came; nothing where it asks for nothing."""

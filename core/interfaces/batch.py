@@ -151,7 +151,7 @@ class TableChanges:
 @dataclass(frozen=True, slots=True)
 class SplitPart:
     """One part of a prefill that runs some layers at a time. All parts carry one batch; decodes may run between them.
-    The last part computes all `layers` that are left, and samples.
+    So many `layers` are computed in this part; in the last one, which samples, all that are left.
     """
 
     layers: int

@@ -7,13 +7,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from pegboard.core.interfaces.conversion import Converting
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.sampling import BY_STAGES, SamplingParams, stage_fields
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.tokenizer import Tokenizer
@@ -58,9 +58,9 @@ class GenerateRequest(msgspec.Struct, metaclass=Converting, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     logprobs: int | None = None
-    logprob_start: int | None = None
+    logprob_start: Annotated[int | None, BY_STAGES] = None
     token_ids_logprob: tuple[int, ...] = ()
-    return_hidden_states: bool = False
+    return_hidden_states: Annotated[bool, BY_STAGES] = False
     add_special_tokens: bool = True
     params: dict[str, Any] = msgspec.field(default_factory=dict)
     model: str = ""
@@ -83,11 +83,8 @@ class EmbedRequest(msgspec.Struct, metaclass=Converting, kw_only=True):
     model: str = ""
 
 
-STAGE_FIELDS: Mapping[str, object] = {"logprob_start": None, "return_hidden_states": False}
-"""Fields of GenerateRequest that stages serve, with the values that ask for nothing."""
-
-SAMPLING_FIELDS: Mapping[str, object] = {"stop_regex": (), "grammar": None}
-"""The same of SamplingParams."""
+STAGE_FIELDS, SAMPLING_FIELDS = stage_fields(GenerateRequest), stage_fields(SamplingParams)
+"""Fields of requests and of their sampling parameters that stages serve, with the values that ask for nothing."""
 
 
 @dataclass(slots=True)

@@ -81,9 +81,7 @@ class BuiltScheduler:
     view: SchedulerView
 
     def prepare_memory(self, seconds: float) -> None:
-        """Provide for the memory of KV, on the device and then beyond, for about `seconds` at most: before the first
-        request, or not at all.
-        """
+        """Get KV's memory from the system, on the device and beyond, for about `seconds`, before the first request."""
         if seconds <= 0:
             return
         started = time.monotonic()
@@ -213,22 +211,11 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
         runner_figures=loaded.runner.figures,
         unsampled=Unsampled(chosen.processors, chosen.culprits, executor),
     )
-    scheduler = Scheduler(settings, stages, _limits(chosen, loaded, parts.chunk_size))
-    return _built(chosen, loaded, hooks, scheduler, worker)
+    limits = Limits(loaded.memory.max_context_len, parts.chunk_size, chosen.spec.eos_token_ids)
+    return _built(chosen, loaded, hooks, Scheduler(settings, stages, limits), worker)
 
 
-def _limits(chosen: Chosen, loaded: Loaded, chunk: int | None) -> Limits:
-    spec = chosen.spec
-    return Limits(loaded.memory.max_context_len, chunk, spec.eos_token_ids)
-
-
-def _built(
-    chosen: Chosen,
-    loaded: Loaded,
-    hooks: Hooks,
-    scheduler: Scheduler,
-    worker: Worker,
-) -> BuiltScheduler:
+def _built(chosen: Chosen, loaded: Loaded, hooks: Hooks, scheduler: Scheduler, worker: Worker) -> BuiltScheduler:
     return BuiltScheduler(
         scheduler=scheduler,
         info=model_info(chosen, scheduler),
@@ -257,13 +244,7 @@ def _cache(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> tuple[TokenAllocator
     return allocator, _made(chosen, PREFIX_CACHE, replace(ctx, services=services))
 
 
-def _worker(
-    chosen: Chosen,
-    loaded: Loaded,
-    rows: ReqToTokenPool,
-    hooks: Hooks,
-    parts: StageBuilder,
-) -> Worker:
+def _worker(chosen: Chosen, loaded: Loaded, rows: ReqToTokenPool, hooks: Hooks, parts: StageBuilder) -> Worker:
     worker = Worker(
         loaded.runner,
         chosen.attention,

@@ -45,12 +45,13 @@ class Planner:
         builder: BatchBuilder,
         counters: Counters,
         clock: Clock,
-        cannot_fit: Callable[[Req, FinishReason], None],
         ahead: TokensAhead,
     ) -> None:
         self.settings = settings
         self.memory = memory
         self.tokens_ahead = ahead
+        self.end: Callable[[Req, FinishReason], None]
+        """Ends a request that memory can never hold; set by the scheduler."""
         self.policy = policy
         self.builder = builder
         self.counters = counters
@@ -70,7 +71,6 @@ class Planner:
         self.prefills: tuple[AnySource, ...] = ()  # of the turn of prefills, in the order in which they are asked
         self.mixing: tuple[AnySource, ...] = ()  # those of them that may mix decodes into their batches
         self.decodes: tuple[AnySource, ...] = ()
-        self._cannot_fit = cannot_fit
         self._last_was_prefill = False
         self._last_was_batch = True
 
@@ -236,7 +236,7 @@ class Planner:
                 self.retract(self.running[0])
             else:
                 message = f"KV memory of {self.memory.total_tokens} tokens cannot hold this request alone"
-                self._cannot_fit(self.running[0], FinishReason(FinishType.ABORT, message=message, status=500))
+                self.end(self.running[0], FinishReason(FinishType.ABORT, message=message, status=500))
         if retracted:
             self.ratio.raise_after_retraction(self.running, self.settings.retract_lookahead)
         return bool(self.running)

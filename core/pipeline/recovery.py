@@ -70,7 +70,7 @@ class Recovery:
         if lost:
             self.note(step.number, f"{len(step.reqs)} requests", error)
             if isinstance(step, Step) and step.loads:
-                self._stages.memory.load_failed()
+                self._stages.memory.guarded.load_failed()
             self._give_up(step, error)
         else:
             step.source.failed(step, error)

@@ -70,7 +70,7 @@ class Stats:
     def _beyond(self) -> dict[str, object]:
         """Return what a cache tells that keeps prefixes beyond the device too; nothing of others."""
         memory = self._stages.memory
-        return {"tiers": memory.cache_stats()} if memory.cache.origins else {}
+        return {"tiers": memory.guarded.stats()} if memory.cache.origins else {}
 
     def log(self, report: StepReport, batch: ScheduleBatch) -> None:
         """Log a line for every prefill, and one now and then for decodes."""
@@ -120,7 +120,7 @@ class Stats:
         memory, culprits, gates = self._stages.memory, self._stages.culprits, self._stages.gates
         by_gate = {} if gates is None else gates.failures_by
         return culprits.all_counts(
-            ("prefix_cache", memory.cache_name, memory.cache_errors),
+            ("prefix_cache", memory.guarded.name, memory.guarded.failures),
             ("schedule_policy", culprits.name(self._stages.policy), self._policy.failures),
             *(("admission_gate", name, failures) for name, failures in by_gate.items()),
             *(("hooks", one.name, one.failures) for one in self._hooks),

@@ -160,7 +160,7 @@ def test_a_cache_that_cannot_insert_costs_reuse_only(loop: str) -> None:
         harness.submit(f"r{i}", list(range(20)), 5)
     harness.run()
     assert all(harness.tokens(f"r{i}") == oracle(list(range(20)), 5) for i in range(4))
-    assert harness.memory.cache_errors > 0
+    assert harness.memory.guarded.failures > 0
 
 
 def test_a_cache_that_took_pages_and_then_raised_ends_the_process() -> None:

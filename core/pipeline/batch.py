@@ -11,9 +11,10 @@ import numpy as np
 from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.pipeline.ahead import pack
-from pegboard.core.pipeline.points import Points, asks_of
+from pegboard.core.pipeline.flags import SHIFTED, asks_of, flags_of
+from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.positions import positions_of
-from pegboard.core.pipeline.running import NEVER, SHIFTED, flags_of
+from pegboard.core.pipeline.running import NEVER
 from pegboard.core.pipeline.sampling_info import SamplingInfos, mark_pending
 from pegboard.core.pipeline.step import Step, computed_again
 
@@ -57,12 +58,8 @@ class BatchBuilder:
         self.vocab_size = vocab_size
         self._memory = memory
         self._asked = tuple(asked)
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
         self._infos = SamplingInfos(vocab_size)
-
-    def next_number(self) -> int:
-        """Return the number of a step that is made elsewhere."""
-        return next(self._numbers)
 
     def flags(self, req: Req) -> int:
         """Return the flags of a new request. Raises what the `wants` of a processor or the sampler raises."""
@@ -74,7 +71,7 @@ class BatchBuilder:
         Each has one to compute, and room for it. `flight` is the number of the step under way (NEVER: none): the tokens
         that it samples are not known yet. The running batch then counts the new tokens as scheduled.
         """
-        number = next(self._numbers)
+        number = next(self.numbers)
         active = running.decoding()
         whole = active.shape[0] == len(running)
         reqs = list(running.reqs) if whole else [running.reqs[place] for place in active.tolist()]
@@ -131,7 +128,7 @@ class BatchBuilder:
         `CoreServices.join`. The items of running
         requests are all the tokens that they have to compute. Without `items` it is a decode with tokens ahead.
         """
-        number = next(self._numbers)
+        number = next(self.numbers)
         active = running.decoding() if mixed else np.empty(0, np.int64)
         decoding = [running.reqs[place] for place in active.tolist()]
         reqs = [item.req for item in items] + decoding
@@ -179,7 +176,7 @@ class BatchBuilder:
         """Make a step of which nothing is to run: a request has its KV, and one token after it, from elsewhere. It
         joins the running batch.
         """
-        number, none = next(self._numbers), np.empty(0, np.int64)
+        number, none = next(self.numbers), np.empty(0, np.int64)
         length = np.array([req.kv.committed_len], np.int64)
         mode = ForwardMode.PREBUILT
         batch = ScheduleBatch(number, mode, [req], length, np.zeros(1, np.int64), length)

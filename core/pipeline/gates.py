@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.admission_gate import AdmissionGate, GateState, Verdict
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import FinishReason, ReqStatus
-from pegboard.core.pipeline.guarded_gate import GateProgress, GuardedGate, reason_of, timed_out
+from pegboard.core.pipeline.guarded_gate import GateEvents, GateProgress, GuardedGate, reason_of, timed_out
 from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
@@ -18,15 +17,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class GateEvents:
-    """What has changed since the last step: requests that have passed all gates, that failed, that are held no more."""
-
-    ready: list[Req] = field(default_factory=list)
-    failed: list[tuple[Req, FinishReason]] = field(default_factory=list)
-    released: list[Req] = field(default_factory=list)
 
 
 class GateKeeper:

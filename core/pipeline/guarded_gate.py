@@ -1,4 +1,4 @@
-"""GuardedGate: an admission gate whose calls are guarded and whose verdicts are checked, with its requests."""
+"""GuardedGate: an admission gate whose calls are guarded and verdicts checked; where requests stand with the gates."""
 
 from __future__ import annotations
 
@@ -101,6 +101,15 @@ class GuardedGate:
         told = in_words(error)
         logger.error("the gate %r failed in %s%s: %s", self.name, what, whose, told, exc_info=trace)
         return Verdict.failed(f"the gate {self.name!r} failed: {told}", status=500, code="gate_failed")
+
+
+@dataclass(slots=True)
+class GateEvents:
+    """What has changed since the last step: requests that have passed all gates, that failed, that are held no more."""
+
+    ready: list[Req] = field(default_factory=list)
+    failed: list[tuple[Req, FinishReason]] = field(default_factory=list)
+    released: list[Req] = field(default_factory=list)
 
 
 @dataclass(slots=True)

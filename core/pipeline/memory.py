@@ -65,9 +65,6 @@ class MemoryManager:
     def total_tokens(self) -> int:
         return self.allocator.total_tokens
 
-    def pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.page_size)
-
     def match(self, req: Req) -> PrefixMatch:
         """Find and lock the cached prefix of a request without a row. Undone by `unmatch`, completed by `place`."""
         found = self.guarded.match(req)
@@ -84,8 +81,8 @@ class MemoryManager:
         """
         if not found.promised:
             return True
-        start = len(found)
-        return self.guarded.load(req, self.slots(req, start, start + found.promised).astype(np.int64))
+        slots = self.rows.host[req.kv.row, len(found) : len(found) + found.promised]
+        return self.guarded.load(req, slots.astype(np.int64))
 
     def loaded(self, kv: ReqKV, ok: bool) -> None:
         """Tell the cache that a request's load is through, or was for nothing."""
@@ -109,7 +106,7 @@ class MemoryManager:
         suffice.
         """
         kv = req.kv
-        missing = self.pages_for(length - kv.allocated_len)
+        missing = -(-(length - kv.allocated_len) // self.page_size)
         if missing <= 0:
             return True
         pages = self._alloc(missing)
@@ -167,10 +164,6 @@ class MemoryManager:
             kv.allocated_len = stop
         running.allocated[ahead] = needed[ahead]
         return bool(ahead.shape[0])
-
-    def slots(self, req: Req, start: int, stop: int) -> NDArray[np.int32]:
-        """Return a request's slots of positions [start, stop), as a view."""
-        return self.rows.host[req.kv.row, start:stop]
 
     def cache_unfinished(self, req: Req) -> None:
         """Share what is computed so far; the request goes on with the canonical slots, locked."""

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 from pegboard.core.interfaces.batch import PrefillItem
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
 from pegboard.core.interfaces.step import SETTLE
-from pegboard.core.pipeline.admission import NewTokenRatio, PrefillAdder
-from pegboard.core.pipeline.running import HISTORY, RunningBatch
+from pegboard.core.pipeline.admission import PrefillAdder
+from pegboard.core.pipeline.flags import HISTORY
+from pegboard.core.pipeline.growth import NewTokenRatio
+from pegboard.core.pipeline.guards import GuardedPolicy
+from pegboard.core.pipeline.looking_ahead import TokensAhead
+from pegboard.core.pipeline.running import RunningBatch
 from pegboard.core.pipeline.step import Step
 
 if TYPE_CHECKING:
@@ -18,13 +22,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.step import AnySource, Launched
     from pegboard.core.pipeline.ahead import Ahead
-    from pegboard.core.pipeline.batch import BatchBuilder
     from pegboard.core.pipeline.counters import Counters
-    from pegboard.core.pipeline.guards import GuardedPolicy
-    from pegboard.core.pipeline.looking_ahead import TokensAhead
-    from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.settings import SchedulerSettings
-    from pegboard.core.pipeline.stages import Limits
+    from pegboard.core.pipeline.stages import Limits, Stages
 
 GIVE_WAY_SECONDS = 0.5
 """A request that is parked for longer gives its memory to one that needs it; shorter, and it is back at once."""
@@ -37,23 +37,15 @@ class Planner:
     """
 
     def __init__(
-        self,
-        settings: SchedulerSettings,
-        limits: Limits,
-        memory: MemoryManager,
-        policy: GuardedPolicy,
-        builder: BatchBuilder,
-        counters: Counters,
-        clock: Clock,
-        ahead: TokensAhead,
+        self, settings: SchedulerSettings, stages: Stages, limits: Limits, counters: Counters, clock: Clock
     ) -> None:
         self.settings = settings
-        self.memory = memory
-        self.tokens_ahead = ahead
+        self.memory = stages.memory
+        self.tokens_ahead = TokensAhead(stages)
         self.end: Callable[[Req, FinishReason], None]
         """Ends a request that memory can never hold; set by the scheduler."""
-        self.policy = policy
-        self.builder = builder
+        self.policy = GuardedPolicy(stages.policy)
+        self.builder = builder = stages.builder
         self.counters = counters
         self.clock = clock
         self.chunk_size = limits.chunk_size

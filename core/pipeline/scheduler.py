@@ -14,10 +14,9 @@ from pegboard.core.pipeline.arrivals import QueueBounds
 from pegboard.core.pipeline.counters import Counters
 from pegboard.core.pipeline.executor import outcome
 from pegboard.core.pipeline.guarded_source import brought_sources
-from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
+from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.lifecycle import Lifecycle
-from pegboard.core.pipeline.looking_ahead import TokensAhead
-from pegboard.core.pipeline.loops import make_loop
+from pegboard.core.pipeline.loops import NormalLoop, OverlapLoop
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.receive import Reception
 from pegboard.core.pipeline.recovery import Recovery
@@ -58,19 +57,13 @@ class Scheduler:
         self.max_context_len = limits.max_context_len
         self.counters = Counters()
         self.clock = clock
-        self.guarded_policy = GuardedPolicy(stages.policy)
-        self.planner = Planner(
-            settings, limits, stages.memory, self.guarded_policy, stages.builder, self.counters, clock,
-            TokensAhead(stages),
-        )  # fmt: skip
+        self.planner = Planner(settings, stages, limits, self.counters, clock)
         hooks = stages.hooks
         self._batch_scheduled = GuardedHooks("batch_scheduled", hooks.batch_scheduled)
         self._batch_committed = GuardedHooks("batch_committed", hooks.batch_committed)
         requests_finished = GuardedHooks("requests_finished", hooks.requests_finished)
         self._idle_hooks = GuardedHooks("idle", hooks.idle)
-        self.requests = Lifecycle(
-            self.planner, stages.memory, stages.results, self.counters, stages.gates, requests_finished, clock
-        )
+        self.requests = Lifecycle(self.planner, stages, self.counters, requests_finished, clock)
         self.planner.end = self.requests.end
         self.bounds = QueueBounds(
             settings.max_running_requests, stages.memory.total_tokens, settings.max_queued_requests,
@@ -79,8 +72,8 @@ class Scheduler:
         self.reception = Reception(self.requests, stages, limits, self.bounds, self.counters, settings.seed, clock)
         self.controls["info"] = lambda args: self.info()
         all_hooks = (self._batch_scheduled, self._batch_committed, requests_finished, self._idle_hooks)
-        self.stats = Stats(stages, self.planner, self.guarded_policy, all_hooks, self.bounds, self.counters)
-        self.loop = self.requests.loop = make_loop(settings.loop, self)
+        self.stats = Stats(stages, self.planner, all_hooks, self.bounds, self.counters)
+        self.loop = self.requests.loop = (OverlapLoop if settings.loop == "overlap" else NormalLoop)(self)
         self.paused = False
         """While it is, no step is started (see `EngineView.pause`)."""
         self.on_step: Callable[[], None] | None = None
@@ -101,18 +94,6 @@ class Scheduler:
         services = Services(stages, planner, self.requests, recovery, self._commit, self._batch_scheduled)
         planner.set_sources(own, brought_sources(stages.points, services))
         return recovery
-
-    def bound_queue(self, requests: int, fills: int) -> QueueBounds:
-        """Bound what may wait, as far as the config leaves it open: so many requests, and tokens that fill KV memory so
-        many times.
-        """
-        self.bounds.requests = self.bounds.requests or requests
-        self.bounds.tokens = self.bounds.tokens or fills * self.bounds.memory
-        return self.bounds
-
-    def set_on_step(self, call: Callable[[], None] | None) -> None:
-        """Call this after every step from now on; None: nothing."""
-        self.on_step = call
 
     def receive(self, messages: Iterable[ToScheduler]) -> list[FromScheduler]:
         """Take messages; every request is answered Accepted or Rejected, every control call with a ControlReply."""

@@ -12,6 +12,7 @@ from pegboard.core.interfaces.batch import SplitPart
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.pipeline.admission import PrefillAdder
+from pegboard.core.pipeline.logprobs import keep_first
 from pegboard.core.pipeline.step import Step
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Services:
         return bool(self._planner.running)
 
     def next_number(self) -> int:
-        return self._planner.builder.next_number()
+        return next(self._planner.builder.numbers)
 
     @property
     def flight(self) -> Launched | None:
@@ -121,7 +122,7 @@ class Services:
         return True
 
     def reserved_slots(self, req: Req) -> NDArray[np.int32]:
-        return self._memory.slots(req, 0, req.input_len).copy()
+        return self._memory.rows.host[req.kv.row, : req.input_len].copy()
 
     def give_back(self, req: Req, computed: int = 0) -> None:
         self._planner.reserved.discard(req)
@@ -131,7 +132,8 @@ class Services:
     def begin_computed(self, req: Req, length: int, token: int, values: TokenValues) -> None:
         planner = self._planner
         planner.reserved.discard(req)
-        _note_values(req, values)
+        req.output.cached_tokens = values.cached_tokens
+        keep_first(req, values)
         self._points.adopt(req, values.rows)
         req.kv.committed_len = req.kv.scheduled_len = length
         req.move_to(ReqStatus.RUNNING)
@@ -144,17 +146,6 @@ class Services:
 
     def first_rows(self, req: Req) -> Mapping[str, bytes]:
         return self._points.first_rows(req)
-
-
-def _note_values(req: Req, values: TokenValues) -> None:
-    """Give a request what it wants of a first token that was drawn elsewhere, beside that token."""
-    req.output.cached_tokens = values.cached_tokens
-    kept = req.logprobs
-    if kept is not None and values.logprob is not None:
-        kept.values.append(values.logprob)
-        kept.tops.append(list(values.tops))
-        if kept.token_ids:
-            kept.chosen.append(list(values.chosen))
 
 
 def _ours(step: BatchStep) -> Step:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch
     from pegboard.core.pipeline.arrivals import QueueBounds
     from pegboard.core.pipeline.counters import Counters
-    from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
+    from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.planner import Planner
     from pegboard.core.pipeline.stages import Stages
     from pegboard.core.pipeline.step_log import StepReport
@@ -24,14 +24,12 @@ class Stats:
         self,
         stages: Stages,
         planner: Planner,
-        policy: GuardedPolicy,
         hooks: tuple[GuardedHooks, ...],
         bounds: QueueBounds,
         counters: Counters,
     ) -> None:
         self._stages = stages
         self._planner = planner
-        self._policy = policy
         self._hooks = hooks
         self._bounds = bounds
         self._counters = counters
@@ -121,7 +119,7 @@ class Stats:
         by_gate = {} if gates is None else gates.failures_by
         return culprits.all_counts(
             ("prefix_cache", memory.guarded.name, memory.guarded.failures),
-            ("schedule_policy", culprits.name(self._stages.policy), self._policy.failures),
+            ("schedule_policy", culprits.name(self._stages.policy), self._planner.policy.failures),
             *(("admission_gate", name, failures) for name, failures in by_gate.items()),
             *(("hooks", one.name, one.failures) for one in self._hooks),
         )

@@ -101,7 +101,7 @@ def test_a_policy_that_fails_costs_order_only(policy: type[SchedulePolicy], loop
     bad = policy(None, SchedulePolicyContext(harness.memory.cache))
     guarded = GuardedPolicy(bad)
     harness.scheduler.stages.policy = bad
-    harness.scheduler.guarded_policy = harness.scheduler.planner.policy = guarded
+    harness.scheduler.planner.policy = guarded
     prompts = [[i, i + 1, i + 2] * 4 for i in range(12)]
     for i, prompt in enumerate(prompts):
         harness.submit(f"r{i}", prompt, 30)

@@ -139,6 +139,9 @@ typecheck: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m docs._build.config docs/config.md
 	$(BIN)/python -m docs._build.models docs/models.md
+	$(BIN)/python -m docs._build.coming_from docs/coming-from.md
+	$(BIN)/python -m docs._build.board docs/images
+	$(BIN)/python -m benchmarks.chart docs/images
 
 # In an environment of its own, which the tests do not need.
 site: $(STAMP)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from pegboard.conformance.attention_fakes import AttentionRig, make_layer
+from pegboard.conformance.attention.batches import AttentionRig, make_layer
 from pegboard.core.interfaces.attention import AttentionBackend
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.kv_pool import KVPoolContext

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from benchmarks.compile_kernels import Built
     from benchmarks.kernels import Target
 
-PAGE = """# What kernels take
+PAGE = """# Registers and shared memory of GPU kernels
 
 Written by `{command}` on {date}, with Triton {version}: {count} kernels. Cases are in `benchmarks/kernels`.
 

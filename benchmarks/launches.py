@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pegboard.conformance.no_looks import tensors_in
+from pegboard.conformance.rig.no_looks import tensors_in
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, TableChanges
 from pegboard.core.interfaces.forward import ForwardMode

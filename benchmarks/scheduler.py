@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.core.config.sections import SchedulerSection
+from pegboard.core.frontend.intake import pack_ids
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.messages import FromScheduler, TokenizedBatch, TokenizedRequest, TokenOutputs
@@ -30,7 +31,6 @@ from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import Done, LocalExecutor
-from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.results import ResultStage
 from pegboard.core.pipeline.scheduler import Scheduler

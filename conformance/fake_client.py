@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from pegboard.conformance.fake_media import FakeMedia, LaidOut
-from pegboard.conformance.loop_watch import RENDER, TOKENIZE, caller, on_loop
+from pegboard.conformance.rig.fake_media import FakeMedia, LaidOut
+from pegboard.conformance.rig.loop_watch import RENDER, TOKENIZE, caller, on_loop
 from pegboard.core.interfaces.client import (
     AnnotatedPrompt,
     Embedding,

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pegboard.conformance.fake_client import FakeEngineClient
+from pegboard.core.frontend.features import Features
 from pegboard.core.interfaces.frontend import Price
 from pegboard.core.interfaces.messages import TokenizedRequest
-from pegboard.core.pipeline.frontend.features import Features
 from pegboard.plugins.grammar.frontend import GrammarFrontend
 from pegboard.plugins.row_outputs.frontend import RowFrontend
 from pegboard.plugins.stop_expressions.stage import ExpressionFrontend

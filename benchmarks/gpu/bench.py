@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pegboard.conformance.fixed_attention import FixedAttention
-from pegboard.conformance.tape import TapeCapture
+from pegboard.conformance.rig.fixed_attention import FixedAttention
+from pegboard.conformance.rig.tape import TapeCapture
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
 from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, TableChanges
 from pegboard.core.interfaces.forward import ForwardMode

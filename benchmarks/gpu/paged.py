@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.bench import Bench
-from pegboard.conformance.attention_fakes import make_layer
+from pegboard.conformance.attention.batches import make_layer
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
 from pegboard.core.interfaces.kv_pool import KVPoolContext

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from benchmarks.kernels import Case, Target
-from pegboard.conformance.attention_fakes import make_layer
-from pegboard.conformance.paged import PlainPool
+from pegboard.conformance.attention.batches import make_layer
+from pegboard.conformance.rig.paged import PlainPool
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
 from pegboard.core.interfaces.kv_pool import KVPoolContext

@@ -1,169 +1,47 @@
 """Commands from entry points, ours and third parties' alike.
 
-A distribution adds a command with an entry point of the group `pegboard.commands`. Its name is the command's name; with
-a dot it goes into a group of commands, as `plugins.check` goes into `pegboard plugins`. It points to a function that is
-annotated for typer, or to a `typer.Typer` with commands of its own::
+A distribution adds a command with an entry point of the group `pegboard.commands`; `toolkit.system.command_groups` says
+how::
 
     [project.entry-points."pegboard.commands"]
     warm = "acme.commands:warm"
-
-A command is imported when it is run, or when the help lists it. One that cannot be imported says so there, and harms no
-other.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar, Protocol, runtime_checkable
 
-import typer
-from typer.core import TyperCommand, TyperGroup
-from typer.main import get_command as build
-
-from pegboard.core.interfaces.errors import PluginError
-from pegboard.toolkit.system.blame import describe
+from pegboard.toolkit.system.command_groups import OpenGroup, UnknownOption
 
 COMMAND_GROUP = "pegboard.commands"
-_BUILTIN = "pegboard"
-_ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
-class OpenGroup(TyperGroup):
-    """A group of commands that entry points add to. Its own commands come first and cannot be replaced."""
+class Commands(OpenGroup):
+    """`pegboard`."""
 
-    inside: ClassVar[str] = ""
-    """What the entry points' names begin with, such as ``"plugins."``."""
+    entry_points = COMMAND_GROUP
 
-    def list_commands(self, ctx: object) -> list[str]:
-        """Return all names: the group's own commands in their order, then those of entry points by name."""
-        own = [name for name in self.commands if name not in self._points]
-        return own + sorted(self._points.keys() - set(own))
+    def explain(self, error: UnknownOption, words: Sequence[str]) -> None:
+        """Say what to write instead of an unknown flag of a command that takes a config (`--set`)."""
+        parameters = [] if error.ctx is None else error.ctx.command.params
+        if not any("--set" in parameter.opts for parameter in parameters):
+            return
+        from pegboard.core.config.shape import Shape
+        from pegboard.core.config.suggest import known_option
+        from pegboard.core.registry.registry import Registry
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of this name, imported now if it comes from an entry point; None if there is none."""
-        if cmd_name not in self.commands and cmd_name in self._points:
-            self.commands[cmd_name] = load(cmd_name, self._points[cmd_name])
-        if cmd_name not in self.commands:
-            # For "did you mean".
-            for name in self._points:
-                self.get_command(ctx, name)
-        return super().get_command(ctx, cmd_name)
-
-    def invoke(self, ctx: Any) -> object:
-        """Run the command. One that takes a config says of an unknown flag what there is instead."""
-        words = [*ctx._protected_args, *ctx.args]
-        try:
-            return super().invoke(ctx)
-        except Exception as error:
-            if isinstance(error, UnknownOption):
-                explain(error, words)
-            raise
-
-    @functools.cached_property
-    def _points(self) -> dict[str, list[EntryPoint]]:
-        found: dict[str, list[EntryPoint]] = {}
-        for point in entry_points(group=COMMAND_GROUP):
-            name = point.name.removeprefix(self.inside)
-            if point.name.startswith(self.inside) and "." not in name and name not in self.commands:
-                found.setdefault(name, []).append(point)
-        return found
+        # Of -tp the error names -t.
+        flags = [word.partition("=")[0] for word in words if word.startswith(error.option_name)]
+        shape = Shape.of(Registry.discover())
+        hint = next(filter(None, (known_option(flag, shape, close=not error.possibilities) for flag in flags)), "")
+        if hint:
+            error.possibilities = None
+        elif not error.possibilities:
+            hint = "every key of the config can be set with --set KEY=VALUE"
+        error.message = "; ".join(filter(None, [error.message, hint]))
 
 
-@runtime_checkable
-class UnknownOption(Protocol):
-    """Click's NoSuchOption, which typer has under one name or another."""
-
-    option_name: str
-    possibilities: Sequence[str] | None
-    message: str
-    ctx: typer.Context | None
-
-
-def explain(error: UnknownOption, words: Sequence[str]) -> None:
-    """Add to the error of a command that takes a config (`--set`) what to write instead of a flag among `words`."""
-    parameters = [] if error.ctx is None else error.ctx.command.params
-    if not any("--set" in parameter.opts for parameter in parameters):
-        return
-    from pegboard.core.config.shape import Shape
-    from pegboard.core.config.suggest import known_option
-    from pegboard.core.registry.registry import Registry
-
-    # Of -tp the error names -t.
-    flags = [word.partition("=")[0] for word in words if word.startswith(error.option_name)]
-    shape = Shape.of(Registry.discover())
-    hint = next(filter(None, (known_option(flag, shape, close=not error.possibilities) for flag in flags)), "")
-    if hint:
-        error.possibilities = None
-    elif not error.possibilities:
-        hint = "every key of the config can be set with --set KEY=VALUE"
-    error.message = "; ".join(filter(None, [error.message, hint]))
-
-
-class PluginsGroup(OpenGroup):
+class PluginsGroup(Commands):
     """`pegboard plugins`."""
 
     inside = "plugins."
-
-
-def load(name: str, points: Sequence[EntryPoint]) -> TyperCommand | TyperGroup:
-    """Import the command `name`. Where that fails, return a command that raises PluginError with the reason.
-
-    Of several distributions that bring a command of this name, Pegboard's own wins; without one, none is run.
-    """
-    builtin = [point for point in points if point.dist is not None and point.dist.name == _BUILTIN]
-    if len(points) > 1 and not builtin:
-        return _broken(name, f"it is brought by {' and by '.join(sorted(map(_origin, points)))}; uninstall all but one")
-    point = (builtin or points)[0]
-    try:
-        return _command(name, point.load())
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        # Also one that calls sys.exit: it ends itself and nothing else.
-        reason = describe(error, point.value.partition(":")[0])
-        return _broken(name, f"{reason}; update or uninstall {_origin(point)}")
-
-
-def _command(name: str, found: object) -> TyperCommand | TyperGroup:
-    holder = _holder()
-    if isinstance(found, typer.Typer):
-        holder.add_typer(found, name=name)
-    elif callable(found):
-        holder.command(name)(found)
-    else:
-        raise TypeError(f"a command must be a function or a typer.Typer, not {type(found).__name__}")
-    return _only(holder, name)
-
-
-def _broken(name: str, reason: str) -> TyperCommand | TyperGroup:
-    def fail() -> None:
-        raise PluginError(f"the command {name!r} cannot be loaded: {reason}")
-
-    holder = _holder()
-    holder.command(name, help=f"Cannot be loaded: {reason}", context_settings=_ANY_ARGUMENTS)(fail)
-    return _only(holder, name)
-
-
-def _holder() -> typer.Typer:
-    """Return an application that stays a group with a single command, since it has a callback."""
-    holder = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    holder.callback()(_nothing)
-    return holder
-
-
-def _nothing() -> None:
-    pass
-
-
-def _only(holder: typer.Typer, name: str) -> TyperCommand | TyperGroup:
-    group = build(holder)
-    assert isinstance(group, TyperGroup)
-    command = group.commands[name]
-    assert isinstance(command, (TyperCommand, TyperGroup))
-    return command
-
-
-def _origin(point: EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an unknown distribution"

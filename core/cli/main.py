@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from pegboard.core import __version__
-from pegboard.core.cli.commands import OpenGroup
+from pegboard.core.cli.commands import Commands
 from pegboard.core.cli.config import ApiKey, Files, Host, Overrides, Port, ServedName, composed
 from pegboard.core.interfaces.errors import ConfigError, PegboardError
 from pegboard.toolkit.system.output import write
 
 app = typer.Typer(
     name="pegboard",
-    cls=OpenGroup,
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pegboard.core.config.sources import FILE_SUFFIXES, Layer, read_file
+from pegboard.core.config.sources import Layer, read_file
 from pegboard.core.interfaces.errors import ConfigError, Problem
+from pegboard.toolkit.text.plain_trees import FILE_SUFFIXES
 
 ARGUMENT = "argument"
 """Origin of a model that was named without a key."""

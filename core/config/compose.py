@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from pegboard.core.config.arguments import read_arguments
 from pegboard.core.config.body_fields import declaring, shared_fields
-from pegboard.core.config.merge import Merged, default_layers, value_at
+from pegboard.core.config.merge import Merged, default_layers
 from pegboard.core.config.option_models import engine_model, tolerant, with_options
 from pegboard.core.config.problems import problems_of
 from pegboard.core.config.requires import part_params, solve
@@ -44,6 +44,7 @@ from pegboard.core.registry.records import MissingExtra, ProviderRecord
 from pegboard.core.registry.registry import Registry
 from pegboard.toolkit.system.blame import place_of
 from pegboard.toolkit.system.redact import is_secret
+from pegboard.toolkit.text.dotted_trees import value_at
 
 logger = logging.getLogger(__name__)
 

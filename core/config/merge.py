@@ -6,16 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from pegboard.core.config.shape import CORE, Shape
 from pegboard.core.config.sources import DEFAULT_PRESET, Layer, read_preset
-
-
-def value_at(values: Mapping[str, object], path: str, default: object = None) -> object:
-    """Return what stands at a dotted path of a tree."""
-    value: object = values
-    for key in path.split("."):
-        if not isinstance(value, Mapping) or key not in value:
-            return default
-        value = value[key]
-    return value
+from pegboard.toolkit.text.dotted_trees import value_at
 
 
 def default_layers(shape: Shape) -> list[Layer]:

@@ -6,12 +6,12 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pegboard.core.config.section import derived
 from pegboard.core.config.sections import EngineConfig
-from pegboard.core.config.shape import Shape, subsection, with_default
+from pegboard.core.config.shape import Shape, subsection
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.options import NoOptions, SectionFields
 from pegboard.core.registry.records import ProviderRecord
+from pegboard.toolkit.system.pydantic_models import derived, with_default
 
 
 def with_options(section: type[SectionFields], path: str, record: ProviderRecord) -> type[SectionFields]:

@@ -16,7 +16,9 @@ from pegboard.core.interfaces.plugin import Plugin
 from pegboard.core.registry.records import ProviderRecord
 from pegboard.core.registry.registry import Registry
 from pegboard.toolkit.system.lazy_names import import_name
+from pegboard.toolkit.system.pydantic_models import model_at
 from pegboard.toolkit.system.redact import HIDDEN, is_secret
+from pegboard.toolkit.text.dotted_trees import dotted
 from pegboard.toolkit.text.near_names import or_hint
 
 _SHOWN = 80
@@ -29,14 +31,6 @@ def problems_of(error: ValidationError, model: type[BaseModel], merged: Merged, 
         path = dotted(one["loc"])
         out.append(Problem(path, _message(one, path, model, merged, registry), merged.origin(path)))
     return out
-
-
-def dotted(location: tuple[int | str, ...]) -> str:
-    """``("apis", 0, "use")`` as ``apis[0].use``."""
-    text = ""
-    for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text
 
 
 def _message(error: ErrorDetails, path: str, model: type[BaseModel], merged: Merged, registry: Registry) -> str:
@@ -87,7 +81,7 @@ def _unknown_key(
 ) -> str:
     """Return what was probably meant, here or in another section, and the providers whose option this would be."""
     *parents, key = location
-    section = _model_at(model, parents)
+    section = model_at(model, parents)
     keys = sorted(section.model_fields) if section else []
     base = dotted(tuple(parents))
     if base == SWITCHES:
@@ -153,17 +147,3 @@ def _options(record: ProviderRecord) -> Mapping[str, object]:
         return record.options_model().model_fields
     except PegboardError:
         return {}
-
-
-def _model_at(model: type[BaseModel], location: list[int | str]) -> type[BaseModel] | None:
-    current: object = model
-    for part in location:
-        if isinstance(part, int):
-            entries = getattr(current, "__args__", ())
-            current = entries[part] if part < len(entries) else None
-        else:
-            info = current.model_fields.get(part) if hasattr(current, "model_fields") else None
-            current = info.annotation if info else None
-        if current is None:
-            return None
-    return current if isinstance(current, type) and issubclass(current, BaseModel) else None

@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pegboard.core.config.sampling_section import SamplingDefaults
 from pegboard.core.config.section import AUTO, Section, UseSection
 from pegboard.core.interfaces.options import Key, NameList, PositiveInt
 from pegboard.core.pipeline.settings import SchedulerSettings
+from pegboard.toolkit.sampling.default_values import SamplingDefaults
 
 ONE_OR_SEVERAL = BeforeValidator(lambda value: [value] if isinstance(value, str | int | float) else value)
 KeyList = Annotated[tuple[Key, ...], ONE_OR_SEVERAL]

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from pydantic import Field, TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
 
-from pegboard.core.config.section import Section, UseSection, derived
+from pegboard.core.config.section import Section, UseSection
 from pegboard.core.config.sections import EngineConfig
 from pegboard.core.interfaces.contract import Cardinality, Contract
 from pegboard.core.interfaces.contracts import CONTRACTS
@@ -23,6 +22,8 @@ from pegboard.core.interfaces.options import SectionFields, SectionT
 from pegboard.core.registry.discovery import LoadedPlugin
 from pegboard.core.registry.hooks import options_model
 from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.system.pydantic_models import derived, with_default
+from pegboard.toolkit.text.dotted_trees import nested
 
 SWITCHES = "plugins"
 """The section with the switches and options of plugins."""
@@ -86,10 +87,7 @@ class Shape:
         """Yield, as plain trees, the providers of plugins' contracts that count where a config names none."""
         for contract in self.contracts.values():
             if contract.name not in CONTRACTS and contract.cardinality is not Cardinality.MANY:
-                tree: dict[str, object] = {"use": contract.default}
-                for key in reversed(contract.config_path.split(".")):
-                    tree = {key: tree}
-                yield tree
+                yield nested(f"{contract.config_path}.use", contract.default)
 
     def _section_at(self, path: str) -> type[SectionFields] | None:
         """Return the model of the section at `path` ("" is the whole), None where no section stands."""
@@ -209,15 +207,6 @@ class _Extension:
             if wide is not child:
                 below[key] = (wide, with_default(info, wide))
         return derived(model.__name__, model, below) if below else model
-
-
-def with_default(info: FieldInfo, default: object) -> object:
-    """Return the field again, of another type and with another default; required where it was."""
-    if info.is_required():
-        return Field(description=info.description)
-    if callable(default):
-        return Field(default_factory=default, description=info.description)
-    return Field(default=default, description=info.description)
 
 
 def sections_of(shape: Shape, path: str = "") -> Iterator[tuple[str, type[SectionFields]]]:

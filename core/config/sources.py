@@ -7,18 +7,14 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
-import yaml
-
 from pegboard.core.interfaces.errors import ConfigError, Problem
-from pegboard.toolkit.system.redact import is_secret
+from pegboard.toolkit.text import plain_trees
+from pegboard.toolkit.text.dotted_trees import tree_of
 from pegboard.toolkit.text.near_names import did_you_mean
-from pegboard.toolkit.text.plain_trees import TOO_DEEP, check_keys, plain_section, read_json, read_toml, read_yaml
-from pegboard.toolkit.text.yaml_scalars import Loader
+from pegboard.toolkit.text.plain_trees import TOO_DEEP, plain_section, read_yaml
 
 ENV_PREFIX = "PEGBOARD__"
 DEFAULT_PRESET = "default"
-FILE_SUFFIXES = (".yaml", ".yml", ".toml", ".json")
-"""How the names of config files end."""
 
 
 @dataclass(frozen=True)
@@ -60,43 +56,21 @@ def preset_text(name: str) -> str:
     return (resources.files("pegboard.core.config") / "presets" / f"{name}.yaml").read_text("utf-8")
 
 
-_MOST_PARENTS = 100
-
-
 def read_file(path: str | Path) -> Layer:
     """Return a YAML, TOML or JSON file, by its ending. Raises ConfigError with file and line where it cannot be
     read.
     """
-    path = Path(path)
-    readers = {".yaml": read_yaml, ".yml": read_yaml, ".toml": read_toml, ".json": read_json}
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise ConfigError(Problem(str(path), f"a config file ends in {', '.join(readers)}"))
-    try:
-        text = path.read_text("utf-8-sig")
-    except FileNotFoundError:
-        raise ConfigError(Problem(str(path), "there is no such file")) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(Problem(str(path), f"cannot be read: it is not UTF-8 ({error})")) from error
-    except OSError as error:
-        raise ConfigError(Problem(str(path), f"cannot be read: {error}")) from error
-    try:
-        data, origins = reader(text, str(path))
-    except RecursionError:
-        raise ConfigError(Problem(str(path), TOO_DEEP)) from None
-    return Layer(str(path), data, origins)
+    return Layer(str(Path(path)), *plain_trees.read_file(Path(path)))
 
 
 def read_environment(environment: Mapping[str, str]) -> Layer:
     """``PEGBOARD__SERVER__PORT=31000`` sets server.port. Values are read as YAML."""
-    return _from_pairs(
-        "environment",
-        (
-            (name, name.removeprefix(ENV_PREFIX).lower().replace("__", "."), value)
-            for name, value in sorted(environment.items())
-            if name.startswith(ENV_PREFIX)
-        ),
+    pairs = (
+        (name, name.removeprefix(ENV_PREFIX).lower().replace("__", "."), value)
+        for name, value in sorted(environment.items())
+        if name.startswith(ENV_PREFIX)
     )
+    return Layer("environment", *tree_of(pairs))
 
 
 def read_overrides(overrides: Iterable[str]) -> Layer:
@@ -107,7 +81,7 @@ def read_overrides(overrides: Iterable[str]) -> Layer:
         if not equals or not path.strip():
             raise ConfigError(Problem("--set", f"{text!r} must read key=value, such as server.port=31000"))
         pairs.append(("--set", path.strip(), value))
-    return _from_pairs("--set", pairs)
+    return Layer("--set", *tree_of(pairs))
 
 
 def from_mapping(data: Mapping[str, object], name: str) -> Layer:
@@ -118,39 +92,3 @@ def from_mapping(data: Mapping[str, object], name: str) -> Layer:
         return Layer(name, plain_section(data))
     except RecursionError:
         raise ConfigError(Problem(name, TOO_DEEP)) from None
-
-
-def _from_pairs(name: str, pairs: Iterable[tuple[str, str, str]]) -> Layer:
-    data: dict[str, object] = {}
-    origins: dict[str, str] = {}
-    for origin, path, text in pairs:
-        *parents, last = path.split(".")
-        if len(parents) > _MOST_PARENTS:
-            raise ConfigError(Problem(f"{path[:40]}...", f"has {len(parents) + 1} levels, too many", origin))
-        section = data
-        for parent in parents:
-            below = section.setdefault(parent, {})
-            if not isinstance(below, dict):
-                raise ConfigError(Problem(path, f"{parent!r} has been given a value of its own", origin))
-            section = below
-        section[last] = _scalar(text, path, origin)
-        origins[path] = origin
-    return Layer(name, data, origins)
-
-
-def _scalar(text: str, path: str, origin: str) -> object:
-    try:
-        value = yaml.load(text, Loader=Loader)
-        if is_secret(path) and not isinstance(value, str | list):
-            # 1e5 is as good a key as any other, and not a number.
-            return text.strip() or None
-        if value is None and text.strip().lower() not in {"null", "~"}:
-            return text.strip()
-        check_keys(value, path)
-        return value
-    except yaml.YAMLError:
-        return text
-    except RecursionError:
-        raise ConfigError(Problem(path, TOO_DEEP, origin)) from None
-    except ValueError as error:
-        raise ConfigError(Problem(path, str(error), origin)) from None

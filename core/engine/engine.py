@@ -22,6 +22,9 @@ from pegboard.core.engine.asking import (
 )
 from pegboard.core.engine.source import PreparedModel
 from pegboard.core.engine.stages import frontend_context, frontend_features
+from pegboard.core.frontend.intake import Intake
+from pegboard.core.frontend.outputs import OutputState, finish_embedding
+from pegboard.core.frontend.prompts import Packed, Prompts
 from pegboard.core.interfaces.client import (
     AnnotatedPrompt,
     Embedding,
@@ -41,9 +44,6 @@ from pegboard.core.interfaces.messages import (
     TokenizedRequest,
     TokenOutput,
 )
-from pegboard.core.pipeline.frontend.intake import Intake
-from pegboard.core.pipeline.frontend.outputs import OutputState, finish_embedding
-from pegboard.core.pipeline.frontend.prompts import Packed, Prompts
 from pegboard.toolkit.system.blame import in_words
 from pegboard.toolkit.system.scratch import new_directory
 from pegboard.toolkit.system.threads import yield_when_waiting

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pegboard.core.config.sources import FILE_SUFFIXES
 from pegboard.core.interfaces.contracts import MODEL_SOURCE
 from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.interfaces.model_source import ModelSource, ModelSourceContext
 from pegboard.toolkit.chat.own_template import read_template, with_own_template
+from pegboard.toolkit.text.plain_trees import FILE_SUFFIXES
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from pegboard.core.engine.reserving import answers
+from pegboard.core.frontend.features import Features
 from pegboard.core.interfaces.choosing import Blueprint
 from pegboard.core.interfaces.contracts import MODEL_FAMILY, RUNNER
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.frontend import FrontendContext, FrontendStage
 from pegboard.core.interfaces.stage import DevicePart, Stage, StageContext
 from pegboard.core.interfaces.status import FinishReason
-from pegboard.core.pipeline.frontend.features import Features
 from pegboard.core.pipeline.points import Points
 
 if TYPE_CHECKING:

@@ -112,8 +112,8 @@ class OutputChunk:
     (logprob, token id, top list of (logprob, id)). `input_logprobs`, of the prompt from `logprob_start` on, come with
     the first chunk. `hidden_states` has one list of numbers per token of `token_ids`; `vector` is the prompt's;
     `extra` is what other stages say, by their names. Counters are totals so far; of `drafted_tokens` that were proposed
-    and verified, `accepted_tokens` are part of the output. `cached_from` says how many of the
-    `cached_tokens` were loaded, by where they came from.
+    and verified, `accepted_tokens` are part of the output: both are 0 in a chunk of a step without drafts, unless it is
+    the last one. `cached_from` says how many of the `cached_tokens` were loaded, by where they came from.
     """
 
     rid: str

@@ -1,4 +1,5 @@
-"""What happens to a request, one file per stage, in the order in which it happens.
+"""What happens to a request in the scheduler process, one file per stage, in the order in which it happens.
 
-intake -> scheduler (queue, admission, memory, batch) -> worker (forward, sampling) -> results -> outputs (detokenise).
+arrival -> scheduler (queue, admission, memory, batch) -> worker (forward, sampling) -> results. What comes before and
+after, in the API process, is `pegboard.core.frontend`.
 """

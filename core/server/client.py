@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from pegboard.core.frontend.features import Features
+from pegboard.core.frontend.intake import Intake
+from pegboard.core.frontend.outputs import finish_embedding
+from pegboard.core.frontend.prompts import Asked, Packed, Prompts
+from pegboard.core.frontend.stops import compiled_stops
 from pegboard.core.interfaces.client import (
     AnnotatedPrompt,
     Embedding,
@@ -22,17 +27,12 @@ from pegboard.core.interfaces.client import (
 )
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import AbortRequest, ControlReply, ControlRequest, TokenizedRequest
-from pegboard.core.pipeline.frontend.features import Features
-from pegboard.core.pipeline.frontend.intake import Intake
-from pegboard.core.pipeline.frontend.outputs import finish_embedding
-from pegboard.core.pipeline.frontend.prompts import Asked, Packed, Prompts
-from pegboard.core.pipeline.frontend.stops import compiled_stops
-from pegboard.core.server.outbox import Outbox
 from pegboard.core.server.pending import Pending
 from pegboard.core.server.streams import RequestStream
 from pegboard.toolkit.http.asker import ASKER
 from pegboard.toolkit.http.body_room import engine_has
 from pegboard.toolkit.http.budget import Budget, Demand
+from pegboard.toolkit.system.outbox import Outbox
 from pegboard.toolkit.system.redact import redact
 from pegboard.toolkit.text.encoding import Text, check_length, encode_all
 

@@ -7,14 +7,12 @@ service manager reach the whole group; they are the API process's affair, which 
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import logging
 import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -37,6 +35,7 @@ from pegboard.toolkit.system.logs import configure_logging
 from pegboard.toolkit.system.progress import Bar, LogLines, shown_by
 from pegboard.toolkit.system.scratch import remove_directory
 from pegboard.toolkit.system.threads import yield_when_waiting
+from pegboard.toolkit.system.watchdog import Watchdog
 from pegboard.toolkit.system.wire import SchedulerWire, remove_endpoint
 
 if TYPE_CHECKING:
@@ -86,28 +85,6 @@ class Steppable(Protocol):
     def receive(self, messages: list[ToScheduler]) -> list[FromScheduler]: ...
 
     def step(self) -> list[TokenOutput]: ...
-
-
-class Watchdog:
-    """Ends the process, with every thread's traceback, when one step takes longer than `timeout` seconds.
-
-    The timer is faulthandler's own thread, which fires even where a step holds the interpreter lock. It is set anew
-    only when a quarter of the time has passed, so a step costs a clock reading.
-    """
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self._set_at = float("-inf")
-
-    def step_begins(self) -> None:
-        now = time.monotonic()
-        if now - self._set_at > self._timeout / 4:
-            faulthandler.dump_traceback_later(self._timeout * 1.25, exit=True)
-            self._set_at = now
-
-    def rest(self) -> None:
-        faulthandler.cancel_dump_traceback_later()
-        self._set_at = float("-inf")
 
 
 def run(wire: SchedulerWire, scheduler: Steppable, watchdog: Watchdog) -> None:

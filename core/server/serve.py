@@ -6,14 +6,11 @@ Imports neither torch nor transformers. The scheduler process is a child that li
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
-import ipaddress
 import json
 import logging
-import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,13 +19,12 @@ from pegboard.core.config.early import import_chosen, on_api_side
 from pegboard.core.config.select import Selection
 from pegboard.core.engine.source import prepare_model
 from pegboard.core.engine.stages import frontend_context, frontend_features
+from pegboard.core.frontend.features import Features
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.client import EngineClient, ModelInfo
 from pegboard.core.interfaces.contract import Contract, Ctx, T
 from pegboard.core.interfaces.contracts import API
-from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.http_front import HttpFront, HttpGuard
-from pegboard.core.pipeline.frontend.features import Features
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.core.server.model_names import ModelNames
@@ -38,9 +34,11 @@ from pegboard.toolkit.chat import rendering
 from pegboard.toolkit.http.app import build_app, sample_request
 from pegboard.toolkit.http.budget import BudgetLimits
 from pegboard.toolkit.http.keys import Keys
+from pegboard.toolkit.http.listening import exposure, listen
 from pegboard.toolkit.http.loading import Entrance
 from pegboard.toolkit.http.server import LAST_ANSWERS, HttpServer
 from pegboard.toolkit.http.tls import tls_context
+from pegboard.toolkit.system.event_loop import ended_before, loop_factory
 from pegboard.toolkit.system.logs import configure_logging
 from pegboard.toolkit.system.scratch import new_directory
 from pegboard.toolkit.system.stop_signals import StopSignals
@@ -49,15 +47,11 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from pegboard.core.config.compose import ResolvedConfig
-    from pegboard.core.config.sections import ServerSection
 
 logger = logging.getLogger(__name__)
 
 PATIENCE = 10.0
 """Seconds beyond all time-outs after which a process that was told to stop, and does not, ends hard."""
-
-BACKLOG = 2048
-"""Connections that may wait to be accepted."""
 
 NamedRouters = list[tuple[str, ApiRouter]]
 
@@ -78,52 +72,14 @@ def serve(resolved: ResolvedConfig, *, builder: str = BUILDER) -> None:
     keys = Keys.of(engine.server)
     tls = tls_context(engine.server.tls)
     listener = listen(engine.server)
-    if (warning := exposure(engine.server, keys, listener)) is not None:
+    if (warning := exposure(engine.server, listener, keyed=bool(keys))) is not None:
         logger.warning(warning)
     longest = engine.server.shutdown_timeout + LAST_ANSWERS + STOP_TIMEOUT + PATIENCE
     try:
-        with StopSignals(longest) as signals, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with StopSignals(longest) as signals, asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_Server(resolved, HttpFront(listener, bool(keys), tls), builder, keys).run(signals))
     finally:
         listener.close()
-
-
-def exposure(server: ServerSection, keys: Keys, listener: socket.socket) -> str | None:
-    """Return a warning where others than this machine can connect, and no key keeps them out."""
-    address = ipaddress.ip_address(str(listener.getsockname()[0]).partition("%")[0])
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    if (mapped or address).is_loopback or keys:
-        return None
-    return (
-        f"server.host is {server.host} and no key is set: all who reach this machine may use this server, and "
-        "administer it; set server.api_key_file and server.admin_key_file"
-    )
-
-
-def listen(server: ServerSection) -> socket.socket:
-    """Return a listening socket: a taken port is known before a model is loaded, also where two servers start at one
-    time (two that are bound and do not listen yet share a port). Raises PegboardError saying what to do.
-    """
-    where = f"{server.host}:{server.port}"
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise PegboardError(f"server.host: {server.host!r} is not an address of this machine: {error}") from None
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise PegboardError(f"server.host: {server.host!r} is not an address of this machine") from None
-        other = max(1024, min(server.port + 1, 65535))
-        remedy = f"choose another port (--set server.port={other})"
-        if error.errno == errno.EADDRINUSE:
-            remedy = f"stop what uses it, or {remedy}"
-        raise PegboardError(f"cannot listen on {where}: {error.strerror}; {remedy}") from None
-    return listener
 
 
 class _Server:
@@ -177,7 +133,7 @@ class _Server:
         engine = self._resolved.engine
         _say(f"Loading {engine.model.path} ...")
         starting = asyncio.ensure_future(self._supervisor.start())
-        if not await _first(starting, self._stop):
+        if not await ended_before(starting, self._stop):
             return None
         wire, ready = starting.result()
         info = ModelInfo(**ready.info)
@@ -207,7 +163,7 @@ class _Server:
     async def _serve(self, client: AsyncEngineClient, http: HttpServer, serving: asyncio.Future[None]) -> None:
         watching = asyncio.ensure_future(self._supervisor.watch(client))
         try:
-            await _first(asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED), self._stop)
+            await ended_before(asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED), self._stop)
             if not watching.done() and not serving.done():
                 await self._drain(client)
         finally:
@@ -223,7 +179,7 @@ class _Server:
         timeout = self._resolved.engine.server.shutdown_timeout
         _say(f"Stopping: running requests have {timeout:g} s to finish")
         draining = asyncio.ensure_future(client.drain(timeout))
-        if not await _first(draining, self._hurry):
+        if not await ended_before(draining, self._hurry):
             await client.drain(0)
         # Requests whose prompts are still being prepared would be refused after that.
         await asyncio.to_thread(self._features.close)
@@ -302,29 +258,6 @@ def with_services(ctx: ApiContext, selection: Selection, hooks: Hooks) -> ApiCon
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
     """Return whether to log this. A request that is cut off at the end deserves no traceback: uvicorn counts them."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
-
-
-async def _first(work: Awaitable[object], event: asyncio.Event) -> bool:
-    """Wait for `work` or `event`. True where the work ended (well or not); else it has been cancelled."""
-    task = asyncio.ensure_future(work)
-    waiting = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return True
-        task.cancel()
-        await asyncio.wait({task})
-        return False
-    finally:
-        waiting.cancel()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 def _say(line: str) -> None:

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING
 
+from pegboard.core.frontend.outputs import OutputState, merge
 from pegboard.core.interfaces.client import OutputChunk, OutputStream, failure
-from pegboard.core.pipeline.frontend.outputs import OutputState, merge
 
 if TYPE_CHECKING:
+    from pegboard.core.frontend.features import Features
     from pegboard.core.interfaces.errors import InvalidRequest
     from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
     from pegboard.core.interfaces.tokenizer import Tokenizer
-    from pegboard.core.pipeline.frontend.features import Features
 
 
 class RequestStream(OutputStream):

@@ -16,6 +16,8 @@ from pegboard.plugins.grammar.work import GrammarWork, WorkLimits
 from pegboard.plugins.grammar.worker import Start
 
 if TYPE_CHECKING:
+    import msgspec
+
     from pegboard.core.interfaces.admission_gate import AdmissionGateContext
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req
@@ -52,6 +54,11 @@ class GrammarStage(Stage):
         return None if message.sampling.grammar is None else Interest(constrained=True)
 
     def arrived(self, step: LaunchedStep, result: StepResult) -> None:
+        if self._gate is not None:
+            self._gate.grammars.work.begin_step()
+
+    def adopt(self, req: Req, row: msgspec.Raw | None) -> None:
+        # A first token that comes with its KV is a step of its own, of which `arrived` does not tell.
         if self._gate is not None:
             self._gate.grammars.work.begin_step()
 

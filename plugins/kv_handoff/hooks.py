@@ -27,4 +27,4 @@ class HandoffHooks:
         def transfer(pool: KVPool) -> KVTransfer:
             return ctx.provider(KV_TRANSFER, KVTransferContext(regions_of(pool)))
 
-        return [KVHandoff(ctx.spec.vocab_size, transfer)]
+        return [KVHandoff(ctx.spec.vocab_size, transfer, ctx.failed)]

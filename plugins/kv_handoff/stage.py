@@ -43,14 +43,21 @@ class Follower(Protocol):
 
 class KVHandoff(Stage):
     """Tells gates where the KV of the requests lies that they follow, and lets those go on for which one has brought
-    KV. A gate that hands KV over registers with `serve`, and is told of each request that it `follows`.
+    KV. A gate that hands KV over registers with `serve`, and is told of each request that it `follows`. `failed` counts
+    a failure of a gate.
     """
 
     name = NAME
 
-    def __init__(self, vocab_size: int, transfer: Callable[[KVPool], KVTransfer] | None = None) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        transfer: Callable[[KVPool], KVTransfer] | None = None,
+        failed: Callable[[object], None] = lambda gate: None,
+    ) -> None:
         self._vocab_size = vocab_size
         self._transfer = transfer
+        self._failed = failed
         self._gates: list[Follower] = []
         self._following: dict[Req, list[Follower]] = {}
         self._told: set[Req] = set()
@@ -141,6 +148,7 @@ class KVHandoff(Stage):
             try:
                 gate.computed(req, slots)
             except Exception as error:
+                self._failed(gate)
                 told = in_words(error)
                 logger.exception("the gate %r failed in computed of %s: %s", gate.name, quoted(req.name), told)
                 failed = failed or f"the gate {gate.name!r} failed: {told}"

@@ -16,7 +16,7 @@ MEDIA_PROCESSOR: Contract[MediaProcessor, MediaContext] = Contract(
     Cardinality.MATCHED,
     "pegboard.plugins.media.api:MediaProcessor",
     "prepares pictures and video for a model, and lays them out in its prompts",
-    suite="pegboard.conformance.media_processor:MediaProcessorContract",
+    suite="pegboard.plugins.media.suite.media_processor:MediaProcessorContract",
     capabilities={"encoded": "takes items that requests have encoded themselves: `shape_of` answers for them"},
     optional=True,
     api_side=True,
@@ -27,7 +27,7 @@ MEDIA_ENCODER: Contract[MediaEncoder, EncoderContext] = Contract(
     Cardinality.MATCHED,
     "pegboard.plugins.media.api:MediaEncoder",
     "turns pictures and video into states that stand for tokens",
-    suite="pegboard.conformance.media_encoder:MediaEncoderContract",
+    suite="pegboard.plugins.media.suite.media_encoder:MediaEncoderContract",
     optional=True,
 )
 

@@ -12,6 +12,13 @@ plugin = Plugin(
     providers=(
         Provider(
             contract="reasoning_parser",
+            name="harmony",
+            factory="pegboard.plugins.parsers_reasoning.harmony:HarmonyParser",
+            summary="the channel analysis of gpt-oss",
+            rank=40,
+        ),
+        Provider(
+            contract="reasoning_parser",
             name="qwen3",
             factory=f"{_PARSERS}:QwenParser",
             summary="<think>...</think> of models that may be told not to (enable_thinking)",

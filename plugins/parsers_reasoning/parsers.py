@@ -54,26 +54,25 @@ class MarkedParser(ThinkParser):
         return None
 
 
-class _ThinkStream(TextStream):
-    """A thought, if the answer begins with one, and the rest. White space beside the markers belongs to them."""
+class ThoughtStream(TextStream):
+    """A stream that reads thoughts. White space beside their markers belongs to these."""
 
-    def __init__(self, begin: str, end: str, opened: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._begin, self._end, self._opened = begin, end, opened
         self._space: list[str] = []
 
-    def run(self) -> Reading[None]:
-        source = self.source
-        space = yield from source.skip_space()
-        if not (yield from source.read_marker(self._begin)) and not self._opened:
-            self.sink.content(space)
-            return
-        yield from source.skip_space()
-        if (yield from self.until(self._think, self._end)):
-            source.stop_record()
-            yield from source.skip_space()
-        else:
+    def read_thought(self, *ends: str) -> Reading[str]:
+        """Read a thought as far as one of `ends`, which is read and returned; "" where the text ends before."""
+        yield from self.source.skip_space()
+        marker = yield from self.until(self._think, *ends)
+        if not marker:
             self.sink.reasoning("".join(self._space))
+        self._space.clear()
+        return marker
+
+    def separate(self, space: str) -> None:
+        """Put `space` before what is thought next, if anything is."""
+        self._space.append(space)
 
     def _think(self, text: str) -> None:
         end = len(text.rstrip())
@@ -82,3 +81,21 @@ class _ThinkStream(TextStream):
             self._space.clear()
         if end < len(text):
             self._space.append(text[end:])
+
+
+class _ThinkStream(ThoughtStream):
+    """A thought, if the answer begins with one, and the rest."""
+
+    def __init__(self, begin: str, end: str, opened: bool) -> None:
+        super().__init__()
+        self._begin, self._end, self._opened = begin, end, opened
+
+    def run(self) -> Reading[None]:
+        source = self.source
+        space = yield from source.skip_space()
+        if not (yield from source.read_marker(self._begin)) and not self._opened:
+            self.sink.content(space)
+            return
+        if (yield from self.read_thought(self._end)):
+            source.stop_record()
+            yield from source.skip_space()

@@ -12,6 +12,14 @@ plugin = Plugin(
     providers=(
         Provider(
             contract="tool_parser",
+            name="harmony",
+            factory="pegboard.plugins.parsers_tools.harmony:HarmonyParser",
+            summary="messages to=functions.f, as gpt-oss writes",
+            provides=_ALL,
+            rank=140,
+        ),
+        Provider(
+            contract="tool_parser",
             name="qwen3_coder",
             factory="pegboard.plugins.parsers_tools.xml_format:XmlParser",
             summary="<function=f><parameter=a>1</parameter></function>, as Qwen3-Coder writes",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.stage import Interest, Sent
 from pegboard.core.interfaces.trees import TokenTrees
@@ -177,13 +178,12 @@ class Speculation(LoggedFigures):
         work = step.work
         if self._device is None and not (self._judges and work.trees is not None):
             return None
-        reqs, prefilled = step.batch.reqs, len(step.batch.reqs) - step.batch.decoding
-        fresh = [_DRAFTED.of(req).fresh(req, step.number) and index < prefilled for index, req in enumerate(reqs)]
-        slots = np.fromiter((req.kv.allocated_len for req in reqs), np.int64, len(reqs))
-        return Pass(
-            work.rows, work.prefix_lens, work.extend_lens, work.sample_rows, work.trees, np.array(fresh, np.bool_),
-            slots,
-        )  # fmt: skip
+        reqs = step.batch.reqs
+        fresh = np.zeros(len(reqs), np.bool_)
+        for index, req in enumerate(reqs[: len(reqs) - step.batch.decoding]):
+            fresh[index] = _DRAFTED.of(req).fresh(req, step.number)
+        slots = np.array([kv.allocated_len for kv in step.kvs], np.int64)
+        return Pass(work.rows, work.prefix_lens, work.extend_lens, work.sample_rows, work.trees, fresh, slots)
 
     def arrived(self, step: LaunchedStep, result: StepResult) -> None:
         launched = step.notes.get(NAME)
@@ -195,6 +195,8 @@ class Speculation(LoggedFigures):
 
     def commit(self, step: LaunchedStep, result: StepResult) -> None:
         trees, gained, seconds = step.batch.trees, step.batch.gained, step.notes.get(NAME)
+        if step.batch.forward_mode is ForwardMode.PREBUILT:
+            _DRAFTED.of(step.batch.reqs[0]).fresh(step.batch.reqs[0], step.number)  # no pass brings its memory
         if trees is not None and gained is not None:
             self.counts.note(trees.counts, gained)
             for index in np.flatnonzero(trees.counts > 1).tolist():

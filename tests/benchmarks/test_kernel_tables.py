@@ -35,7 +35,8 @@ def test_the_page() -> None:
     found = [built("one", 40), built("one", 50, kernel="b_kernel")]
     text = page(found, "python -m benchmarks.compile_kernels --markdown FILE", "3.9.0")
     assert text.startswith(
-        "# What kernels take\n\nWritten by `python -m benchmarks.compile_kernels --markdown FILE` on 20"
+        "# Registers and shared memory of GPU kernels\n\n"
+        "Written by `python -m benchmarks.compile_kernels --markdown FILE` on 20"
     )
     assert "with Triton 3.9.0: 2 kernels." in text
     assert "None spills." in text

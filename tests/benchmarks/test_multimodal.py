@@ -22,7 +22,7 @@ from benchmarks.multimodal.load import shown
 from benchmarks.multimodal.models import seeing_model, text_tower
 from benchmarks.multimodal.served import LOOP, Late, LoopWatch, Step, StepLog, Watched
 from benchmarks.multimodal.text import BEFORE, SEEING, TOWER, Speed
-from pegboard.conformance.model_suite import assert_close
+from pegboard.conformance.model_family.base import assert_close
 from pegboard.core.pipeline.counters import Counters
 from pegboard.tools.bench.images import ImageSize
 from pegboard.tools.bench.records import Record

@@ -10,8 +10,8 @@ import pytest
 from fastapi import APIRouter, Request, Response
 
 from pegboard.conformance.api_router import ApiRouterContract
-from pegboard.conformance.api_sampling import parameters_of
-from pegboard.conformance.api_texts import Event, Unreadable, all_texts, pieces_of, read_events, wrong_with
+from pegboard.conformance.api_router.sampling import parameters_of
+from pegboard.conformance.api_router.texts import Event, Unreadable, all_texts, pieces_of, read_events, wrong_with
 from pegboard.conformance.asgi import Exchange
 from pegboard.toolkit.http.bodies import parse_body
 from pegboard.toolkit.http.events import event

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pegboard.conformance.blocking import no_waiting
+from pegboard.conformance.rig.blocking import no_waiting
 
 
 @pytest.fixture

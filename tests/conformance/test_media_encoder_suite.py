@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pegboard.conformance.media_encoder import MediaEncoderContract
 from pegboard.plugins.media.api import MediaItem
+from pegboard.plugins.media.suite.media_encoder import MediaEncoderContract
 from tests.fakes.colour_encoder import ColourEncoder, colour_items, colour_model
 
 

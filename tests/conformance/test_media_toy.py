@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pegboard.conformance.checkpoints import VOCAB_SIZE
-from pegboard.conformance.media_processor import MediaProcessorContract
-from pegboard.conformance.media_toy import KEY, ToyProcessor
+from pegboard.conformance.rig.media_toy import KEY, ToyProcessor
+from pegboard.plugins.media.suite.media_processor import MediaProcessorContract
 from pegboard.toolkit.media.inputs import MediaKind
 from tests.fakes.toy_media import ppm, toy_settings
 

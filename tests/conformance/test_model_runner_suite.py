@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pegboard.conformance.model_runner import ModelRunnerContract
-from pegboard.conformance.paged import PlainAttention
+from pegboard.conformance.rig.paged import PlainAttention
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput, LogprobOutput

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.conformance.tape import LooksAtData, TapeCapture
+from pegboard.conformance.rig.tape import LooksAtData, TapeCapture
 from pegboard.toolkit.kernels.launch import Grid, launch
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pegboard.conformance import traces as module
 from pegboard.conformance.fakes import make_req
-from pegboard.conformance.traces import traces
+from pegboard.conformance.rig import traces as module
+from pegboard.conformance.rig.traces import traces
 
 
 class Keeper:

@@ -14,9 +14,9 @@ import yaml
 
 from pegboard.conformance.logits_processor import LogitsProcessorContract
 from pegboard.core.config.compose import compose
+from pegboard.core.frontend.intake import MAX_TOKEN_IDS
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import MAX_STOP_PATTERNS, MAX_STOP_STRINGS, SamplingParams
-from pegboard.core.pipeline.frontend.intake import MAX_TOKEN_IDS
 from pegboard.plugins.stop_expressions.program import MAX_STATES
 from pegboard.toolkit.http.generation import SamplingFields
 

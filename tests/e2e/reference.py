@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pegboard.conformance.paged import PagedRun
+from pegboard.conformance.rig.paged import PagedRun
 
 if TYPE_CHECKING:
     from pegboard.core.engine.engine import Engine

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from pegboard.core.frontend.intake import pack_ids
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
@@ -29,7 +30,6 @@ from pegboard.core.interfaces.messages import (
 from pegboard.core.interfaces.req import NO_ROW, Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.status import ReqStatus
-from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.stages import StepHooks
 from pegboard.core.registry.registry import Registry

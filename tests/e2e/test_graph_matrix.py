@@ -21,8 +21,8 @@ import pytest
 
 from pegboard.conformance.checkpoints import VOCAB_SIZE, tiny_checkpoint
 from pegboard.conformance.covering import covering
-from pegboard.conformance.fixed_attention import FixedExtends
-from pegboard.conformance.tape import TapeCapture
+from pegboard.conformance.rig.fixed_attention import FixedExtends
+from pegboard.conformance.rig.tape import TapeCapture
 from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
@@ -56,7 +56,7 @@ FIXED = Plugin(
         Provider(
             contract="attention",
             name="fixed",
-            factory="pegboard.conformance.fixed_attention:FixedExtends",
+            factory="pegboard.conformance.rig.fixed_attention:FixedExtends",
             summary="for tests",
             provides=FixedExtends.PROVIDES,
         ),

@@ -16,9 +16,9 @@ import pytest
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.conformance.servers import Served, serving
 from pegboard.core.engine.engine import Engine
+from pegboard.core.frontend.outputs import OutputState
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.frontend.outputs import OutputState
 
 MB = 2**20
 REQUESTS = 500

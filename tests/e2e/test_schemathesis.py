@@ -22,7 +22,7 @@ from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.conformance.servers import serving
 from pegboard.core.config.sections import ServerSection
 from pegboard.core.interfaces.http_front import HttpFront
-from pegboard.core.server.serve import listen
+from pegboard.toolkit.http.listening import listen
 from pegboard.toolkit.http.openapi import json_answer
 from pegboard.toolkit.http.server import HttpServer
 from tests.e2e.explore import PATIENCE, explore

@@ -34,7 +34,7 @@ from examples.shapes.evaluate import Model, fresh, shares
 from examples.shapes.files import MODEL, SPECIAL, build_config, build_tokenizer, write_files
 from examples.shapes.pictures import COLOURS, NUMBERS, SHAPES, SIZES, Scene, draw, png, random_scene
 from examples.shapes.quick import quicken
-from pegboard.conformance.model_suite import assert_close
+from pegboard.conformance.model_family.base import assert_close
 from pegboard.toolkit.text.tokenizer import Tokenizer
 
 CHANCE = {"colour": 1 / len(COLOURS), "count": 1 / len(NUMBERS), "shape": 1 / len(SHAPES)}

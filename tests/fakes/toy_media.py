@@ -1,4 +1,4 @@
-"""Files, settings and tokens of the toy's media (`pegboard.conformance.media_toy`)."""
+"""Files, settings and tokens of the toy's media (`pegboard.conformance.rig.media_toy`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pegboard.conformance.checkpoints import VOCAB_SIZE
-from pegboard.conformance.media_toy import TOKENS
+from pegboard.conformance.rig.media_toy import TOKENS
 
 
 def ppm(pixels: NDArray[np.uint8]) -> bytes:

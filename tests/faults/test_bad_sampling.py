@@ -12,9 +12,9 @@ import pytest
 
 from pegboard.conformance.asgi import Exchange, call
 from pegboard.conformance.fake_client import FakeEngineClient
+from pegboard.core.frontend.intake import Intake
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import GenerateRequest, OutputStream
-from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.core.registry.registry import Registry
 from pegboard.toolkit.http.app import build_app
 from tests.features import FEATURES as STAGES

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.conformance.fake_client import FakeTokenizer
+from pegboard.core.frontend.outputs import OutputState, merge
 from pegboard.core.interfaces.client import GenerateRequest, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import Accepted, TokenOutput, TokenOutputs
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.frontend.outputs import OutputState, merge
 from pegboard.core.pipeline.points import encoded
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.plugins.api_native.responses import Responder

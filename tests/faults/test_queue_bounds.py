@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from pegboard.conformance.fake_client import FakeEngineClient
+from pegboard.core.frontend import intake
+from pegboard.core.frontend.prompts import LONG_IDS
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import Accepted, Rejected, TokenizedBatch, TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.frontend import intake
-from pegboard.core.pipeline.frontend.prompts import LONG_IDS
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.core.server.scheduler_process import MAX_QUEUED_FILLS, MAX_QUEUED_REQUESTS
 from tests.core.pipeline.harness import Harness

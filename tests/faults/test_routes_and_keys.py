@@ -22,8 +22,8 @@ from pegboard.core.config.sections import EngineConfig, ServerSection
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.hooks import hookimpl
 from pegboard.core.server.client import AsyncEngineClient
-from pegboard.core.server.serve import exposure, listen
 from pegboard.toolkit.http.keys import Keys
+from pegboard.toolkit.http.listening import exposure, listen
 from pegboard.toolkit.http.route_table import levels
 from pegboard.toolkit.system.logs import configure_logging
 from tests.faults.whole_api import ADMIN_KEY, API_KEY, ask, bearer, questions, whole_app
@@ -327,14 +327,14 @@ def private(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
 
 
 def test_cve_2025_30202_private_addresses_need_no_key(private: socket.socket) -> None:
-    assert exposure(ServerSection(), Keys(), private) is None
+    assert exposure(ServerSection(), private, keyed=bool(Keys())) is None
 
 
 @pytest.mark.parametrize("keyed", [False, True])
 def test_cve_2025_30202_public_addresses_without_a_key_are_pointed_out(keyed: bool) -> None:
     server = ServerSection(host="0.0.0.0", port=0, api_key="k" if keyed else ())  # type: ignore[arg-type]
     with listen(server) as listener:
-        warning = exposure(server, Keys.of(server), listener)
+        warning = exposure(server, listener, keyed=bool(Keys.of(server)))
     if keyed:
         assert warning is None
     else:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from pegboard.core.frontend import stops as stops_of_requests
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenOutput, TokenOutputs
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.frontend import stops as stops_of_requests
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.plugins.stop_expressions import stage as expressions_module
 from pegboard.plugins.stop_expressions.program import Program

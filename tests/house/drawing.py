@@ -20,6 +20,7 @@ FLOORS = (
     "toolkit",
     "core.registry",
     "core.pipeline",
+    "core.frontend",
     "core.config",
     "core.engine",
     "core.server",
@@ -28,6 +29,8 @@ FLOORS = (
     "tools",
 )
 """Rooms from the ground up. A room imports those below it. `plugins` stands apart: on interfaces and toolkit alone."""
+BESIDE = {"core.frontend": "core.pipeline"}
+"""Rooms of one height: neither imports the other."""
 LONG_FUNCTION = 40
 LONG_FILE = 400
 
@@ -58,13 +61,14 @@ class House:
         return found
 
     def upwards(self) -> list[tuple[str, str]]:
-        """Return the pairs of modules in which the first imports from a room above its own."""
+        """Return the pairs of modules in which the first imports from a room above its own, or beside it."""
         floor = {name: number for number, name in enumerate(FLOORS)}
         return [
             (name, other)
             for name, others in self.imports.items()
             for other in sorted(others)
-            if room(name) in floor and room(other) in floor and floor[room(other)] > floor[room(name)]
+            if room(name) in floor and room(other) in floor
+            if floor[room(other)] > floor[room(name)] or BESIDE.get(room(name)) == room(other)
         ]
 
     def circles(self) -> list[list[str]]:

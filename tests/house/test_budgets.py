@@ -12,16 +12,17 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 18_040,
-    "core.cli": 300,
-    "core.config": 2_170,
+    "conformance": 17_150,
+    "core.cli": 180,
+    "core.config": 2_010,
     "core.engine": 1_890,
+    "core.frontend": 940,
     "core.interfaces": 6_010,
-    "core.pipeline": 7_450,
+    "core.pipeline": 6_510,
     "core.registry": 910,
-    "core.server": 1_530,
-    "plugins": 55_790,
-    "toolkit": 16_150,
+    "core.server": 1_370,
+    "plugins": 56_990,
+    "toolkit": 16_680,
     "tools": 12_260,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
@@ -31,7 +32,7 @@ HEART_LINES = 3_000
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {
-    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 8),
+    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 9),
     # A parameter of users with its type (10), which the core refuses where no plugin serves it (2).
     "grammar": (r"grammars?", 12),
     "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1),

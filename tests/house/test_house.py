@@ -12,7 +12,6 @@ from tests.house.drawing import FLOORS, LONG_FILE, LONG_FUNCTION, House, _import
 LONG_FILES = {
     "conformance.model_runner": "one contract with seven capabilities",
     "conformance.sampler": "one contract; its statistics share their tables",
-    "plugins.grammar.suite": "one contract with six kinds of grammars, and one walk through them",
     "toolkit.grammars.gbnf": "one reader, from characters to rules",
 }
 """Modules that may be longer, and why. A new entry needs a reason that a reviewer accepts."""
@@ -86,10 +85,15 @@ class TestDrawing:
             pegboard__core__pipeline__c="def f():\n    import pegboard.core.pipeline.a\n",
             pegboard__toolkit__d="from pegboard.core.server import e",
             pegboard__core__server__e="",
+            pegboard__core__frontend__f="from pegboard.core.pipeline import a\nfrom pegboard.core.registry import g",
+            pegboard__core__registry__g="",
         )
         rooms = "pegboard.core.pipeline."
         assert drawn.circles() == [[f"{rooms}a", f"{rooms}b", f"{rooms}c"]]
-        assert drawn.upwards() == [("pegboard.toolkit.d", "pegboard.core.server.e")]
+        assert drawn.upwards() == [
+            ("pegboard.toolkit.d", "pegboard.core.server.e"),
+            ("pegboard.core.frontend.f", f"{rooms}a"),
+        ]
 
     def test_loose_types(self, tmp_path: Path) -> None:
         for folder, text in (

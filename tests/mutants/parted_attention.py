@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pegboard.conformance.fixed_attention import FixedAttention
+from pegboard.conformance.rig.fixed_attention import FixedAttention
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.layers import LayerSpec

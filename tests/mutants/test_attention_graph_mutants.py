@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from pegboard.conformance.attention_eight_bit import AttentionEightBitTests
-from pegboard.conformance.attention_fixed import AttentionFixedTests
-from pegboard.conformance.attention_prefix import AttentionPrefixTests
+from pegboard.conformance.attention.common_prefix import AttentionPrefixTests
+from pegboard.conformance.attention.eight_bit import AttentionEightBitTests
+from pegboard.conformance.attention.fixed import AttentionFixedTests
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.kv_pool import KVPool

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from pegboard.conformance.attention import AttentionContract
-from pegboard.conformance.attention_eight_bit import AttentionEightBitTests
-from pegboard.conformance.attention_fixed import AttentionFixedTests
-from pegboard.conformance.attention_fixed_extends import AttentionFixedExtendTests
-from pegboard.conformance.attention_prefix import AttentionPrefixTests
-from pegboard.conformance.attention_trees import AttentionTreeTests
+from pegboard.conformance.attention.common_prefix import AttentionPrefixTests
+from pegboard.conformance.attention.eight_bit import AttentionEightBitTests
+from pegboard.conformance.attention.fixed import AttentionFixedTests
+from pegboard.conformance.attention.fixed_extends import AttentionFixedExtendTests
+from pegboard.conformance.attention.trees import AttentionTreeTests
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.forward import ForwardBatch

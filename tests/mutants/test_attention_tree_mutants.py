@@ -158,7 +158,7 @@ def test_caught(mutant: Mutant) -> None:
 
 def test_every_test_of_trees_has_a_mutant() -> None:
     """But those that run on a GPU or in the whole matrices only."""
-    from pegboard.conformance.attention_trees import AttentionTreeTests
+    from pegboard.conformance.attention.trees import AttentionTreeTests
 
     own = {name for name in vars(AttentionTreeTests) if name.startswith("test")}
     assert own - {mutant.caught_by for mutant in MUTANTS} == {"test_any_larger_trees", "test_any_trees_on_gpu"}

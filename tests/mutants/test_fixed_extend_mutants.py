@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.conformance.attention_fixed_extends import AttentionFixedExtendTests
+from pegboard.conformance.attention.fixed_extends import AttentionFixedExtendTests
 from pegboard.conformance.model_runner import ModelRunnerContract
+from pegboard.conformance.model_runner.prefill_graphs import RunnerPrefillGraphTests
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.conformance.runner_prefill_graphs import RunnerPrefillGraphTests
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
 from pegboard.core.interfaces.graphs import GraphCapture
 from pegboard.core.interfaces.kv_pool import KVPool

@@ -14,7 +14,8 @@ from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.grammar.api import CompiledGrammar, GrammarMatcher
-from pegboard.plugins.grammar.suite import EOS, GrammarContract
+from pegboard.plugins.grammar.suite import GrammarContract
+from pegboard.plugins.grammar.suite.cases import EOS
 from pegboard.plugins.grammar_llguidance.backend import LLGuidanceBackend
 from pegboard.toolkit.grammars.grammar import parts_of
 

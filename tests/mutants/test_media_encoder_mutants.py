@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pegboard.conformance.media_encoder import MediaEncoderContract
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.plugins.media.api import MediaPiece, MediaStates
+from pegboard.plugins.media.suite.media_encoder import MediaEncoderContract
 from tests.fakes.colour_encoder import ColourEncoder, colour_items, colour_model
 
 

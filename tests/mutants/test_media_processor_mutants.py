@@ -10,9 +10,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from pegboard.conformance.media_processor import MediaProcessorContract
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.plugins.media.api import MediaLayout, MediaShape, MediaSpan
+from pegboard.plugins.media.suite.media_processor import MediaProcessorContract
 from pegboard.plugins.mm_qwen_vl.processor import QwenVLProcessor
 from pegboard.toolkit.media.inputs import MediaKind
 from tests.plugins.mm_qwen_vl.models import config

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pegboard.conformance.model_runner import ModelRunnerContract
+from pegboard.conformance.model_runner.fakes import WatchedNetwork
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.conformance.runner_fakes import WatchedNetwork
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
 from pegboard.core.interfaces.model_runner import ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingBatch

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from pegboard.conformance.model_family import ModelFamilyContract
-from pegboard.conformance.model_scales import ScaleTests
+from pegboard.conformance.model_family.scales import ScaleTests
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_family import Network

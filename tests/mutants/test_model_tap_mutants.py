@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pegboard.conformance.model_family import ModelFamilyContract
-from pegboard.conformance.model_taps import TapTests
+from pegboard.conformance.model_family.taps import TapTests
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.forward import ForwardBatch, Taps

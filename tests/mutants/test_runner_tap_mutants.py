@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pegboard.conformance.model_runner import ModelRunnerContract
+from pegboard.conformance.model_runner.taps import RunnerTapTests
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.conformance.runner_taps import RunnerTapTests
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput, Taps
 from pegboard.core.interfaces.model_runner import ModelEnds, ModelRunnerContext

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pegboard.conformance.model_runner import ModelRunnerContract
+from pegboard.conformance.model_runner.trees import RunnerTreeTests
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.conformance.runner_trees import RunnerTreeTests
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
 from pegboard.core.interfaces.model_runner import ModelRunnerContext
@@ -68,7 +68,7 @@ class UsesAnother(LayeredRunner):
     """Not broken: it takes another attention backend than the one that it is given."""
 
     def __init__(self, options: Any, ctx: ModelRunnerContext) -> None:
-        from pegboard.conformance.paged import PlainAttention
+        from pegboard.conformance.rig.paged import PlainAttention
         from pegboard.core.interfaces.attention import AttentionContext
 
         super().__init__(options, ctx)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.conformance.stage_ahead import FORBIDDEN, AheadContract
-from pegboard.conformance.stage_rig import next_token
+from pegboard.conformance.stage.ahead import FORBIDDEN, AheadContract
+from pegboard.conformance.stage.rig import next_token
 from pegboard.core.interfaces.ahead import AheadRoom, LogPart, Verified, Wants
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.req import Req

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.conformance.stage_sources import SourceContract
+from pegboard.conformance.stage.sources import SourceContract
 from pegboard.core.interfaces.batch import StageWork
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.req import Req

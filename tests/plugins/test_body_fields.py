@@ -9,7 +9,7 @@ import pytest
 
 from pegboard.conformance.asgi import call
 from pegboard.conformance.fake_client import FakeEngineClient
-from pegboard.conformance.fake_media import fake_processor
+from pegboard.conformance.rig.fake_media import fake_processor
 from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.plugin import BodyField
 from pegboard.plugins.api_anthropic.options import AnthropicOptions

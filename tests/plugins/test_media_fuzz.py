@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pegboard.conformance.asgi import call
 from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
-from pegboard.conformance.fake_media import fake_processor
 from pegboard.conformance.properties import properties
+from pegboard.conformance.rig.fake_media import fake_processor
 from tests.toolkit.chat.media_chats import address, encoded
 from tests.toolkit.chat.templates import TOOLS_AND_PARTS
 from tests.toolkit.chat.text_corpus import make_app

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
-from pegboard.conformance.no_looks import LookedAtData, NoLooks, watched
+from pegboard.conformance.rig.no_looks import LookedAtData, NoLooks, watched
 from pegboard.core.engine.build import BuiltScheduler
 from pegboard.core.engine.engine import Engine, GenerateOutput
 from pegboard.core.interfaces.attention import AttentionContext

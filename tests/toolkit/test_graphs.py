@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.conformance.attention_fakes import QuietPool
-from pegboard.conformance.fixed_attention import FixedAttention
-from pegboard.conformance.tape import TapeCapture
+from pegboard.conformance.attention.batches import QuietPool
+from pegboard.conformance.rig.fixed_attention import FixedAttention
+from pegboard.conformance.rig.tape import TapeCapture
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
 from pegboard.core.interfaces.kv_pool import KVPoolContext

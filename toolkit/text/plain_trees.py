@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Hashable, Mapping
+from pathlib import Path
 
 import yaml
 
@@ -93,6 +94,28 @@ def read_json(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
     except ValueError as error:
         # Numbers with thousands of digits.
         raise ConfigError(Problem(name, f"not valid JSON: {error}")) from error
+
+
+_READERS = {".yaml": read_yaml, ".yml": read_yaml, ".toml": read_toml, ".json": read_json}
+FILE_SUFFIXES = tuple(_READERS)
+"""How the names of config files end."""
+
+
+def read_file(path: Path) -> tuple[dict[str, object], dict[str, str]]:
+    """As `read_yaml`, of a file: YAML, TOML or JSON, by its ending. Raises ConfigError also where it cannot be read."""
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise ConfigError(Problem(str(path), f"a config file ends in {', '.join(FILE_SUFFIXES)}"))
+    try:
+        return reader(path.read_text("utf-8-sig"), str(path))
+    except FileNotFoundError:
+        raise ConfigError(Problem(str(path), "there is no such file")) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(Problem(str(path), f"cannot be read: it is not UTF-8 ({error})")) from error
+    except OSError as error:
+        raise ConfigError(Problem(str(path), f"cannot be read: {error}")) from error
+    except RecursionError:
+        raise ConfigError(Problem(str(path), TOO_DEEP)) from None
 
 
 def _top(data: object, name: str) -> dict[str, object]:

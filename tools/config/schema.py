@@ -10,13 +10,14 @@ from pydantic import Field
 
 from pegboard.core.config.merge import Merged, default_layers
 from pegboard.core.config.option_models import tolerant, with_options
-from pegboard.core.config.section import AUTO, Section, UseSection, derived
+from pegboard.core.config.section import AUTO, Section, UseSection
 from pegboard.core.config.shape import SWITCHES, Shape, use_path
 from pegboard.core.interfaces.contract import Cardinality, Contract
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.options import SectionFields
 from pegboard.core.registry.records import ProviderRecord
 from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.system.pydantic_models import derived
 
 
 def schema(registry: Registry) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from pegboard.conformance.stage import StageContract
-from pegboard.conformance.stage_ahead import AheadContract
-from pegboard.conformance.stage_sources import SourceContract
+from pegboard.conformance.stage.ahead import AheadContract
+from pegboard.conformance.stage.sources import SourceContract
 from pegboard.core.interfaces.errors import InvalidRequest
 
 from pegboard_example_plugin.stages.checksums import Checksums

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pegboard.conformance.blocking import no_waiting
+from pegboard.conformance.rig.blocking import no_waiting
 from pegboard.plugins.kv_handoff.api.transfer import MAX_DESCRIPTION, TransferError
 from pegboard.plugins.kv_handoff.suite.ending import EndingTests
 from pegboard.plugins.kv_handoff.suite.reading import ReadingTests

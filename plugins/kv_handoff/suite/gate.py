@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pegboard.conformance.admission_gate import PATIENCE, AdmissionGateContract, ManualClock, gated_request
-from pegboard.conformance.blocking import no_waiting
-from pegboard.conformance.gate_rig import assert_unchanged, let_threads_work, state_of
+from pegboard.conformance.admission_gate.rig import assert_unchanged, let_threads_work, state_of
+from pegboard.conformance.rig.blocking import no_waiting
 from pegboard.conformance.suite import capability, lacks
 from pegboard.core.interfaces.admission_gate import GateState, Verdict
 from pegboard.core.interfaces.errors import Unsupported

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegboard.conformance.attention_fakes import make_layer
-from pegboard.conformance.paged import PlainPool
+from pegboard.conformance.attention.batches import make_layer
 from pegboard.conformance.properties import properties
+from pegboard.conformance.rig.paged import PlainPool
 from pegboard.conformance.suite import ContractSuite
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.options import NoOptions

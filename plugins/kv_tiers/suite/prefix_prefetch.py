@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pegboard.conformance.prefix_books import run_of
+from pegboard.conformance.prefix_cache.books import run_of
 from pegboard.conformance.suite import capability
 from pegboard.plugins.kv_tiers.suite.prefix_tier_books import TierBooks
 from pegboard.plugins.kv_tiers.suite.prefix_tier_suite import TierSuite

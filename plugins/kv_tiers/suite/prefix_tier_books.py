@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pegboard.conformance.prefix_books import key_of
-from pegboard.conformance.prefix_promise_books import PromiseBooks
+from pegboard.conformance.prefix_cache.books import key_of
+from pegboard.conformance.prefix_cache.promise_books import PromiseBooks
 from pegboard.core.interfaces.keys import PrefixMemo
 from pegboard.plugins.kv_tiers.api import PageLoad, Prefetch, Prefetching
 from pegboard.plugins.kv_tiers.suite.tier_fakes import HandJob, HandMover

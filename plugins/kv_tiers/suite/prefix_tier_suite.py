@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pegboard.conformance.prefix_promises import PromiseTests
+from pegboard.conformance.prefix_cache.promises import PromiseTests
 from pegboard.plugins.kv_tiers.api import Job
 from pegboard.plugins.kv_tiers.suite.prefix_tier_books import TierBooks
 from pegboard.plugins.kv_tiers.suite.tier_fakes import HandMover

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pegboard.conformance.prefix_books import run_of
-from pegboard.conformance.prefix_promises import LENGTH, sizes
+from pegboard.conformance.prefix_cache.books import run_of
+from pegboard.conformance.prefix_cache.promises import LENGTH, sizes
 from pegboard.conformance.suite import capability
 from pegboard.plugins.kv_tiers.suite.prefix_tier_suite import TierSuite
 from pegboard.plugins.kv_tiers.suite.tier_fakes import HandJob

@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 import pytest
 
-from pegboard.conformance.dying import state_of
-from pegboard.conformance.footprint import growing, growth, with_class
-from pegboard.conformance.interrupting import ended, interrupted
+from pegboard.conformance.rig.dying import state_of
+from pegboard.conformance.rig.footprint import growing, growth, with_class
+from pegboard.conformance.rig.interrupting import ended, interrupted
 from pegboard.plugins.kv_tiers.api import KVStorageContext
 from pegboard.plugins.kv_tiers.suite.storage_rig import StorageRig, Stores, Talk, numbered
 

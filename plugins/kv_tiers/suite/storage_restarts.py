@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pegboard.conformance.dying import die_after_change, work_and_die
+from pegboard.conformance.rig.dying import die_after_change, work_and_die
 from pegboard.conformance.suite import capability
 from pegboard.plugins.kv_tiers.suite.storage_rig import StorageRig, Stores, Talk, numbered, odd_keys, saying
 

@@ -15,8 +15,8 @@ from typing import ClassVar
 
 import pytest
 
-from pegboard.conformance.dying import work_and_die
-from pegboard.conformance.interrupting import ended
+from pegboard.conformance.rig.dying import work_and_die
+from pegboard.conformance.rig.interrupting import ended
 from pegboard.conformance.suite import ContractSuite
 from pegboard.core.interfaces.clock import Clock
 from pegboard.plugins.kv_tiers.api import KVStorage, KVStorageContext

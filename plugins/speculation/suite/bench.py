@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pegboard.conformance.paged import PlainAttention, PlainPool
-from pegboard.conformance.tails import as_int64, tree_bits
+from pegboard.conformance.rig.paged import PlainAttention, PlainPool
+from pegboard.conformance.rig.tails import as_int64, tree_bits
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
 from pegboard.core.interfaces.kv_pool import KVPoolContext

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pegboard.conformance.steps import StepCounter
+from pegboard.conformance.rig.steps import StepCounter
 from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.plugins.speculation.api import DraftRow
 from pegboard.toolkit.sampling import tree

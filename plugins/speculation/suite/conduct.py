@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pegboard.conformance.blocking import no_waiting
-from pegboard.conformance.dying import work_and_die
-from pegboard.conformance.footprint import growth, with_class
-from pegboard.conformance.steps import TooManySteps
+from pegboard.conformance.rig.blocking import no_waiting
+from pegboard.conformance.rig.dying import work_and_die
+from pegboard.conformance.rig.footprint import growth, with_class
+from pegboard.conformance.rig.steps import TooManySteps
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.plugins.speculation.suite.checks import MOST, VOCAB, PlainTree, plain, step_counter
 from pegboard.plugins.speculation.suite.rig import Life, SpeculatorRig, step

@@ -13,7 +13,6 @@ from pydantic import Field, field_validator
 
 from pegboard.core.config.compose import ResolvedConfig, compose
 from pegboard.core.config.early import import_chosen
-from pegboard.core.config.merge import value_at
 from pegboard.core.config.select import Selection
 from pegboard.core.config.shape import Shape
 from pegboard.core.config.suggest import known_option
@@ -23,6 +22,7 @@ from pegboard.core.interfaces.options import Options, PositiveInt, SectionFields
 from pegboard.core.interfaces.plugin import Plugin, Provider, Requirement
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.text.dotted_trees import value_at
 from pegboard.tools.config.describe import core_keys_of, show
 from pegboard.tools.config.schema import schema
 

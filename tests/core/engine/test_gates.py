@@ -12,6 +12,7 @@ from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext, KVAccess
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.plugins.gate_session.gate import SessionGate
 from pegboard_drills.gate import DrillGate
@@ -74,6 +75,18 @@ def test_a_gate_that_brings_kv_needs_the_plugin(model: Path) -> None:
 def test_the_gate_that_brings_kv_comes_last(model: Path) -> None:
     with pytest.raises(ConfigError, match="'drill' brings KV, so it comes last; put session before it"):
         Engine.from_config(config(model, "drill", "session"))
+
+
+def test_a_gate_that_raises_where_it_is_told_of_kv_is_counted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: DrillGate, req: Req, slots: object) -> None:
+        raise RuntimeError("no place for it")
+
+    monkeypatch.setattr(DrillGate, "computed", broken)
+    with Engine.from_config(config(model, "drill")) as engine:
+        answer = engine.generate("a", {"max_new_tokens": 4}, params={"drill": {}})
+        assert answer.finish_reason is not None
+        assert answer.finish_reason["message"] == "the gate 'drill' failed: RuntimeError: no place for it"
+        assert engine.stats()["plugin_failures_by"] == {"admission_gate": {"drill": 1}}
 
 
 def test_readers_do_not_give_up_what_a_gate_holds(model: Path) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pegboard.conformance.stage import stage_context
 from pegboard.core.config.sections import SchedulerSection
+from pegboard.core.frontend.intake import pack_ids
 from pegboard.core.interfaces.batch import ModelWorkerBatch, TableChanges
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.layers import ModelSpec
@@ -32,7 +33,6 @@ from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.pipeline.batch import BatchBuilder
 from pegboard.core.pipeline.executor import Done, LocalExecutor
-from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.core.pipeline.memory import RUN, MemoryManager
 from pegboard.core.pipeline.points import Points, encoded
 from pegboard.core.pipeline.results import ResultStage

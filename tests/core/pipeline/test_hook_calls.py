@@ -44,7 +44,7 @@ from pegboard.core.registry.hooks import Hooks
 from pegboard.core.registry.registry import Registry
 from pegboard.core.server.model_names import ModelNames
 from pegboard.core.server.serve import build_api
-from tests.core.pipeline.frontend.test_intake import INFO
+from tests.core.frontend.test_intake import INFO
 
 
 @dataclass

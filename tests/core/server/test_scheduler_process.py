@@ -13,7 +13,8 @@ from pegboard.core.interfaces.messages import (
     TokenOutputs,
     ToScheduler,
 )
-from pegboard.core.server.scheduler_process import Watchdog, run
+from pegboard.core.server.scheduler_process import run
+from pegboard.toolkit.system.watchdog import Watchdog
 
 
 class Notes:

@@ -21,7 +21,7 @@ import pytest
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.core.config.sections import ServerSection
 from pegboard.core.interfaces.errors import PegboardError
-from pegboard.core.server.serve import listen
+from pegboard.toolkit.http.listening import listen
 from tests.core.server.api_server import PATIENCE, Server, running, wait_for
 
 LONG = {"max_new_tokens": 50_000}

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from pegboard.conformance.media_toy import ToyProcessor
+from pegboard.conformance.rig.media_toy import ToyProcessor
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.media.api import MediaShape, MediaSource
 

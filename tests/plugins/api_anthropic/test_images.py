@@ -12,7 +12,7 @@ import pytest
 
 from pegboard.conformance.asgi import call
 from pegboard.conformance.fake_client import SCRIPT, FakeEngineClient, FakeTokenizer
-from pegboard.conformance.fake_media import fake_processor
+from pegboard.conformance.rig.fake_media import fake_processor
 from pegboard.toolkit.media.inputs import MediaPrompt
 from tests.plugins.api_anthropic.test_router import COUNT, PATH, TOOL, make_app
 from tests.toolkit.chat.media_chats import encoded, picture

@@ -10,9 +10,9 @@ from typing import Any
 from pegboard.conformance.asgi import Exchange, call
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.conformance.fakes import session_store
+from pegboard.core.frontend.intake import Intake
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import Embedding, EmbedRequest, GenerateRequest, OutputStream
-from pegboard.core.pipeline.frontend.intake import Intake
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.router import NativeRouter
 from pegboard.toolkit.http.app import build_app

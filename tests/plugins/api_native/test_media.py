@@ -12,8 +12,8 @@ import pytest
 
 from pegboard.conformance.asgi import Exchange, call
 from pegboard.conformance.fake_client import FakeEngineClient
-from pegboard.conformance.fake_media import FIRST_ID, fake_processor
 from pegboard.conformance.fakes import session_store
+from pegboard.conformance.rig.fake_media import FIRST_ID, fake_processor
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.plugins.api_native.router import NativeRouter

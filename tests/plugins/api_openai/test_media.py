@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from pegboard.conformance.fake_client import SCRIPT, FakeEngineClient, FakeTokenizer
-from pegboard.conformance.fake_media import fake_processor
 from pegboard.conformance.fakes import session_store
+from pegboard.conformance.rig.fake_media import fake_processor
 from pegboard.toolkit.media.inputs import MediaPrompt, MediaSettings
 from tests.plugins.api_openai import asking
 from tests.plugins.api_openai.asking import make_app

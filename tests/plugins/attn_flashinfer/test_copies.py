@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.conformance.attention_fakes import CPU, AttentionRig, Lens, make_layer
+from pegboard.conformance.attention.batches import CPU, AttentionRig, Lens, make_layer
 from pegboard.core.interfaces.on_device import on_device
 from pegboard.plugins.attn_flashinfer.options import FlashInferOptions
 from tests.plugins.attn_flashinfer.fake_flashinfer import FakeFlashInfer

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pegboard.conformance.attention import AttentionContract
-from pegboard.conformance.attention_fakes import AttentionRig, Lens, make_layer, make_sinks
-from pegboard.conformance.attention_tree_rig import TreeRig
+from pegboard.conformance.attention.batches import AttentionRig, Lens, make_layer, make_sinks
+from pegboard.conformance.attention.tree_rig import TreeRig
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.plugins.attn_flashinfer.backend import FlashInferAttention

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.conformance.attention_fakes import AttentionRig, Lens, make_layer
+from pegboard.conformance.attention.batches import AttentionRig, Lens, make_layer
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.plugins.attn_flashinfer.backend import FlashInferAttention
 from pegboard.plugins.attn_flashinfer.options import FlashInferOptions

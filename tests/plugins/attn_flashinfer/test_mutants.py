@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pegboard.conformance.attention import AttentionContract
-from pegboard.conformance.attention_fakes import AttentionRig, make_layer
+from pegboard.conformance.attention.batches import AttentionRig, make_layer
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.plugins.attn_flashinfer.options import FlashInferOptions
 from tests.plugins.attn_flashinfer import spoilt

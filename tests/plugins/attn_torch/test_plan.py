@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegboard.conformance.attention_fakes import AttentionRig, attention_reference, make_layer
+from pegboard.conformance.attention.batches import AttentionRig, attention_reference, make_layer
 from pegboard.conformance.properties import properties
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.plugins.attn_torch.backend import TorchAttention

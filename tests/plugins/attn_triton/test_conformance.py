@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pegboard.conformance.attention import AttentionContract
-from pegboard.conformance.attention_fakes import AttentionRig, make_layer
-from pegboard.conformance.attention_suite import DECODES, RAGGED
+from pegboard.conformance.attention.base import DECODES, RAGGED
+from pegboard.conformance.attention.batches import AttentionRig, make_layer
 
 # As it should: see kernel_parts.scored_block. Only the interpreter, which is numpy, mentions it.
 OVERFLOWS = pytest.mark.filterwarnings("ignore:.*overflow encountered in exp2")

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pegboard.conformance.attention_fakes import AttentionRig, make_layer
+from pegboard.conformance.attention.batches import AttentionRig, make_layer
 from pegboard.plugins.attn_triton.backend import TritonAttention
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegboard.conformance.attention_fakes import make_layer
+from pegboard.conformance.attention.batches import make_layer
 from pegboard.conformance.properties import properties
 from pegboard.plugins.attn_triton.blocks import (
     MAX_GROUP,

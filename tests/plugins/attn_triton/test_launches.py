@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.conformance.attention_fakes import AttentionRig, Lens, make_layer
+from pegboard.conformance.attention.batches import AttentionRig, Lens, make_layer
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode
 from pegboard.core.interfaces.on_device import on_device
 from pegboard.plugins.attn_triton.backend import TritonAttention

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from pegboard.conformance.attention_fakes import make_layer
+from pegboard.conformance.attention.batches import make_layer
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.plugins.attn_triton.backend import TritonAttention

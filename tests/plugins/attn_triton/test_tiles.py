@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pegboard.conformance.attention_fakes import CPU, AttentionRig, make_layer
+from pegboard.conformance.attention.batches import CPU, AttentionRig, make_layer
 from pegboard.conformance.properties import properties
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode
 from pegboard.plugins.attn_triton.backend import TritonAttention

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pegboard.conformance.fakes import CountingAllocator
-from pegboard.conformance.prefix_books import Books, key_of
+from pegboard.conformance.prefix_cache.books import Books, key_of
 from pegboard.core.interfaces.keys import PrefixMemo
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.cache_block import blocks as blocks_module

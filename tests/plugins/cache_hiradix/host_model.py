@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from pegboard.conformance.prefix_books import Prefix
+from pegboard.conformance.prefix_cache.books import Prefix
 from pegboard.core.interfaces.keys import PrefixMemo
 from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContext, PrefixMatch
 from pegboard.plugins.kv_tiers.suite.prefix_tier_books import TierBooks

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from pegboard.conformance.prefix_machine import NAMESPACES, CacheMachine
-from pegboard.conformance.prefix_promise_books import PromiseLock, Request
+from pegboard.conformance.prefix_cache.machine import NAMESPACES, CacheMachine
+from pegboard.conformance.prefix_cache.promise_books import PromiseLock, Request
 from pegboard.plugins.cache_hiradix.cache import HiRadixCache
 from pegboard.plugins.cache_hiradix.options import HiRadixOptions
 from pegboard.plugins.kv_tiers.api import Job, Prefetch

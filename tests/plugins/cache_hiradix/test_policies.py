@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pegboard.conformance.prefix_books import Books, key_of
+from pegboard.conformance.prefix_cache.books import Books, key_of
 from pegboard.plugins.cache_hiradix.cache import HiRadixCache
 from pegboard.plugins.cache_hiradix.options import HiRadixOptions
 from pegboard.plugins.kv_tiers.suite.prefix_tier_books import TierBooks

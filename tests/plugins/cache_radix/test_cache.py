@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pegboard.conformance.prefix_books import Books, key_of
+from pegboard.conformance.prefix_cache.books import Books, key_of
 from pegboard.plugins.cache_radix.cache import RadixCache
 from pegboard.plugins.cache_radix.options import RadixOptions
 

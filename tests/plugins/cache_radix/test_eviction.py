@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.conformance.prefix_books import Books
+from pegboard.conformance.prefix_cache.books import Books
 from pegboard.plugins.cache_radix.cache import RadixCache
 from pegboard.plugins.cache_radix.options import RadixOptions
 from pegboard.toolkit.cache.eviction import KEYS

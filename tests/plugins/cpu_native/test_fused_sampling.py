@@ -14,7 +14,7 @@ import torch
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.conformance.model_runner import ModelRunnerContract
-from pegboard.conformance.runner_fakes import Rig, ScriptedProcessor
+from pegboard.conformance.model_runner.fakes import Rig, ScriptedProcessor
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.forward import EmbedOverlay, LogprobOutput

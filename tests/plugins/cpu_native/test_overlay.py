@@ -12,7 +12,9 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from pegboard.conformance.model_references import (
+from pegboard.conformance.model_runner import ModelRunnerContract
+from pegboard.conformance.model_runner.fakes import Rig
+from pegboard.conformance.rig.model_references import (
     OverlaidPrompt,
     lay_over,
     overlaid_logits,
@@ -21,8 +23,6 @@ from pegboard.conformance.model_references import (
     read_config,
     transformers_model,
 )
-from pegboard.conformance.model_runner import ModelRunnerContract
-from pegboard.conformance.runner_fakes import Rig
 from pegboard.core.interfaces.forward import EmbedOverlay
 from tests.plugins.cpu_native.instruction_sets import EACH
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pegboard.conformance.attention_trees import BUSH, CHAIN, COMB, STAR, draw_tree
+from pegboard.conformance.attention.trees import BUSH, CHAIN, COMB, STAR, draw_tree
 from pegboard.conformance.properties import properties
-from pegboard.conformance.tails import Tree, as_int64, seen_keys, tree_bits
+from pegboard.conformance.rig.tails import Tree, as_int64, seen_keys, tree_bits
 from pegboard.plugins.cpu_native.model import NativeModel
 from tests.plugins.cpu_native.instruction_sets import EACH, SETS
 from tests.plugins.cpu_native.test_attention import HEADS, Case, check, model

@@ -8,10 +8,13 @@ import pytest
 
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import Grammar
+from pegboard.core.interfaces.stage import Stage
 from pegboard.core.interfaces.step import TokenValues
 from pegboard.core.pipeline.services import Services
 from pegboard.plugins.grammar.constraint import state_of
+from pegboard.plugins.grammar.stage import GrammarStage
 from pegboard.plugins.grammar.state import look_ahead
+from pegboard.plugins.grammar.work import GrammarWork, WorkLimits
 from tests.plugins.kv_handoff.test_handoff import LOOPS, World
 
 Change = Callable[[pytest.MonkeyPatch], None]
@@ -33,6 +36,29 @@ def follow_grammars(loop: str) -> None:
     world.run()
     for rid, script in scripts.items():
         assert (world.harness.tokens(rid), world.harness.finish(rid)) == (script, {"type": "stop"}), rid
+
+
+@LOOPS
+def test_a_token_that_comes_is_a_step_with_time_of_its_own(loop: str) -> None:
+    come_after_a_slow_step(loop)
+
+
+def come_after_a_slow_step(loop: str) -> None:
+    """Whatever the step before has taken, a matcher that is known to be quick goes on at once."""
+    work = GrammarWork(WorkLimits(step_seconds=60, seconds=1000))
+    world = World(loop, grammars=True, work=work)
+    sampling = {"grammar": Grammar("regex", "tokens 9 4 8")}
+    world.submit("known", n=20, sampling=sampling)
+    world.run()
+    waits = world.harness.points.reports.figures()["grammar_waits"]
+    world.submit("after", n=20, drill={"act": "bring", "delay": 0.1, "token": 9}, sampling=sampling)
+    state = state_of(world.harness.scheduler.requests.alive["after"])
+    assert state is not None
+    computing, clock = work.now()
+    work.spent(state, (computing - 100, clock))
+    world.run()
+    assert world.harness.tokens("after") == [9, 4, 8]
+    assert world.harness.points.reports.figures()["grammar_waits"] == waits
 
 
 # ---- mutants ---------------------------------------------------------------------------------------------------------
@@ -71,3 +97,10 @@ def test_broken_grammars_are_noticed(monkeypatch: pytest.MonkeyPatch, loop: str,
     change(monkeypatch)
     with pytest.raises(AssertionError):
         follow_grammars(loop)
+
+
+@LOOPS
+def test_time_that_is_not_given_is_noticed(monkeypatch: pytest.MonkeyPatch, loop: str) -> None:
+    monkeypatch.setattr(GrammarStage, "adopt", Stage.adopt)
+    with pytest.raises(AssertionError):
+        come_after_a_slow_step(loop)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from pegboard.conformance.admission_gate import ManualClock
+from pegboard.core.frontend.intake import pack_ids
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
@@ -21,7 +22,6 @@ from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import Grammar, SamplingParams
 from pegboard.core.pipeline.arrivals import new_req
-from pegboard.core.pipeline.frontend.intake import pack_ids
 from pegboard.plugins.grammar.api import CompiledGrammar
 from pegboard.plugins.grammar.constraint import Grammars
 from pegboard.plugins.grammar.gate import GrammarGate

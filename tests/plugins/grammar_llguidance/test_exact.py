@@ -16,7 +16,8 @@ from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.grammar.api import GrammarBackend, GrammarContext
-from pegboard.plugins.grammar.suite import EOS, WIDTH, bytes_of
+from pegboard.plugins.grammar.suite.cases import EOS, WIDTH
+from pegboard.plugins.grammar.suite.walks import bytes_of
 from pegboard.plugins.grammar_llguidance.backend import LLGuidanceBackend
 from pegboard.plugins.grammar_llguidance.options import LLGuidanceOptions
 from pegboard.plugins.grammar_llguidance.ranges import Bounds, integers, numbers

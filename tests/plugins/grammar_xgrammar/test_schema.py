@@ -11,8 +11,9 @@ import pytest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.grammar.api import GrammarContext
-from pegboard.plugins.grammar.suite import EOS, GrammarContract
-from pegboard.plugins.grammar.suite import schema as json_schema
+from pegboard.plugins.grammar.suite import GrammarContract
+from pegboard.plugins.grammar.suite.cases import EOS
+from pegboard.plugins.grammar.suite.cases import schema as json_schema
 
 REFUSED: tuple[Any, ...] = (
     {"type": "array", "uniqueItems": True},

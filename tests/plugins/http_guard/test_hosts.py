@@ -7,10 +7,10 @@ import socket
 import pytest
 
 from pegboard.core.config.sections import ServerSection
-from pegboard.core.server.serve import listen
 from pegboard.plugins.http_guard.hosts import Hosts
 from pegboard.plugins.http_guard.options import GuardFields
 from pegboard.plugins.http_guard.origins import is_own_origin
+from pegboard.toolkit.http.listening import listen
 
 MACHINE = socket.gethostname()
 

@@ -71,7 +71,8 @@ class World:
     ) -> None:
         self.clock = ManualClock()
         options = DrillGateOptions(timeout=timeout, hold_timeout=hold_timeout)
-        self.handoff = KVHandoff(VOCAB)
+        self.failed: list[object] = []
+        self.handoff = KVHandoff(VOCAB, failed=self.failed.append)
         self.gate = DrillGate(options, AdmissionGateContext(self.clock, stages={NAME: self.handoff}))
         self.gate.write = self.write
         before: list[tuple[str, AdmissionGate]] = []
@@ -340,7 +341,7 @@ def test_a_gate_is_told_where_kv_lies(loop: str, chunk: int | None) -> None:
 
 @LOOPS
 def test_a_gate_that_raises_for_one_request_ends_that_one(loop: str) -> None:
-    """The others of its step are told, and go on."""
+    """The others of its step are told, and go on. It is counted as a failure of the gate."""
     world = World(loop)
     told, computed = set(), world.gate.computed
 
@@ -358,6 +359,7 @@ def test_a_gate_that_raises_for_one_request_ends_that_one(loop: str) -> None:
     assert (reason["status"], reason["code"]) == (500, "gate_failed")
     assert reason["message"] == "the gate 'drill' failed: KeyError: 'no place'"
     assert told == {"a", "c"}
+    assert world.failed == [world.gate]
     for rid in "ac":
         assert world.harness.tokens(rid) == oracle(PROMPT, 6, ignore_eos=True)
 

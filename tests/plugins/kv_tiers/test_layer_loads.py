@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.conformance.paged import PlainPool
+from pegboard.conformance.rig.paged import PlainPool
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
 from pegboard.core.interfaces.layers import LayerSpec

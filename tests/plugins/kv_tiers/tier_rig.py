@@ -13,8 +13,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from pegboard.conformance.attention_fakes import make_layer
-from pegboard.conformance.paged import PlainPool
+from pegboard.conformance.attention.batches import make_layer
+from pegboard.conformance.rig.paged import PlainPool
 from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.kv_tiers import mover as mover_module

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pegboard.conformance.fake_client import FakeEngineClient
-from pegboard.conformance.media_toy import TOKENS, ToyProcessor
+from pegboard.conformance.rig.media_toy import TOKENS, ToyProcessor
+from pegboard.core.frontend.features import Features
 from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, ModelInfo, OutputStream
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.frontend import FrontendStage
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, Rejected, TokenizedRequest
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.pipeline.frontend.features import Features
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.plugins.media.api import MediaContext
 from pegboard.plugins.media.frontend.layout import Layouts

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pegboard.conformance.media_toy import TOKENS, ToyProcessor
 from pegboard.conformance.prompt_expander import PromptExpanderContract
+from pegboard.conformance.rig.media_toy import TOKENS, ToyProcessor
 from pegboard.core.interfaces.client import AnnotatedPrompt
 from pegboard.core.interfaces.frontend import PromptExpander
 from pegboard.core.interfaces.options import NoOptions

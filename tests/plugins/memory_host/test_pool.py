@@ -10,8 +10,8 @@ import psutil
 import pytest
 import torch
 
-from pegboard.conformance.attention_fakes import make_layer
-from pegboard.conformance.paged import PlainPool
+from pegboard.conformance.attention.batches import make_layer
+from pegboard.conformance.rig.paged import PlainPool
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.core.interfaces.options import NoOptions

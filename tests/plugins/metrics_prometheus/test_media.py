@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pegboard.conformance.asgi import call
 from pegboard.conformance.fake_client import FakeEngineClient
-from pegboard.conformance.fake_media import fake_processor
+from pegboard.conformance.rig.fake_media import fake_processor
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.plugins.metrics_prometheus.collector import SchedulerCollector
 from pegboard.plugins.metrics_prometheus.options import MetricsOptions

@@ -14,11 +14,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from pegboard.conformance.media_encoder import pieces_of
 from pegboard.conformance.vl_checkpoints import VL_FAMILIES, vl_checkpoint
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.media.api import MediaItem, MediaPiece
+from pegboard.plugins.media.suite.media_encoder import pieces_of
 from pegboard.plugins.mm_qwen_vl.encoder import QwenVLEncoder
 from pegboard.plugins.mm_qwen_vl.patches import patches_of
 from pegboard.plugins.mm_qwen_vl.pixel_spec import PixelSpec

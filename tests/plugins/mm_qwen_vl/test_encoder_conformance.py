@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from pegboard.conformance.media_encoder import MediaEncoderContract
 from pegboard.conformance.vl_checkpoints import vl_checkpoint
 from pegboard.plugins.media.api import MediaItem
+from pegboard.plugins.media.suite.media_encoder import MediaEncoderContract
 from tests.plugins.mm_qwen_vl.vision_cases import image, video
 
 

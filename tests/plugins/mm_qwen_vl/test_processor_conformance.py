@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pegboard.conformance.media_processor import MediaProcessorContract
+from pegboard.plugins.media.suite.media_processor import MediaProcessorContract
 from pegboard.toolkit.media.inputs import MediaKind
 from tests.plugins.mm_qwen_vl.clips import video_file
 from tests.plugins.mm_qwen_vl.models import IDS, config

@@ -12,10 +12,10 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from pegboard.conformance.media_encoder import pieces_of
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.media.api import MediaItem, MediaStates
+from pegboard.plugins.media.suite.media_encoder import pieces_of
 from pegboard.plugins.mm_qwen_vl.encoder import QwenVLEncoder
 
 Pixels = NDArray[np.uint8]

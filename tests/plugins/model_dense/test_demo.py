@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pegboard.conformance.model_references import context
-from pegboard.conformance.model_suite import TOLERANCE
-from pegboard.conformance.paged import PagedRun
+from pegboard.conformance.model_family.base import TOLERANCE
+from pegboard.conformance.rig.model_references import context
+from pegboard.conformance.rig.paged import PagedRun
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.options import DenseOptions
 from pegboard.toolkit.text.tokenizer import Tokenizer

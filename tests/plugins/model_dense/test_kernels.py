@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pegboard.conformance.attention_fakes import ScaledPool
+from pegboard.conformance.attention.batches import ScaledPool
 from pegboard.conformance.model_family import ModelFamilyContract
-from pegboard.conformance.model_references import context, model_checkpoint
-from pegboard.conformance.paged import PagedRun
+from pegboard.conformance.rig.model_references import context, model_checkpoint
+from pegboard.conformance.rig.paged import PagedRun
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.forward import EmbedOverlay, Taps
 from pegboard.core.interfaces.kv_pool import KVPoolContext

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
-from pegboard.conformance.model_references import context
-from pegboard.conformance.model_suite import TOLERANCE
-from pegboard.conformance.paged import PagedRun
+from pegboard.conformance.model_family.base import TOLERANCE
+from pegboard.conformance.rig.model_references import context
+from pegboard.conformance.rig.paged import PagedRun
 from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.plugins.model_dense.family import DenseFamily

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from pegboard.conformance.model_references import context, lay_over, overlaid_prompts, prompts, transformers_model
-from pegboard.conformance.paged import PagedRun
+from pegboard.conformance.rig.model_references import context, lay_over, overlaid_prompts, prompts, transformers_model
+from pegboard.conformance.rig.paged import PagedRun
 from pegboard.conformance.vl_checkpoints import VL_FAMILIES, Names, vl_checkpoint
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.options import DenseOptions
 
 TOLERANCE = 6e-4
-"""Of logits of about 6, as conformance/model_suite.py derives it."""
+"""Of logits of about 6, as conformance/model_family/base.py derives it."""
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from pegboard.conformance.model_suite import TOLERANCE
-from pegboard.conformance.paged import PlainAttention, PlainPool
+from pegboard.conformance.model_family.base import TOLERANCE
+from pegboard.conformance.rig.paged import PlainAttention, PlainPool
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.kv_pool import KVPoolContext

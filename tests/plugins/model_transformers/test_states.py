@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pegboard.conformance.model_suite import TOLERANCE
-from pegboard.conformance.paged import PagedRun
+from pegboard.conformance.model_family.base import TOLERANCE
+from pegboard.conformance.rig.paged import PagedRun
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.forward import Taps
 from pegboard.core.interfaces.options import NoOptions

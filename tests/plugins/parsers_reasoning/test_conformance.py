@@ -17,6 +17,12 @@ class TestQwen3(ReasoningParserContract):
     begin, end = "<think>", "</think>"
 
 
+class TestHarmony(ReasoningParserContract):
+    provider = "harmony"
+    chat_template = "<|channel|>analysis<|message|>"
+    begin, end = "<|channel|>analysis<|message|>", "<|end|>"
+
+
 class TestMarkers(ReasoningParserContract):
     provider = "marked"
     options = {"begin": "[THINK]", "end": "[/THINK]"}

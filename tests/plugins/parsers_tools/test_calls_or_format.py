@@ -15,7 +15,8 @@ from pegboard.conformance.streams import Told, feed, one_by_one
 from pegboard.core.interfaces.sampling import Grammar
 from pegboard.core.registry.registry import Registry
 from pegboard.plugins.grammar.api import GrammarBackend, GrammarContext
-from pegboard.plugins.grammar.suite import EOS, WIDTH, bytes_of, random_walk
+from pegboard.plugins.grammar.suite.cases import EOS, WIDTH
+from pegboard.plugins.grammar.suite.walks import bytes_of, random_walk
 from pegboard.plugins.parsers_tools.json_formats import DeepSeekParser, HermesParser, LlamaParser, MistralParser
 from pegboard.plugins.parsers_tools.pythonic import PythonicParser
 from pegboard.plugins.parsers_tools.xml_format import XmlParser

@@ -5,6 +5,11 @@ from __future__ import annotations
 from pegboard.conformance.tool_parser import ToolParserContract
 
 
+class TestHarmony(ToolParserContract):
+    provider = "harmony"
+    chat_template = "<|start|>assistant<|channel|>"
+
+
 class TestHermes(ToolParserContract):
     provider = "hermes"
     chat_template = "{% if tools %}<tool_call>{% endif %}"

@@ -292,6 +292,7 @@ class TestDeepSeek:
 
 
 TEMPLATES = {
+    "harmony": "{{- '<|start|>assistant<|channel|>commentary to=functions.' ~ name ~ ' <|constrain|>json' }}",
     "qwen3_coder": "{% if tools %}<tool_call>\n<function=example_function_name>\n<parameter=a>{% endif %}",
     "deepseek_v3": "{% if tools %}<｜tool▁call▁begin｜>{% endif %}",  # noqa: RUF001
     "mistral": "[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS] [TOOL_CALLS]",

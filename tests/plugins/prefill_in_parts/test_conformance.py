@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pegboard.conformance.stage_sources import SourceContract
+from pegboard.conformance.stage.sources import SourceContract
 from pegboard.core.interfaces.stage import Stage
 from pegboard.plugins.prefill_in_parts.stage import PrefillInParts
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pegboard.conformance.stage import StageContract, stage_context
-from pegboard.conformance.stage_rig import Parts
+from pegboard.conformance.stage.rig import Parts
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.stage import Stage
 from pegboard.plugins.row_outputs.api import PoolSpan

@@ -10,14 +10,14 @@ from typing import TypeVar
 import pytest
 import torch
 
-from pegboard.conformance.attention_fakes import QuietPool
-from pegboard.conformance.fixed_attention import FixedAttention
+from pegboard.conformance.attention.batches import QuietPool
 from pegboard.conformance.model_runner import ModelRunnerContract
-from pegboard.conformance.paged import PagedRun
-from pegboard.conformance.runner_fakes import CPU, Rig
-from pegboard.conformance.runner_suite import best_sampler
+from pegboard.conformance.model_runner.base import best_sampler
+from pegboard.conformance.model_runner.fakes import CPU, Rig
+from pegboard.conformance.rig.fixed_attention import FixedAttention
+from pegboard.conformance.rig.paged import PagedRun
+from pegboard.conformance.rig.tape import TapeCapture
 from pegboard.conformance.sampler import make_sampling
-from pegboard.conformance.tape import TapeCapture
 from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.forward import ForwardBatch

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from pegboard.conformance.fixed_attention import FixedAttention, FixedExtends
-from pegboard.conformance.runner_fakes import Rig
-from pegboard.conformance.tape import TapeCapture
+from pegboard.conformance.model_runner.fakes import Rig
+from pegboard.conformance.rig.fixed_attention import FixedAttention, FixedExtends
+from pegboard.conformance.rig.tape import TapeCapture
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.plugins.runner_layered.options import LayeredOptions

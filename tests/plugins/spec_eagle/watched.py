@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pegboard.conformance.model_references import transformers_model
-from pegboard.conformance.model_suite import TOLERANCE
+from pegboard.conformance.model_family.base import TOLERANCE
+from pegboard.conformance.rig.model_references import transformers_model
 from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.forward import ForwardBatch

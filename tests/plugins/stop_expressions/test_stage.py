@@ -8,13 +8,13 @@ import pytest
 
 from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
 from pegboard.conformance.stage import StageContract
+from pegboard.core.frontend.intake import Intake
+from pegboard.core.frontend.outputs import OutputState
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.stage import Stage
-from pegboard.core.pipeline.frontend.intake import Intake
-from pegboard.core.pipeline.frontend.outputs import OutputState
 from pegboard.plugins.stop_expressions.matcher import RegexMatcher
 from pegboard.plugins.stop_expressions.stage import StopExpressions
 from tests.core.pipeline.harness import Harness

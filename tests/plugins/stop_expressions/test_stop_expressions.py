@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.conformance.fake_client import FakeTokenizer
+from pegboard.core.frontend.outputs import OutputState, merge
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.messages import TokenizedRequest, TokenOutput
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.executor import Done, LocalExecutor
-from pegboard.core.pipeline.frontend.outputs import OutputState, merge
 from tests.core.pipeline.harness import Harness
 from tests.features import FEATURES
 from tests.plugins.stop_expressions.test_regex_matcher import PATTERNS, oracle, usable

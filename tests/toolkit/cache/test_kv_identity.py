@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pegboard.conformance.attention_fakes import make_layer
+from pegboard.conformance.attention.batches import make_layer
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.core.interfaces.model_family import ModelContext

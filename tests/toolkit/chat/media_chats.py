@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pegboard.conformance.media_toy import TOKENS
+from pegboard.conformance.rig.media_toy import TOKENS
 from pegboard.toolkit.media.inputs import MediaInput, MediaKind, MediaPrompt
 from tests.fakes.toy_media import ppm
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.conformance.fake_client import TEMPLATE, FakeEngineClient, FakeTokenizer
-from pegboard.conformance.fake_media import FakeMedia, fake_processor
-from pegboard.conformance.media_toy import TOKENS
+from pegboard.conformance.rig.fake_media import FakeMedia, fake_processor
+from pegboard.conformance.rig.media_toy import TOKENS
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.toolkit.chat.rendering import render_chat

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from pegboard.conformance.fake_media import fake_processor
+from pegboard.conformance.rig.fake_media import fake_processor
 from tests.toolkit.chat.text_corpus import DIGESTS, Case, cases, digest, outcomes
 
 CASES = list(cases())

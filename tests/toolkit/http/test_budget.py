@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
+from pegboard.core.frontend.intake import Intake
+from pegboard.core.frontend.prompts import Prompts
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.frontend.intake import Intake
-from pegboard.core.pipeline.frontend.prompts import Prompts
 from pegboard.core.pipeline.points import encoded
 from pegboard.plugins.row_outputs.messages import NAME, Asked
 from pegboard.toolkit.http.budget import Budget, BudgetLimits, Demand

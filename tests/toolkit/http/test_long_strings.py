@@ -14,7 +14,7 @@ from pydantic_core import from_json
 
 from pegboard.conformance.asgi import Exchange
 from pegboard.conformance.fake_client import FakeEngineClient
-from pegboard.conformance.fake_media import fake_processor
+from pegboard.conformance.rig.fake_media import fake_processor
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.toolkit.http import bodies
 from pegboard.toolkit.http.bodies import RequestModel

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
-from pegboard.conformance.model_references import context
+from pegboard.conformance.rig.model_references import context
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.sampling import SamplingParams

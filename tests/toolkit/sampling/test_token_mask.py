@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pegboard.conformance.runner_fakes import token_mask
+from pegboard.conformance.model_runner.fakes import token_mask
 from pegboard.conformance.sampler import make_sampling
 from pegboard.toolkit.sampling.token_mask import apply_token_mask, unpack_mask
 

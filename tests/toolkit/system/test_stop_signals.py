@@ -13,7 +13,7 @@ PATIENCE = 60.0
 BEGIN = """
 import asyncio, logging, os, signal, sys, time
 from pegboard.toolkit.system.logs import configure_logging
-from pegboard.core.server.serve import _loop_factory
+from pegboard.toolkit.system.event_loop import loop_factory
 from pegboard.toolkit.system.stop_signals import StopSignals
 
 configure_logging("api", "info", "text")
@@ -27,7 +27,7 @@ async def main():
     while time.monotonic() < end:
         pass
 
-with StopSignals(0.2) as signals, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+with StopSignals(0.2) as signals, asyncio.Runner(loop_factory=loop_factory()) as runner:
     runner.run(main())
 """
 STALLED = """
@@ -47,7 +47,7 @@ async def main():
     await heard.wait()
 
 with StopSignals(60.0) as signals:
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(main())
     # The loop has closed.
     os.kill(os.getpid(), signal.SIGTERM)

@@ -21,7 +21,7 @@ from pegboard.plugins.media.frontend.worker import Start
 from pegboard.toolkit.system.scratch import PREFIX
 from tests.fakes.toy_media import add_toy_tokens, toy_settings
 
-TOY = "pegboard.conformance.media_toy:ToyProcessor"
+TOY = "pegboard.conformance.rig.media_toy:ToyProcessor"
 DRILL = "pegboard_media_drills.processor:DrillProcessor"
 MOST = 2**28
 

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.conformance.fake_client import FakeEngineClient
-from pegboard.conformance.media_toy import TOKENS, ToyProcessor
+from pegboard.conformance.rig.media_toy import TOKENS, ToyProcessor
+from pegboard.core.frontend.intake import Intake
+from pegboard.core.frontend.prompts import Packed, Prompts
 from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, ModelInfo
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.core.pipeline.frontend.intake import Intake
-from pegboard.core.pipeline.frontend.prompts import Packed, Prompts
 from pegboard.plugins.media.api import Encode, MediaContext, MediaItem, MediaLayout, MediaLimits
 from pegboard.plugins.media.frontend.layout import Layouts
 from pegboard.plugins.media.frontend.prompts import MediaFrontend

@@ -20,7 +20,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from pegboard.conformance.media_toy import ToyProcessor
+from pegboard.conformance.rig.media_toy import ToyProcessor
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.media.api import MediaContext, MediaItem, MediaLimits, MediaSource

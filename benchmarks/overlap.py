@@ -71,7 +71,7 @@ def engine_of(model: Path, loop: str, device: float, host: float) -> Engine:
     worker = Worker(instant, runner.ctx.attention, built.pool, rows, TimelineQueue(device))
     stages.executor.close()
     stages.executor = LocalExecutor(worker.launch, worker.again, thread=loop == "overlap")
-    built.scheduler.set_on_step(work)
+    built.scheduler.on_step = work
     return engine
 
 

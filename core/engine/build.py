@@ -190,7 +190,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
     parts.check_loader(cache)
     rows = make_rows(config, chosen.model.device, loaded.memory.max_context_len)
     memory = MemoryManager(rows, allocator, cache)
-    memory.cache_name = chosen.culprits.name(cache)
+    memory.guarded.name = chosen.culprits.name(cache)
     report = StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens)
     named = {stage.name: stage for stage in parts.points.stages}
     gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, stages=named)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.status import FinishReason, ReqStatus
-from pegboard.core.pipeline.running import CONSTRAINED
+from pegboard.core.pipeline.flags import CONSTRAINED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.gates import GateKeeper
     from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.loops import Loop
-    from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.planner import Planner
-    from pegboard.core.pipeline.results import ResultStage
+    from pegboard.core.pipeline.stages import Stages
     from pegboard.core.pipeline.step import Step
 
 
@@ -31,14 +30,7 @@ class Lifecycle:
     """
 
     def __init__(
-        self,
-        planner: Planner,
-        memory: MemoryManager,
-        results: ResultStage,
-        counters: Counters,
-        gates: GateKeeper | None,
-        requests_finished: GuardedHooks,
-        clock: Clock,
+        self, planner: Planner, stages: Stages, counters: Counters, requests_finished: GuardedHooks, clock: Clock
     ) -> None:
         self.alive: dict[str, Req] = {}
         self.prompt_tokens = 0
@@ -48,10 +40,10 @@ class Lifecycle:
         self.loop: Loop | None = None
         """Set by the scheduler: its step under way must hear that requests of it have ended."""
         self._planner = planner
-        self._memory = memory
-        self._results = results
+        self._memory = stages.memory
+        self._results = stages.results
+        self._gates = stages.gates
         self._counters = counters
-        self._gates = gates
         self._requests_finished = requests_finished
         self._clock = clock
 
@@ -157,7 +149,7 @@ class Lifecycle:
         for req in list(self._planner.parked):
             if not req.flags & CONSTRAINED:
                 continue
-            reason = results.constraints.advance(req, req.tokens.last, results.finishers(req))
+            reason = results.constraints.advance(req, req.tokens.last, results.finishers.of(req))
             if results.constraints.later:
                 results.constraints.later.clear()
             elif reason is None:

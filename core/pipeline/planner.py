@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 from pegboard.core.interfaces.batch import PrefillItem
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
 from pegboard.core.interfaces.step import SETTLE
-from pegboard.core.pipeline.admission import NewTokenRatio, PrefillAdder
-from pegboard.core.pipeline.running import HISTORY, RunningBatch
+from pegboard.core.pipeline.admission import PrefillAdder
+from pegboard.core.pipeline.flags import HISTORY
+from pegboard.core.pipeline.growth import NewTokenRatio
+from pegboard.core.pipeline.guards import GuardedPolicy
+from pegboard.core.pipeline.looking_ahead import TokensAhead
+from pegboard.core.pipeline.running import RunningBatch
 from pegboard.core.pipeline.step import Step
 
 if TYPE_CHECKING:
@@ -18,13 +22,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.step import AnySource, Launched
     from pegboard.core.pipeline.ahead import Ahead
-    from pegboard.core.pipeline.batch import BatchBuilder
     from pegboard.core.pipeline.counters import Counters
-    from pegboard.core.pipeline.guards import GuardedPolicy
-    from pegboard.core.pipeline.looking_ahead import TokensAhead
-    from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.settings import SchedulerSettings
-    from pegboard.core.pipeline.stages import Limits
+    from pegboard.core.pipeline.stages import Limits, Stages
 
 GIVE_WAY_SECONDS = 0.5
 """A request that is parked for longer gives its memory to one that needs it; shorter, and it is back at once."""
@@ -37,22 +37,15 @@ class Planner:
     """
 
     def __init__(
-        self,
-        settings: SchedulerSettings,
-        limits: Limits,
-        memory: MemoryManager,
-        policy: GuardedPolicy,
-        builder: BatchBuilder,
-        counters: Counters,
-        clock: Clock,
-        cannot_fit: Callable[[Req, FinishReason], None],
-        ahead: TokensAhead,
+        self, settings: SchedulerSettings, stages: Stages, limits: Limits, counters: Counters, clock: Clock
     ) -> None:
         self.settings = settings
-        self.memory = memory
-        self.tokens_ahead = ahead
-        self.policy = policy
-        self.builder = builder
+        self.memory = stages.memory
+        self.tokens_ahead = TokensAhead(stages)
+        self.end: Callable[[Req, FinishReason], None]
+        """Ends a request that memory can never hold; set by the scheduler."""
+        self.policy = GuardedPolicy(stages.policy)
+        self.builder = builder = stages.builder
         self.counters = counters
         self.clock = clock
         self.chunk_size = limits.chunk_size
@@ -70,7 +63,6 @@ class Planner:
         self.prefills: tuple[AnySource, ...] = ()  # of the turn of prefills, in the order in which they are asked
         self.mixing: tuple[AnySource, ...] = ()  # those of them that may mix decodes into their batches
         self.decodes: tuple[AnySource, ...] = ()
-        self._cannot_fit = cannot_fit
         self._last_was_prefill = False
         self._last_was_batch = True
 
@@ -236,7 +228,7 @@ class Planner:
                 self.retract(self.running[0])
             else:
                 message = f"KV memory of {self.memory.total_tokens} tokens cannot hold this request alone"
-                self._cannot_fit(self.running[0], FinishReason(FinishType.ABORT, message=message, status=500))
+                self.end(self.running[0], FinishReason(FinishType.ABORT, message=message, status=500))
         if retracted:
             self.ratio.raise_after_retraction(self.running, self.settings.retract_lookahead)
         return bool(self.running)

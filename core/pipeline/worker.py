@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
     from pegboard.toolkit.device_queue import DeviceQueue, Fetched
-
-logger = logging.getLogger(__name__)
 
 _NO_TOKENS = np.empty(0, np.int64)
 

@@ -83,8 +83,9 @@ class FakeScheduler:
                 replies.append(ControlReply(call_id=message.call_id, ok=not self.running, payload=counters))
         return replies
 
-    def bound_queue(self, requests: int, fills: int) -> QueueBounds:
-        """It takes all that comes."""
+    @property
+    def bounds(self) -> QueueBounds:
+        """It takes all that comes, whatever is set."""
         return QueueBounds(places=1, memory=1, requests=None, tokens=None)
 
     def step(self) -> list[TokenOutput]:

@@ -93,6 +93,8 @@ class Prefill(BatchSource):
             if result is AddResult.LATER:
                 passed = planner.chunked
             elif result is not AddResult.CONTINUE:
+                if result is AddResult.NO_TOKEN:
+                    planner.gives_way()
                 return None
         self._admit(adder, passed is not None or any(item.partial for item in adder.items), flight)
         if not adder.items:

@@ -61,7 +61,8 @@ class Interest:
     """What a stage needs for a request that it takes part in. `history`: the tokens before a step are known when it is
     packed. `single`: each output token is drawn in a row of its own, so the request gets neither tokens ahead nor
     forced tokens. `constrained`: it has a TokenConstraint before it is admitted. Without `look` the stage's `send` is
-    asked only when output is sent anyway, and at the end.
+    asked only when output is sent anyway, and at the end; what its `finishers` and `compile_stops` bring is asked after
+    each token all the same.
     """
 
     history: bool = False

@@ -201,8 +201,8 @@ class Planner:
             max_prefill_tokens=self.settings.max_prefill_tokens,
             chunk_size=self.chunk_size,
             decode_tokens=self.running.decoding().shape[0] if mixed else 0,
-            # Rows are short where gates hold finished requests; the chunked one has its row already.
-            max_new_rows=self.memory.rows.free_rows + (self.chunked is not None),
+            # Rows are short where gates hold finished requests.
+            max_new_rows=self.memory.rows.free_rows,
             max_load_tokens=self.settings.max_load_tokens,
             apart=(*self.holding, *self.reserved),
             points=self.builder.points,

@@ -18,7 +18,7 @@ ROOMS = {
     "core.engine": 1_860,
     "core.frontend": 930,
     "core.interfaces": 5_850,
-    "core.pipeline": 6_480,
+    "core.pipeline": 6_500,
     "core.registry": 910,
     "core.server": 1_360,
     "plugins": 57_620,
@@ -28,7 +28,7 @@ ROOMS = {
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
 HEART = ("scheduler", "planner", "admission", "memory", "batch", "worker", "results", "lifecycle", "gates", "running")
-HEART_LINES = 3_000
+HEART_LINES = 3_010
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {

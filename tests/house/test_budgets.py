@@ -14,10 +14,10 @@ from tests.house.drawing import ROOT, House, room
 ROOMS = {
     "conformance": 18_040,
     "core.cli": 175,
-    "core.config": 1_985,
-    "core.engine": 1_855,
+    "core.config": 1_982,
+    "core.engine": 1_851,
     "core.frontend": 930,
-    "core.interfaces": 5_843,
+    "core.interfaces": 5_834,
     "core.pipeline": 6_510,
     "core.registry": 910,
     "core.server": 1_355,

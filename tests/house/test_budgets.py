@@ -17,7 +17,7 @@ ROOMS = {
     "core.config": 1_990,
     "core.engine": 1_860,
     "core.frontend": 930,
-    "core.interfaces": 5_850,
+    "core.interfaces": 5_840,
     "core.pipeline": 6_500,
     "core.registry": 910,
     "core.server": 1_360,

@@ -101,7 +101,7 @@ class PrefillAdder:
             self._accept(req, done, take, take < left)
         elif result is AddResult.LATER:
             self._apart = (*self._apart, req)
-            self._reserved += left + self._growth(req)
+            self._reserved += left + self._ratio.most(req)
         return result
 
     def add(self, req: Req, *, has_chunked: bool) -> AddResult:

@@ -85,8 +85,8 @@ class FakeScheduler:
 
     @property
     def bounds(self) -> QueueBounds:
-        """It takes all that comes, whatever is set."""
-        return QueueBounds(places=1, memory=1, requests=None, tokens=None)
+        """It takes all that comes."""
+        return QueueBounds(places=1, memory=1, requests=2**40, tokens=2**40)
 
     def step(self) -> list[TokenOutput]:
         if self.running:

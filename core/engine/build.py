@@ -47,7 +47,7 @@ from pegboard.core.pipeline.shared import CommonPrefix
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.pipeline.step_log import StepReport
 from pegboard.core.pipeline.unsampled import Unsampled
-from pegboard.core.pipeline.worker import Worker
+from pegboard.core.worker.worker import Worker
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.model.dtypes import resolve_dtype
 from pegboard.toolkit.model.model_config import read_model_config

@@ -30,6 +30,7 @@ class AddResult(enum.Enum):
     """What the queue should do after a request was offered."""
 
     CONTINUE = "continue"
+    """It was added: offer the next one."""
     NO_TOKEN = "no_token"
     """Memory is spoken for: stop until something finishes."""
     OTHER = "other"

@@ -38,9 +38,9 @@ class BatchBuilder:
     """Makes steps. What it hands out is never changed afterwards, since a worker may read it while the next step is
     built; the sampling arrays of a decode batch are shared by all steps of the same requests.
 
-    `asked` are the logits processors, and the sampler where requests may bring parameters for it; those that are in
-    `alone` take tokens ahead for output. `shared` finds what a decode batch has in common, where attention makes use of
-    that.
+    `asked` are the logits processors, and the sampler where requests may bring parameters for it; those in `alone`
+    cannot tell tokens ahead from output, so a request that one of them wants gets none. `shared` finds what a decode
+    batch has in common, where attention makes use of that.
     """
 
     def __init__(

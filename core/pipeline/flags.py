@@ -30,8 +30,8 @@ FIRST_STAGE = 512
 
 
 def flags_of(req: Req, asked: Iterable[Any], alone: Sequence[object] = ()) -> int:
-    """Return a request's flags. Those of `asked` that are in `alone` take tokens ahead for output. Calls plugin code
-    (`wants`), so it may raise.
+    """Return a request's flags. Those of `asked` that are in `alone` cannot tell tokens ahead from output. Calls plugin
+    code (`wants`), so it may raise.
     """
     params = req.sampling
     flags = STREAM if req.stream else 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Lifecycle:
-    """Owns the requests by their ids. The other stages decide that one begins or ends; this one does it.
+    """Owns the requests by their ids. Others decide that one begins or ends; this one does it.
 
     `alive`: every request that has been accepted and not released. `outbox`: outputs that the next step sends.
     `late`: requests that ended while a source held them for launches to come; they are released after these.
@@ -68,9 +68,8 @@ class Lifecycle:
                 self._release(req)
 
     def end(self, req: Req, reason: FinishReason, *, keep: bool = True) -> None:
-        """Finish a request from outside a step, whatever its status, and free all that it has.
-
-        Without `keep` none of its KV reaches the prefix cache.
+        """Finish a request for another reason than its tokens, whatever its status. All that it has is freed, but for
+        what a source still needs (`late`) or a gate writes to. Without `keep` none of its KV reaches the prefix cache.
         """
         quarantined = False
         if self._gates is not None:
@@ -123,8 +122,8 @@ class Lifecycle:
                 self.ready(req)
 
     def share(self, step: Step) -> None:
-        """Share what a step has computed of prompts. Of those that have ended only where a gate may hold them for long:
-        the others are shared as they are released.
+        """Share what a step has computed, but for decodes. Of requests that have ended only where a gate may hold them
+        for long: the others are shared as they are released.
         """
         gates = self._gates
         for req, kv in zip(step.prefilled, step.kvs, strict=False):
@@ -185,6 +184,7 @@ class Lifecycle:
             self.outbox.append(output)
 
     def _release(self, req: Req, *, keep: bool = True) -> None:
+        # A step under way may still write to these pages; what they are given to next runs after it.
         self._memory.release(req, keep=keep)
         req.move_to(ReqStatus.FINISHED)
         del self.alive[req.rid]

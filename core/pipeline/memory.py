@@ -152,7 +152,7 @@ class MemoryManager:
         return req.kv.allocated_len
 
     def trim(self, running: RunningBatch) -> bool:
-        """Take the pages back that running requests have ahead of their next token; whether there were any."""
+        """Take back pages that running requests do not need for their next token; whether there were any."""
         size = self.page_size
         needed = -(-running.seq_lens // size) * size
         ahead = np.flatnonzero(running.allocated > needed)

@@ -1,4 +1,6 @@
-"""Planner: what the next step computes. Queues, admission, room for decodes, retraction, preemption."""
+"""Planner: what the next step computes. Queues, admission, room for decodes, retraction (for want of memory; vLLM's
+preemption) and preemption (retraction for a more urgent request).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ GIVE_WAY_SECONDS = 0.5
 class Planner:
     """Owns the queues: `waiting`, `running`, `chunked`, the request whose prompt is computed in chunks and is not
     through yet, and `parked`, running requests that are in no batch until `resume`, each with the time since when. A
-    parked request may have been retracted meanwhile. A request is in one of them.
+    parked request may have been retracted meanwhile. No request is in two of them; those that are blocked, held or
+    ended, or in a prefill with launches to come, are in none.
     """
 
     def __init__(
@@ -224,7 +227,7 @@ class Planner:
             elif self.chunked is not None:
                 self.retract(self.chunked)
             elif self.memory.rows.taken > 1:
-                # The rest is with finished requests that a gate holds, and comes back.
+                # Others have the rest (parked, held, ended late, or blocked with memory), and it comes back.
                 self.retract(self.running[0])
             else:
                 message = f"KV memory of {self.memory.total_tokens} tokens cannot hold this request alone"
@@ -271,8 +274,8 @@ class Planner:
             self.waiting.remove(req)
 
     def rewind(self, step: Step) -> None:
-        """Undo a step that was launched and whose results are not going to be used. What it admitted waits again; the
-        caller lets the running batch forget the rest (`RunningBatch.rewind`) once what came before is settled.
+        """Undo a step whose results are not going to be used. What it admitted, and what catches up in it, waits again;
+        the caller lets the running batch forget the rest (`RunningBatch.rewind`) once what came before is settled.
         """
         for req, kv in reversed(list(zip(step.prefilled, step.kvs, strict=False))):
             if req.finished or req.kv is not kv:
@@ -283,5 +286,5 @@ class Planner:
             self.enqueue(req, first=True)
 
     def closed(self, step: Step) -> None:
-        """Note that a step is through, or is not going to run: what was kept for it can go."""
+        """Tell stages that a step is through, or is not going to run."""
         self.builder.points.closed(step)

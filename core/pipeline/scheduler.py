@@ -151,7 +151,7 @@ class Scheduler:
     # ---- one step -------------------------------------------------------------------------------------------------
 
     def step(self) -> list[TokenOutput]:
-        """Get on by one batch, if there is one. Return everything that is to be sent."""
+        """Do one turn of the loop. Return everything that is to be sent."""
         requests, gates = self.requests, self.stages.gates
         self.stages.memory.guarded.poll()
         if gates is not None and gates:

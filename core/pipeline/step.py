@@ -61,7 +61,7 @@ class Step(BatchStep):
 
     @property
     def prefilled(self) -> list[Req]:
-        """The requests some of whose prompt it computes."""
+        """The requests that do not only decode: prompts, retracted ones that come back, and those that catch up."""
         return self.batch.reqs[: len(self.batch.reqs) - self.batch.decoding]
 
 

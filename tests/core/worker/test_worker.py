@@ -17,10 +17,10 @@ from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
 from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.interfaces.step import StepLost
-from pegboard.core.pipeline.computed import Computed
 from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.running import NUMBERS
-from pegboard.core.pipeline.worker import Worker
+from pegboard.core.worker.computed import Computed
+from pegboard.core.worker.worker import Worker
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.device_queue import Block, CudaQueue, DeviceQueue, HostQueue
 from pegboard.toolkit.system.culprits import BadTokens

@@ -76,10 +76,13 @@ class Lifecycle:
                 self._release(req)
 
     def end(self, req: Req, reason: FinishReason, *, keep: bool = True) -> None:
-        """Finish a request from outside a step, whatever its status, and free all that it has.
+        """Finish a request from outside a step, whatever its status, and free all that it has. Does nothing for one
+        that has ended, unless a gate holds it: then it is held no longer.
 
         Without `keep` none of its KV reaches the prefix cache.
         """
+        if req.finished and req.status is not ReqStatus.HELD:
+            return
         quarantined = False
         if self._gates is not None:
             if req.status is ReqStatus.HELD:
@@ -90,8 +93,6 @@ class Lifecycle:
                 quarantined, keep = self._gates.cancel(req), False
             elif self._gates.finish(req):
                 self._gates.drop(req)
-        if req.finished:
-            return
         held = self._planner.holds(req)
         self._stop(req, reason)
         self._touch_flight()

@@ -140,10 +140,10 @@ class StageContext:
     `attach`: weights may prove that config.json lies. `find` is None where the config names no provider and none
     supports the context, and `missing` says then which would but for a library, by the contract's name. `lacking` says
     who of those that compute the model lacks a capability, such as "model family 'llama'"; None: all have it. `end`
-    finishes a request for a reason, from within `arrived`, `commit` or `closed`; none of its KV is shared. Tokens of a
-    prompt are computed in chunks of `chunk_size`, or larger ones if a stage splits prefills; None: at once. `scratch`
-    is a directory that this process shares with that of the API. `choices` are the providers chosen so far, by
-    contract; `failed` counts a failure of what `provider` has built.
+    finishes a request for a reason, from within `arrived`, `commit` or `closed`; none of its KV is shared. One that has
+    ended keeps its reason. Tokens of a prompt are computed in chunks of `chunk_size`, or larger ones if a stage splits
+    prefills; None: at once. `scratch` is a directory that this process shares with that of the API. `choices` are the
+    providers chosen so far, by contract; `failed` counts a failure of what `provider` has built.
     """
 
     config: Any

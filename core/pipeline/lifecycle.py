@@ -69,8 +69,11 @@ class Lifecycle:
 
     def end(self, req: Req, reason: FinishReason, *, keep: bool = True) -> None:
         """Finish a request for another reason than its tokens, whatever its status. All that it has is freed, but for
-        what a source still needs (`late`) or a gate writes to. Without `keep` none of its KV reaches the prefix cache.
+        what a source still needs (`late`) or a gate writes to. Does nothing for one that has ended, unless a gate holds
+        it: then it is held no longer. Without `keep` none of its KV reaches the prefix cache.
         """
+        if req.finished and req.status is not ReqStatus.HELD:
+            return
         quarantined = False
         if self._gates is not None:
             if req.status is ReqStatus.HELD:
@@ -81,8 +84,6 @@ class Lifecycle:
                 quarantined, keep = self._gates.cancel(req), False
             elif self._gates.finish(req):
                 self._gates.drop(req)
-        if req.finished:
-            return
         held = self._planner.holds(req)
         self._stop(req, reason)
         self._touch_flight()

@@ -81,7 +81,7 @@ class Scheduler:
         stages.points.connect(partial(self.requests.end, keep=False), stages.memory, self.requests.alive)
         self._recovery = self._set_sources()
         self._unsampled = stages.unsampled or Unsampled((), stages.culprits, stages.executor)
-        self._was_idle = True
+        self._finished_when_idle = 0  # how many requests had ended when it was idle last
         self._stuck = False  # whether nothing could be planned last time
 
     def _set_sources(self) -> Recovery:
@@ -177,7 +177,6 @@ class Scheduler:
         self._stuck = step is None
         if step is None:
             return None
-        self._was_idle = False
         if isinstance(step, StageStep):
             step.pending = self.stages.executor.submit(step.work)
             return step
@@ -243,9 +242,10 @@ class Scheduler:
 
     def _check_idle(self) -> None:
         """Check the books when the last request has gone."""
-        if self._was_idle or self.requests.alive or self.loop.flight is not None:
+        finished = self.counters.finished
+        if finished == self._finished_when_idle or self.requests.alive or self.loop.flight is not None:
             return
-        self._was_idle = True
+        self._finished_when_idle = finished
         self.planner.ratio.current = self.planner.ratio.start
         if error := self.stages.memory.idle_error() or self.stages.points.reports.idle_error():
             self.counters.book_errors += 1

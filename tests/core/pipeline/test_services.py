@@ -9,8 +9,10 @@ import pytest
 
 from pegboard.core.interfaces.batch import StageWork
 from pegboard.core.interfaces.errors import PluginError
+from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.stage import Stage
-from pegboard.core.interfaces.step import SETTLE, CoreServices, Launched, Settle, StageStep, StepSource
+from pegboard.core.interfaces.step import SETTLE, CoreServices, Launched, Settle, StageStep, StepSource, TokenValues
+from pegboard.core.pipeline.stages import StepHooks
 from tests.core.pipeline.harness import IGNORE, FakeModel, Harness, oracle
 from tests.core.pipeline.test_sources import CountingModel
 
@@ -129,3 +131,24 @@ def test_what_is_no_source_is_refused_by_name() -> None:
 
     with pytest.raises(PluginError, match=r"the stage 'wrong': sources\(\) brings 'a source', which is not"):
         Harness(joining=[Wrong()])
+
+
+@LOOPS
+@pytest.mark.parametrize("aborted", [False, True])
+def test_it_is_idle_after_a_request_that_no_batch_was_run_for(loop: str, aborted: bool) -> None:
+    idle: list[int] = []
+    stage = Brings()
+    harness = stage.harness = Harness(loop=loop, joining=[stage], hooks=StepHooks(idle=(lambda: idle.append(1),)))
+    harness.submit("a", [1] * 4, 1, **IGNORE)
+    req, core = harness.scheduler.requests.alive["a"], stage.made.core
+    harness.scheduler.planner.drop(req)
+    assert core.reserve(req)
+    if aborted:
+        harness.scheduler.receive([AbortRequest(rid="a")])
+    else:
+        core.begin_computed(req, 4, 9, TokenValues(logprob=0.0, rows={}))
+    for _ in range(3):
+        harness.step()
+    assert harness.finish("a")["type"] == ("abort" if aborted else "length")
+    assert not harness.model.batches
+    assert idle == [1], "the books were not checked, or more than once"

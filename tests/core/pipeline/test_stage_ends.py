@@ -1,17 +1,20 @@
-"""How stages end requests: by reasons that are asked after each token."""
+"""How stages end requests: by reasons that are asked after each token, and by `StageContext.end`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
+from pegboard.conformance.admission_gate import ManualClock
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.req import Req
-from pegboard.core.interfaces.stage import Interest, Stage
-from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.interfaces.stage import Interest, LaunchedStep, Stage, StepResult
+from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
 from pegboard.core.interfaces.stops import Ending
+from pegboard.core.pipeline.gates import GateKeeper
 from tests.core.pipeline.harness import IGNORE, Harness
+from tests.core.pipeline.test_gates import ScriptedGate
 
 LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
 
@@ -45,3 +48,40 @@ def test_finishers_are_asked_after_each_token(loop: str, look: bool, stream: boo
     harness.run()
     assert len(harness.tokens("a")) == 3
     assert harness.finish("a")["type"] == "stop"
+
+
+class EndsInCommit(Stage):
+    """Ends each request that has all its tokens, as a stage does whose own work for it has failed."""
+
+    name = "test.ends"
+
+    def __init__(self) -> None:
+        self.end: Callable[[Req, FinishReason], None]
+
+    def arrive(self, req: Req, message: TokenizedRequest) -> Interest | None:
+        return Interest()
+
+    def commit(self, step: LaunchedStep, result: StepResult) -> None:
+        for req in step.sampled:
+            if req.finished:
+                self.end(req, FinishReason(FinishType.ABORT, message="its work has failed", status=500))
+
+
+@LOOPS
+def test_a_stage_ends_no_request_that_has_ended(loop: str) -> None:
+    clock = ManualClock()
+    gate = ScriptedGate("gate", [], clock, None)
+    gate.holds = True
+    stage = EndsInCommit()
+    harness = Harness(loop=loop, joining=[stage], parts={"gates": GateKeeper([("gate", gate)], clock)})
+    stage.end = harness.points.end
+    harness.submit("a", [1] * 9, 3, **IGNORE)
+    req = harness.scheduler.requests.alive["a"]
+    for _ in range(6):
+        harness.step()
+    assert harness.finish("a")["type"] == "length"
+    assert req.status is ReqStatus.HELD, "its KV was given up although a gate holds it"
+    assert gate.log.count("gate.finished a") == 1
+    assert "gate.drop a" not in gate.log
+    gate.free = ["a"]
+    harness.run()

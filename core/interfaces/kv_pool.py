@@ -71,9 +71,7 @@ class KVPool(Component[OptionsT, KVPoolContext]):
         return (1.0, 1.0)
 
     def set_scales(self, layer_id: int, k: float, v: float) -> None:
-        """Set them, before anything is written. Raises ValueError for one that is not positive and finite, and where
-        the pool does not scale: its type is not an 8-bit one.
-        """
+        """Set them, before any write. Raises ValueError unless both are positive and finite and the type has 8 bits."""
         raise ValueError("this pool does not scale what it stores")
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:

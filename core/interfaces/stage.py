@@ -61,7 +61,8 @@ class Interest:
     """What a stage needs for a request that it takes part in. `history`: the tokens before a step are known when it is
     packed. `single`: each output token is drawn in a row of its own, so the request gets neither tokens ahead nor
     forced tokens. `constrained`: it has a TokenConstraint before it is admitted. Without `look` the stage's `send` is
-    asked only when output is sent anyway, and at the end.
+    asked only when output is sent anyway, and at the end; what its `finishers` and `compile_stops` bring is asked after
+    each token all the same.
     """
 
     history: bool = False
@@ -214,9 +215,7 @@ class Stage:
         return None
 
     def reusable(self, req: Req) -> int:
-        """When a request starts to wait, and again whenever its memory has been taken: how many tokens a cached prefix
-        may cover. The least answer of all stages counts.
-        """
+        """When a request starts to wait, each time: how many tokens a cached prefix may cover. The least counts."""
         return WHOLE_PREFIX
 
     def finishers(self, req: Req) -> Iterable[Ending]:
@@ -297,9 +296,7 @@ class Stage:
         return None
 
     def adopt(self, req: Req, row: msgspec.Raw | None) -> None:
-        """Once for a request whose first token another engine drew: before that token is appended. `row` is what `send`
-        gave for it there; None where it gave none.
-        """
+        """Before a request's first token is appended that another engine drew; `row` is what `send` gave there."""
 
     # ---- what is told ----------------------------------------------------------------------------------------------
     def info(self) -> Mapping[str, object]:

@@ -223,9 +223,7 @@ class StepSource(ABC, Generic[S, R]):
         """Give up a step, or the rest of one of several launches. Its requests are computed again."""
 
     def behind_failed(self, step: S, failed: Launched, own_error: Exception | None) -> None:
-        """Deal with a step that had been launched after one that failed. It has been waited for; `own_error` is what it
-        raised itself. By default it does not count.
-        """
+        """Deal with a step launched after one that failed, now through; `own_error` is its own. By default, undo it."""
         self.undo(step)
 
 

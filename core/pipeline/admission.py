@@ -88,15 +88,22 @@ class PrefillAdder:
         # And everybody who has memory is expected to grow.
         self._reserved += ratio.shares(running) + sum(map(ratio.share, apart))
 
-    def add_chunked(self, req: Req) -> bool:
-        """Go on with a request whose prompt is partly computed. Whether it advanced."""
+    def add_chunked(self, req: Req) -> AddResult:
+        """Offer the request whose prompt is partly computed. On CONTINUE it goes on; on LATER others may be added, and
+        what it still takes counts.
+        """
         done = req.kv.scheduled_len
         left = req.seq_len - done
-        take = self._clipped(req, done, self._chunk(left), left)[0]
-        if take <= 0 or not self._memory.extend(req, done + take):
-            return False
-        self._accept(req, done, take, take < left)
-        return True
+        take, result = self._clipped(req, done, self._chunk(left), left)
+        if result is AddResult.CONTINUE and not self._memory.extend(req, done + take):
+            result = AddResult.NO_TOKEN
+        if result is AddResult.CONTINUE:
+            self._max_new_rows += 1  # it has its row already
+            self._accept(req, done, take, take < left)
+        elif result is AddResult.LATER:
+            self._apart = (*self._apart, req)
+            self._reserved += left + self._ratio.most(req)
+        return result
 
     def add(self, req: Req, *, has_chunked: bool) -> AddResult:
         """Offer a waiting request. On CONTINUE it was added, with row and slots; otherwise it is as it was before.

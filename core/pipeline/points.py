@@ -60,7 +60,8 @@ class Points(PlanPoints):
         self._sending = self._at("send")
         self._adopting = self._at("adopt")
         self.reports = Reports(stages, self._log)
-        self._looking = _flags(self._finishing) | _flags(self._stopping) | _flags(self._sending)
+        self._ending = _flags(self._finishing) | _flags(self._stopping)
+        self._looking = self._ending | _flags(self._sending)
         self._unsent: list[tuple[Req, FinishReason]] = []
         self.alive: Mapping[str, Req] = {}
         """All requests, once there is a scheduler."""
@@ -93,7 +94,7 @@ class Points(PlanPoints):
                     if (broken := self.broken.get(stage.flag)) is not None:
                         raise InvalidRequest(broken.message, code=broken.code, status=broken.status)
                     req.flags |= stage.flag | HISTORY * interest.history | SINGLE * interest.single
-                    req.flags |= SPECIAL * bool(interest.look and self._looking & stage.flag)
+                    req.flags |= SPECIAL * bool((self._looking if interest.look else self._ending) & stage.flag)
                     req.flags |= (CONSTRAINED | SPECIAL | HISTORY) * interest.constrained
             if req.positions is not None:
                 req.flags |= SHIFTED

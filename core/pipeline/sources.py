@@ -87,15 +87,21 @@ class Prefill(BatchSource):
         planner = self._planner
         mixed = bool(planner.settings.mixed_chunk and planner.running) and planner.make_room(flight)
         adder = planner.adder(mixed)
-        was_chunked = planner.chunked
-        if was_chunked is not None and not self._goes_on(adder, was_chunked):
-            return None
-        self._admit(adder, was_chunked is not None and bool(adder.items) and adder.items[0].partial, flight)
+        passed = None
+        if planner.chunked is not None:
+            result = self._go_on(adder, planner.chunked)
+            if result is AddResult.LATER:
+                passed = planner.chunked
+            elif result is not AddResult.CONTINUE:
+                if result is AddResult.NO_TOKEN:
+                    planner.gives_way()
+                return None
+        self._admit(adder, passed is not None or any(item.partial for item in adder.items), flight)
         if not adder.items:
             if self._short and planner.waiting:
                 planner.gives_way()
             return None
-        planner.chunked = next((item.req for item in adder.items if item.partial), None)
+        planner.chunked = next((item.req for item in adder.items if item.partial), passed)
         planner.counters.prefill_steps += 1
         planner.counters.prompt_tokens += sum(item.extend_len for item in adder.items)
         return self._build(adder, mixed, flight)
@@ -115,9 +121,11 @@ class Prefill(BatchSource):
         step.source = self
         return step if taker is None else taker.begin(step)
 
-    def _goes_on(self, adder: PrefillAdder, req: Req) -> bool:
-        planner = self._planner
-        return adder.add_chunked(req) or (planner.memory.trim(planner.running) and adder.add_chunked(req))
+    def _go_on(self, adder: PrefillAdder, chunked: Req) -> AddResult:
+        result = adder.add_chunked(chunked)
+        if result is AddResult.NO_TOKEN and self._planner.memory.trim(self._planner.running):
+            result = adder.add_chunked(chunked)
+        return result
 
     def _admit(self, adder: PrefillAdder, has_chunked: bool, flight: Launched | None) -> None:
         """Offer waiting requests in the policy's order until one does not fit."""

@@ -61,3 +61,34 @@ def test_memory_is_given_away_only_after_a_while(long: bool) -> None:
     harness.run()
     assert harness.tokens("a") == oracle([1] * 9, 12, ignore_eos=True)
     assert harness.tokens("b") == oracle([2] * 16, 6, ignore_eos=True)
+
+
+def test_a_prompt_in_chunks_gets_the_memory_of_one_that_is_parked() -> None:
+    clock = ManualClock()
+    harness = Harness(tokens=24, run=1, cache="none", chunk=4, parts={"clock": clock})
+    harness.submit("a", [1] * 6, 14, **IGNORE)
+    for _ in range(2):
+        harness.step()
+    planner = harness.scheduler.planner
+    req = parked(harness, "a")
+    harness.submit("b", [2] * 16, 2, **IGNORE)
+    harness.step()
+    chunked = planner.chunked
+    assert chunked is not None
+    planner.resume(req)
+    while (
+        harness.memory.available_tokens >= chunked.seq_len - chunked.kv.scheduled_len or chunked.kv.scheduled_len < 12
+    ):
+        harness.step()
+    parked(harness, "a")
+    clock.advance(GIVE_WAY_SECONDS * 0.5)
+    harness.step()
+    assert req.status is ReqStatus.RUNNING
+    clock.advance(GIVE_WAY_SECONDS)
+    for _ in range(5):
+        harness.step()
+    assert req.status is ReqStatus.RETRACTED
+    assert harness.tokens("b") == oracle([2] * 16, 2, ignore_eos=True)
+    planner.resume(req)
+    harness.run()
+    assert harness.tokens("a") == oracle([1] * 6, 14, ignore_eos=True)

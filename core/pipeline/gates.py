@@ -176,8 +176,6 @@ class GateKeeper:
         """Requests that have ended and whose memory is still written to."""
         return [req for entry in self._entries for req in entry.held.values() if self._progress[req.rid].quarantined]
 
-    # ---- on the way -----------------------------------------------------------------------------------------------
-
     def _lead(self, req: Req, progress: GateProgress) -> Verdict:
         """On to the first gate that is not open. A request that fails leaves all gates that it has seen."""
         while progress.passed < len(progress.entries):

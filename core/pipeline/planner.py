@@ -75,8 +75,6 @@ class Planner:
         self.prefills = tuple(one for one in sources if one.turn == "prefill")
         self.decodes = tuple(one for one in sources if one.turn == "decode")
 
-    # ---- the plan -------------------------------------------------------------------------------------------------
-
     def plan(self, flight: Launched | None) -> Launched | None:
         """Plan the next step, with its memory allocated; None where there is nothing to do.
 
@@ -132,8 +130,6 @@ class Planner:
         for step in self.under_way:
             step.source.undo(step)
 
-    # ---- tokens ahead ---------------------------------------------------------------------------------------------
-
     def _waits_for_tokens(self, flight: Launched) -> bool:
         """Return whether the results of the step under way have to be known first: some request's tokens have to be
         known before its next step, or it may gain several tokens, or a stage wants to go on from what it gains.
@@ -145,8 +141,6 @@ class Planner:
     def ahead(self, flight: Launched | None) -> Ahead | None:
         """Return tokens ahead of the running requests; None while a step is under way."""
         return None if flight is not None else self.tokens_ahead.plan(self.running)
-
-    # ---- parked requests ------------------------------------------------------------------------------------------
 
     def park(self, req: Req) -> None:
         """Take a running request out of the batches, its newest token not computed, until `resume`. It keeps its memory
@@ -192,8 +186,6 @@ class Planner:
                 break
             items.append(PrefillItem(self.running[place], int(self.running.seq_lens[place]) - gap, gap, partial=False))
         return items
-
-    # ---- memory of the running ------------------------------------------------------------------------------------
 
     def adder(self, mixed: bool) -> PrefillAdder:
         """Return what collects the next prefill, with decodes `mixed` in or not."""
@@ -248,8 +240,6 @@ class Planner:
         else:
             self.parked[req] = parked_at
         self.counters.retractions += 1
-
-    # ---- queues ---------------------------------------------------------------------------------------------------
 
     def enqueue(self, req: Req, *, first: bool = False) -> None:
         """Let a request wait for its turn."""

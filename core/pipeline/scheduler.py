@@ -103,8 +103,6 @@ class Scheduler:
         """Return counters and the state of queues and memory, as plain values."""
         return self.stats.info(paused=self.paused)
 
-    # ---- to be read -----------------------------------------------------------------------------------------------
-
     @property
     def controls(self) -> dict[str, Control]:
         """What `ControlRequest.action` may name; plugins add theirs through `EngineView.add_control`."""
@@ -147,8 +145,6 @@ class Scheduler:
         """
         gates = self.stages.gates
         return self.stages.memory.cache.busy or (gates is not None and gates.busy)
-
-    # ---- one step -------------------------------------------------------------------------------------------------
 
     def step(self) -> list[TokenOutput]:
         """Do one turn of the loop. Return everything that is to be sent."""
@@ -237,8 +233,6 @@ class Scheduler:
         if finished:
             self.requests.finished(finished)
         self.requests.follow_constraints()
-
-    # ---- between steps --------------------------------------------------------------------------------------------
 
     def _check_idle(self) -> None:
         """Check the books when the last request has gone."""

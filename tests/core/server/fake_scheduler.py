@@ -39,6 +39,13 @@ DIES, HANGS, RAISES, RAVES = 7, 8, 9, 10
 STEP = 0.002
 
 
+class Unbounded(QueueBounds):
+    """Bounds that take all that comes, whatever is set."""
+
+    def set_open(self, requests: int, fills: int) -> None:
+        pass
+
+
 class FakeScheduler:
     def __init__(self, token: int) -> None:
         self.token = token
@@ -85,8 +92,7 @@ class FakeScheduler:
 
     @property
     def bounds(self) -> QueueBounds:
-        """It takes all that comes."""
-        return QueueBounds(places=1, memory=1, requests=2**40, tokens=2**40)
+        return Unbounded(places=1, memory=1, requests=None, tokens=None)
 
     def step(self) -> list[TokenOutput]:
         if self.running:

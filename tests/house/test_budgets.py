@@ -18,7 +18,7 @@ ROOMS = {
     "core.engine": 1_860,
     "core.frontend": 930,
     "core.interfaces": 5_840,
-    "core.pipeline": 6_500,
+    "core.pipeline": 5_890,
     "core.registry": 910,
     "core.server": 1_360,
     "plugins": 57_620,
@@ -28,7 +28,7 @@ ROOMS = {
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
 HEART = ("scheduler", "planner", "admission", "memory", "batch", "worker", "results", "lifecycle", "gates", "running")
-HEART_LINES = 3_010
+HEART_LINES = 2_790
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {

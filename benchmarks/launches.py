@@ -34,8 +34,8 @@ from pegboard.core.interfaces.model_runner import ModelRunnerContext
 from pegboard.core.interfaces.sampler import SamplerContext
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.running import NUMBERS
-from pegboard.core.pipeline.worker import Worker
 from pegboard.core.registry.registry import Registry
+from pegboard.core.worker.worker import Worker
 from pegboard.plugins import attn_triton, memory_paged, runner_layered, sampler_triton
 from pegboard.plugins.model_dense.network import DenseNetwork
 from pegboard.toolkit import kernels

@@ -27,7 +27,7 @@ from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
 from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
 from pegboard.core.pipeline.executor import LocalExecutor
-from pegboard.core.pipeline.worker import Worker
+from pegboard.core.worker.worker import Worker
 from tests.fakes.device_queue import TimelineQueue
 
 LOOPS = ("normal", "overlap")
@@ -71,7 +71,7 @@ def engine_of(model: Path, loop: str, device: float, host: float) -> Engine:
     worker = Worker(instant, runner.ctx.attention, built.pool, rows, TimelineQueue(device))
     stages.executor.close()
     stages.executor = LocalExecutor(worker.launch, worker.again, thread=loop == "overlap")
-    built.scheduler.set_on_step(work)
+    built.scheduler.on_step = work
     return engine
 
 

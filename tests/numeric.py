@@ -23,6 +23,7 @@ NATIVE: tuple[str, ...] = ("plugins/cpu_native",)
 SUMS: tuple[str, ...] = (
     "toolkit/model",
     "toolkit/speculation",
+    "conformance/test_builtins_that_compute.py",
     "plugins/attn_torch",
     "plugins/mm_qwen_vl/test_encoder*.py",
     "plugins/model_dense",

@@ -276,24 +276,48 @@ FULL: dict[str, tuple[str, ...]] = {
     "tools/chat/test_command.py": (r"test_ctrl_c_",),
     "tools/batch/test_command.py": (r"test_stopped_and_resumed",),
     # ---- suites: each runs for every provider of a plugin, and some tests take a second each time -------------------
-    # The same routes with a model that takes media, whose bodies have fields of their own.
-    **dict.fromkeys(
-        (f"plugins/api_{name}/test_conformance.py" for name in ("anthropic", "native")),
-        (r"WithMedia::test_(?!wrong_types|models_with|spelled)",),
+    "conformance/test_builtins.py": (
+        # The same routes with a model that takes media, whose bodies have fields of their own.
+        r"Test_api_(anthropic|native)_\w+_with_media::test_(?!wrong_types|models_with|spelled)",
+        r"Test_api_openai_openai::test_odd_values\w+\[(long text|deeper|deep objects)",
+        r"Test_api_openai_openai_with_media::",
+        # Each page size meets the machine in two classes, each policy of eviction meets it once.
+        r"Test_cache_block_block::test_any_sequence_of_calls_agrees_with_a_dict\[",
+        r"Test_cache_radix_radix::test_any_sequence_of_calls_agrees_with_a_dict\[(1|16)\]",
+        r"Test_cache_radix_radix_\w+::",
+        # The machine of the plugin's own tests does more.
+        r"Test_cache_hiradix_hiradix::test_any_sequence_of_calls_agrees_with_a_dict\[(1|16)\]",
+        r"Test_cache_hiradix_hiradix_\w+::",
+        r"Test_logits_basic_(min_new_tokens|logit_bias)::test_(?!follows|it_)",
+        r"Test_logits_custom_(dry_in_a_short_range|bad_words|allowed_token_ids)::",
+        r"Test_logits_\w+::test_(a_row_depends|drafts_count)",
+        r"Test_parsers_reasoning_(deepseek_r1|qwen3|hunyuan|granite)::",
+        # The other classes read text with the same shared readers; make test-full cuts these texts, too.
+        r"Test_parsers_tools_(mistral\w*|deepseek_v3_of_v31|pythonic|llama3_json|hermes)::test_how_the_text_is_cut",
+        r"Test_parsers_tools_(deepseek_v3|glm_of_47|minimax_m2|deepseek_v32|kimi_k2|granite|hunyuan|olmo3)::",
+        r"Test_parsers_tools_(harmony|glm)::test_(how_the|imports|every_|a_named|forced_|nothing_is_lost|text_|without)",
+        r"Test_parsers_tools_(mistral\w*|deepseek_v3_of_v31|pythonic|llama3_json)::test_imports",
+        r"Test_parsers_tools_\w+::test_the_work_is_in",
+        # Variants of a policy share most of its code; what is theirs alone is looked at by make test-full.
+        r"Test_policy_basic_(random|lof|srtf|priority_without_\w+)::",
+        r"Test_policy_basic_fcfs::test_(order_is|victims_are|the_cost)",
+        r"Test_policy_cache_aware_lpm_without\w+::test_(order_is_a_perm|victims_are_a_perm|arguments_stay|the_cost_grows)",
+        r"Test_policy_cache_aware_dfs_weight::",
+        r"Test_spec_ngram_ngram_\w+::",
+        r"Test_transfer_inproc_inproc::test_(a_lost|many|large|\w*read_before\w+\[small)",
+        r"Test_transfer_tcp_tcp::test_(\w*read_before\w+\[large|a_peer_that_goes|after_its_end\w+\[(?!384-0.0\]))",
     ),
-    # Each page size meets the machine in two classes, each policy of eviction meets it once.
-    "plugins/cache_radix/test_conformance.py": (
-        r"TestRadixCache(Fifo)?::test_any_sequence_of_calls_agrees_with_a_dict\[(1|16)\]",
-        r"TestRadixCache(Lfu|Priority)::test_any_sequence_of_calls_agrees_with_a_dict\[(4|16)\]",
-        r"Test(RadixCacheSlru|ContractsDefaults)::test_any_sequence_of_calls_agrees_with_a_dict\[(1|4)\]",
-        r"Test(RadixCache(Fifo|Lfu|Priority|Slru)|ContractsDefaults)::",
+    "conformance/test_builtins_that_compute.py": (
+        # Qwen3-VL's mixture of experts stays.
+        r"Test_model_dense_dense::\w+\[(qwen2_vl|qwen2_5_vl|qwen3_moe|mistral|qwen3_vl)[-\]]",
+        r"Test_model_transformers_transformers::\w+\[(qwen3_moe|mistral|qwen2)[-\]]",
+        r"Test_model_transformers_transformers::\w+\[(olmo|gpt|phi|stablelm|starcoder|cohere|glm)",
+        r"Test_runner_layered_layered_on_windows::",
+        r"Test_sampler_torch_torch::\w+over_a_large_vocabulary\[(top_p, a wide|all four|top_k 1500|min_p|temp)",
+        r"Test_sampler_torch_torch::test_rounding\w+\[top_k",
     ),
-    # The machine of the plugin's own tests does more; each policy meets this one once.
-    "plugins/cache_hiradix/test_conformance.py": (
-        r"TestHiRadixCache::test_any_sequence_of_calls_agrees_with_a_dict\[(1|16)\]",
-        r"TestHiRadixCache(Selective|WriteBack)::test_(any_sequence|what_is_evicted_leaves|eviction_does_not)",
-        r"TestHiRadixCache(Selective|WriteBack)::",
-    ),
+    # A class that is not registered; the registered one is in test_builtins.py.
+    "plugins/cache_radix/test_conformance.py": (ALL,),
     # The fields are the same on both sides.
     "plugins/disagg/test_conformance.py": (
         r"TestPrefill::test_nonsense",
@@ -320,50 +344,14 @@ FULL: dict[str, tuple[str, ...]] = {
     # Qwen3-VL and its mixture of experts stay: between them they have all that the others have, but for their order of
     # axes, with which the layered runner is tested.
     "plugins/model_dense/test_demo.py": (r"test_logits_equal",),
-    "plugins/sampler_torch/test_conformance.py": (
-        r"over_a_large_vocabulary\[(top_p, a wide|all four|top_k 1500)",
-        r"test_rounding\w+\[top_k",
-        r"over_a_large_vocabulary\[(min_p|temp)",
-    ),
-    "plugins/model_dense/test_conformance.py": (
-        r"\[(qwen2_vl|qwen2_5_vl|qwen3_moe)[-\]]",
-        r"\[(mistral|qwen3_vl)[-\]]",
-    ),
     "plugins/model_dense/test_towers.py": (r"test_without_media\[\w+-(True-(new|old)|False)",),
-    "plugins/model_transformers/test_conformance.py": (
-        r"\[qwen3_moe[-\]]",
-        r"\[(olmo|gpt|phi|stablelm|starcoder|cohere|glm)",
-        r"\[(mistral|qwen2)[-\]]",
-    ),
-    "plugins/cache_block/test_conformance.py": (
-        r"test_any_sequence_of_calls_agrees_with_a_dict\[(1|16)\]",
-        r"test_any_sequence\w+\[4",
-    ),
-    # The other classes read text with the same shared readers; make test-full cuts these texts, too.
-    "plugins/parsers_tools/test_conformance.py": (
-        r"Test(MistralByName|Mistral|DeepSeekV31|Pythonic|Llama3|Hermes)::test_(how_the_text_is_cut|the_work_is_in)",
-        r"TestDeepSeekV3::",
-        r"Test(Mistral\w*|DeepSeekV31|Pythonic|Llama3)::test_imports",
-        r"test_the_work_is_in",
-    ),
+    "plugins/parsers_tools/test_models.py": (r"test_an_answer_that_ends_anywhere",),
     # llguidance meets every format; xgrammar, which takes longer to compile, meets one of JSON and one of tags.
     "plugins/parsers_tools/test_formats.py": (
         r"TestGrammars::test_(every_shape|references|a_backend)\w+\[xgrammar-(?!HermesParser|XmlParser)",
         r"\[xgrammar",
     ),
-    # Variants of a policy share most of its code; what is theirs alone is looked at by make test-full.
-    "plugins/policy_basic/test_conformance.py": (
-        r"TestPriorityWithout(Aging|Preemption)::test_(order_is|victims_are)_a_permutation",
-        r"TestPriorityWithout(Aging|Preemption)::test_(arguments_stay|preempt_names|the_cost_grows)",
-        r"Test(Lof|Srtf)::test_(victims_are_a_permutation|arguments_stay)",
-        r"Test(Random|Lof|Srtf|PriorityWithout\w+)::",
-        r"TestFcfs::test_(order_is|victims_are|the_cost)",
-    ),
     "plugins/policy_cache_aware/test_policies.py": (r"test_a_deep_chain",),
-    "plugins/policy_cache_aware/test_conformance.py": (
-        r"TestLpmWithout\w+::test_(order_is_a_perm|victims_are_a_perm|arguments_stay|the_cost_grows)",
-        r"TestDfsWeight",
-    ),
     "plugins/api_openai/test_media.py": (r"test_pictures_do_not_outlive\w+\[/v1/resp",),
     "plugins/test_media_fuzz.py": (
         r"test_contents\[(messages|responses)",
@@ -374,12 +362,6 @@ FULL: dict[str, tuple[str, ...]] = {
     "plugins/mm_qwen_vl/test_encoder_conformance.py": (r"Test(Qwen2VL|Qwen3VLMoe)::",),
     "plugins/mm_qwen_vl/test_encoder.py": (
         r"test_(many_sizes|every_weight|memory|other_towers\[(?!levels|blocks-of-n))",
-    ),
-    "plugins/logits_custom/test_conformance.py": (
-        r"TestDryInAShortRange::test_a_(row_depends|long_decode)",
-        r"Test(BadWords|AllowedTokenIds)::",
-        r"test_(a_row_depends|drafts_count)",
-        r"TestDryInAShort",
     ),
     # Every shape of batch stays with one size; the interpreter of Triton needs a second for each.
     "plugins/attn_triton/test_compile.py": (r"test_compiles",),
@@ -457,11 +439,6 @@ FULL: dict[str, tuple[str, ...]] = {
     "mutants/test_sampler_waiting_mutants.py": (ALL,),
     "mutants/test_session_store_mutants.py": (ALL,),
     "mutants/test_storage_conduct_mutants.py": (ALL,),
-    "plugins/api_openai/test_conformance.py": (
-        r"TestOpenAI::test_odd_values\w+\[(long text|deeper|deep objects)",
-        r"WithMedia::test_(?!wrong_types|models_with|spelled)",
-        r"WithMedia",
-    ),
     "plugins/attn_flashinfer/test_conformance.py": (r"TestFlashInfer::",),
     "plugins/attn_flashinfer/test_mutants.py": (ALL,),
     "plugins/attn_triton/test_far.py": (r"test_where_it_lies\[(?!0)",),
@@ -480,10 +457,6 @@ FULL: dict[str, tuple[str, ...]] = {
     "plugins/spec_eagle/test_conformance.py": (
         r"TestEagleChains::",
         r"test_(other_rows|nothing_is_learnt|work_on)",
-    ),
-    "plugins/spec_ngram/test_conformance.py": (
-        r"Test(Thresholds|LowThresholds|Shared)::",
-        r"TestShortMatches::",
     ),
     "plugins/storage_files/test_conformance.py": (
         r"test_(a_crash_amid|calls_may_meet)",
@@ -513,16 +486,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_neighbours",
     ),
     "plugins/grammar_llguidance/test_backend.py": (r"test_fill_and_accept_agree",),
-    "plugins/logits_basic/test_conformance.py": (
-        r"Test(MinNewTokens|LogitBias)::test_(?!follows|it_)",
-        r"test_(a_row_depends|drafts_count)",
-    ),
     "plugins/mm_qwen_vl/test_bad_files.py": (r"test_every_bad_file",),
-    "plugins/runner_layered/test_conformance.py": (r"TestLayeredOnWindows::",),
-    "plugins/transfer_inproc/test_conformance.py": (
-        r"test_(a_lost|many|large)",
-        r"read_before\w+\[small",
-    ),
     "plugins/transfer_tcp/test_tcp.py": (
         r"test_a_hello_has",
         r"test_silent_strangers",
@@ -556,17 +520,11 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_as_in_torch",
     ),
     "plugins/model_transformers/test_served.py": (r"\[(cohere|olmo|phi|stablelm|starcoder|gpt_neox|glm)",),
-    "plugins/parsers_reasoning/test_conformance.py": (r"Test(DeepSeekR1|Qwen3)::",),
     "plugins/parsers_tools/test_calls_or_format.py": (r"(Pythonic|Llama|Mistral|DeepSeek)Parser",),
     "plugins/storage_redis/test_redis.py": (r"test_a_server_that_is_silent",),
     "plugins/test_body_fields.py": (
         r"False-",
         r"responses",
-    ),
-    "plugins/transfer_tcp/test_conformance.py": (
-        r"read_before\w+\[large",
-        r"test_a_peer_that_goes",
-        r"test_after_its_end\w+\[(?!384-0.0\])",
     ),
     "mutants/test_policy_conduct_mutants.py": (r"AsksTheWallClock",),
     "core/pipeline/test_sources.py": (

@@ -27,7 +27,7 @@ from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.running import NUMBERS
-from pegboard.core.pipeline.worker import PendingResult, Worker
+from pegboard.core.worker.worker import PendingResult, Worker
 from pegboard.plugins.attn_triton.backend import TritonAttention
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
 from pegboard.plugins.memory_paged.pool import MHAPool

@@ -308,7 +308,8 @@ class ModelRunnerContract(RunnerPrefillGraphTests, RunnerOverlayTests, RunnerTap
     def test_other_batches_run_in_the_pauses(self, prompts: list[list[int]]) -> None:
         """In parts or at once, with whatever pauses there are: the same answers, also of requests that decode."""
         whole = self.rig()
-        at_once = whole.step({0: prompts[0], 2: prompts[2]}).next_token_ids.tolist()
+        first = whole.step({0: prompts[0], 2: prompts[2]}, return_logits=True)
+        at_once = first.next_token_ids.tolist()
         rig = self.rig()
         rig.step({1: prompts[1][:-1]}, None)
         parts = rig.in_parts({0: prompts[0], 2: prompts[2]})
@@ -324,6 +325,8 @@ class ModelRunnerContract(RunnerPrefillGraphTests, RunnerOverlayTests, RunnerTap
         if decoded is None:
             decoded = rig.step({1: prompts[1][-1:]}, decode=True, return_logits=True)
         self.check_tokens(output.next_token_ids, at_once)
+        assert first.logits is not None
+        self.check_greedy(output, first.logits)
         self.check_greedy(decoded, self.expected(prompts[1])[-1:])
         both = rig.step({0: at_once[:1], 2: at_once[1:]}, decode=True, return_logits=True)
         again = whole.step({0: at_once[:1], 2: at_once[1:]}, decode=True, return_logits=True)

@@ -141,9 +141,9 @@ class Rig:
         return self.runner.execute(batch, sampling)
 
     def in_parts(self, new: Mapping[int, Sequence[int]]) -> Generator[None, None, ForwardOutput]:
-        """As `step`, with the runner's pauses; greedy, and sampled after every request's last token."""
+        """As `step`, with logits and the runner's pauses; greedy, and sampled after every request's last token."""
         batch, sampling = self._prepare(new, (), None, False, (), False)
-        return self.runner.execute_in_parts(batch, sampling)
+        return self.runner.execute_in_parts(batch, sampling, return_logits=True)
 
     def run_trees(
         self, new: Mapping[int, Sequence[int]], trees: Mapping[int, Tree], *, decode: bool = False

@@ -33,9 +33,7 @@ def read_arguments(arguments: Iterable[str | Path]) -> tuple[list[Layer], list[L
 
 
 def read_options(options: Iterable[tuple[str, str, object]]) -> Layer:
-    """Return the layer of short options: (flag, dotted path, value) each, of which those without a value are left
-    out.
-    """
+    """Return the layer of short options: (flag, dotted path, value) each. Those without a value are left out."""
     data: dict[str, dict[str, object]] = {}
     origins: dict[str, str] = {}
     for flag, path, value in options:

@@ -42,9 +42,7 @@ def shared_fields(records: Records) -> Iterator[Problem]:
 
 
 def taken_fields(records: Records, apis: Records) -> Iterator[Problem]:
-    """Yield a problem for each declared field that an API of the config has itself. Imports these APIs, if any provider
-    declares fields.
-    """
+    """Yield a problem for each declared field that an API of the config has itself. May import these APIs."""
     known = {api.name: _own_fields(api) for api in apis} if records else {}
     for record in records:
         for field in record.provider.body:

@@ -294,9 +294,7 @@ def _replace(values: dict[str, object], keys: Sequence[str], new: object) -> Non
 
 
 def _provides(values: Mapping[str, object], record: ProviderRecord, shape: Shape) -> frozenset[str]:
-    """Return what is declared, less what its options leave out; as declared where these are no good, which others
-    report.
-    """
+    """Return what is declared, less what its options leave out; bad options, which others report, leave out nothing."""
     declared = record.provides
     if not declared or not record.provider.config:
         return declared

@@ -15,9 +15,7 @@ from pegboard.toolkit.system.pydantic_models import derived, with_default
 
 
 def with_options(section: type[SectionFields], path: str, record: ProviderRecord) -> type[SectionFields]:
-    """Return the section, which stands at `path`, with the options of `record` beside its own keys; PluginError where
-    two are called alike.
-    """
+    """Return the section at `path` with the options of `record`. Raises PluginError where two keys are called alike."""
     options = record.options_model()
     if options is NoOptions:
         return section
@@ -31,9 +29,7 @@ def with_options(section: type[SectionFields], path: str, record: ProviderRecord
 
 
 def tolerant(section: type[SectionFields]) -> type[SectionFields]:
-    """Return the section with any further key allowed: for one whose provider is unknown, so that only that is
-    reported.
-    """
+    """Return the section with any further key allowed: of an unknown provider only that is to be reported."""
 
     class Tolerant(section):  # type: ignore[valid-type,misc]
         model_config = {"extra": "allow"}

@@ -82,9 +82,7 @@ class Selection:
         return self.choices[name][0]
 
     def find(self, contract: Contract[T, Ctx], context: Ctx) -> Choice[T, Ctx] | None:
-        """As `choose`, of what an engine may do without: None where the config names no provider and none of them
-        supports `context`.
-        """
+        """As `choose`; None where the config names no provider and none of them supports `context`."""
         if contract.name in self.resolved.named:
             return self.choose(contract, context)
         if contract.name not in self.choices:
@@ -102,9 +100,7 @@ class Selection:
         return self._missing.get(contract, ())
 
     def choose_all(self, contract: Contract[T, Ctx], context: Ctx) -> tuple[Choice[T, Ctx], ...]:
-        """Return every provider of a list, in the config's order. Raises ConfigError where one does not support
-        `context`.
-        """
+        """Return all providers of a list, in its order. Raises ConfigError where one does not support `context`."""
         if contract.name not in self.choices:
             chosen = []
             for index, record in enumerate(self._left[contract.name]):

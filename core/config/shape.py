@@ -31,9 +31,7 @@ _BOOLEAN = TypeAdapter(bool)
 
 
 class Shape:
-    """What a config may have. `model` is the whole; `active` are the plugins whose fields, contracts and hooks
-    count.
-    """
+    """What a config may have: `model` is the whole, `active` are the plugins that count."""
 
     def __init__(
         self,

@@ -57,9 +57,7 @@ def preset_text(name: str) -> str:
 
 
 def read_file(path: str | Path) -> Layer:
-    """Return a YAML, TOML or JSON file, by its ending. Raises ConfigError with file and line where it cannot be
-    read.
-    """
+    """Return a YAML, TOML or JSON file, by its ending. Raises ConfigError with the place where it cannot be read."""
     return Layer(str(Path(path)), *plain_trees.read_file(Path(path)))
 
 
@@ -85,9 +83,7 @@ def read_overrides(overrides: Iterable[str]) -> Layer:
 
 
 def from_mapping(data: Mapping[str, object], name: str) -> Layer:
-    """Return values that a program passes. Paths become strings and tuples lists, so that the config can travel as
-    JSON.
-    """
+    """Return values that a program passes, as JSON has them: paths become strings, and tuples lists."""
     try:
         return Layer(name, plain_section(data))
     except RecursionError:

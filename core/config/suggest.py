@@ -21,9 +21,7 @@ _MOST = 3
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What another server's name is here: the dotted path `key`, "" where there is none; `note` says how it differs, or
-    what to do instead.
-    """
+    """What another server's name is here: `key`, a dotted path or "", and a `note` on how it differs or what to do."""
 
     key: str = ""
     note: str = ""
@@ -51,9 +49,7 @@ def _plain(name: str) -> str:
 
 
 def known_key(key: str, value: object, siblings: Sequence[str], shape: Shape = CORE) -> str:
-    """Return what to write instead of an unknown `key` of a config, "" where nothing is close. `siblings` are the keys
-    of its section.
-    """
+    """Return what to write instead of an unknown `key` of a section with the keys `siblings`; "": nothing is close."""
     name = _plain(key)
     if (answer := other_servers().get(name)) and name not in siblings:
         return answer.told(f"use {answer.key}")

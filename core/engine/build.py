@@ -47,7 +47,7 @@ from pegboard.core.pipeline.shared import CommonPrefix
 from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.pipeline.step_log import StepReport
 from pegboard.core.pipeline.unsampled import Unsampled
-from pegboard.core.pipeline.worker import Worker
+from pegboard.core.worker.worker import Worker
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.model.dtypes import resolve_dtype
 from pegboard.toolkit.model.model_config import read_model_config
@@ -81,9 +81,7 @@ class BuiltScheduler:
     view: SchedulerView
 
     def prepare_memory(self, seconds: float) -> None:
-        """Provide for the memory of KV, on the device and then beyond, for about `seconds` at most: before the first
-        request, or not at all.
-        """
+        """Get KV's memory from the system, on the device and beyond, for about `seconds`, before the first request."""
         if seconds <= 0:
             return
         started = time.monotonic()
@@ -192,7 +190,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
     parts.check_loader(cache)
     rows = make_rows(config, chosen.model.device, loaded.memory.max_context_len)
     memory = MemoryManager(rows, allocator, cache)
-    memory.cache_name = chosen.culprits.name(cache)
+    memory.guarded.name = chosen.culprits.name(cache)
     report = StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens)
     named = {stage.name: stage for stage in parts.points.stages}
     gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, stages=named)
@@ -213,22 +211,11 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
         runner_figures=loaded.runner.figures,
         unsampled=Unsampled(chosen.processors, chosen.culprits, executor),
     )
-    scheduler = Scheduler(settings, stages, _limits(chosen, loaded, parts.chunk_size))
-    return _built(chosen, loaded, hooks, scheduler, worker)
+    limits = Limits(loaded.memory.max_context_len, parts.chunk_size, chosen.spec.eos_token_ids)
+    return _built(chosen, loaded, hooks, Scheduler(settings, stages, limits), worker)
 
 
-def _limits(chosen: Chosen, loaded: Loaded, chunk: int | None) -> Limits:
-    spec = chosen.spec
-    return Limits(loaded.memory.max_context_len, chunk, spec.eos_token_ids)
-
-
-def _built(
-    chosen: Chosen,
-    loaded: Loaded,
-    hooks: Hooks,
-    scheduler: Scheduler,
-    worker: Worker,
-) -> BuiltScheduler:
+def _built(chosen: Chosen, loaded: Loaded, hooks: Hooks, scheduler: Scheduler, worker: Worker) -> BuiltScheduler:
     return BuiltScheduler(
         scheduler=scheduler,
         info=model_info(chosen, scheduler),
@@ -257,13 +244,7 @@ def _cache(chosen: Chosen, loaded: Loaded, hooks: Hooks) -> tuple[TokenAllocator
     return allocator, _made(chosen, PREFIX_CACHE, replace(ctx, services=services))
 
 
-def _worker(
-    chosen: Chosen,
-    loaded: Loaded,
-    rows: ReqToTokenPool,
-    hooks: Hooks,
-    parts: StageBuilder,
-) -> Worker:
+def _worker(chosen: Chosen, loaded: Loaded, rows: ReqToTokenPool, hooks: Hooks, parts: StageBuilder) -> Worker:
     worker = Worker(
         loaded.runner,
         chosen.attention,

@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """What was chosen for a model. `asked` are the processors and the sampler that look at a request's parameters;
-    `queue` brings all that a step needs to the device, and `capture` records graphs there; KV is kept in `kv_dtype`.
-    `providers` builds what plugins ask for; `further` are their layers of the KV pool. `sampling_defaults` are for what
+    `queue` brings all that a step needs to the device; KV is kept in `kv_dtype`. `providers` builds what plugins ask
+    for; `further` are their layers of the KV pool. The runner was chosen by `about`. `sampling_defaults` are for what
     requests leave open.
     """
 
@@ -63,29 +63,16 @@ class Chosen:
     pool: Choice[KVPool, KVPoolContext]
     kv_dtype: torch.dtype
     providers: Providers
+    about: ModelRunnerContext
     further: tuple[LayerSpec, ...] = ()
     culprits: Culprits = field(default_factory=Culprits)
     queue: DeviceQueue = field(default_factory=HostQueue)
-    capture: GraphCapture | None = None
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
     def runner_context(self, network: Network | None, chunk: int | None) -> ModelRunnerContext:
         """Return what the runner is built from; `network` is None for one that reads the weights itself."""
-        return ModelRunnerContext(
-            self.spec,
-            self.model,
-            network,
-            self.attention,
-            self.sampler,
-            self.processors,
-            self.model.device,
-            explicit=self.resolved.named,
-            kv_dtype=_other_than(self.model, self.kv_dtype),
-            provides=_provided(self.selection),
-            capture=self.capture,
-            graph_sizes=self.attention.ctx.graph_sizes,
-            max_new_tokens=most_new_tokens(self.resolved.engine, chunk),
-        )
+        most = most_new_tokens(self.resolved.engine, chunk)
+        return replace(self.about, network=network, provides=_provided(self.selection), max_new_tokens=most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +121,7 @@ def choose_providers(
     pool = selection.choose(KV_POOL, pool_context(1, config.memory.page_size, model, spec, further, kv_dtype))
     return Chosen(
         resolved, selection, model, spec, tokenizer, made_attention, made_processors, made_sampler, asked, runner, pool,
-        kv_dtype, providers, further, culprits, queue, capture,
+        kv_dtype, providers, about, further, culprits, queue,
         sampling_defaults(config.sampling_defaults, model.directory),
     )  # fmt: skip
 
@@ -244,9 +231,7 @@ def _sized(chosen: Chosen, family: ModelFamily, runner: ModelRunner, chunk: int 
 
 
 def _by_trial(chosen: Chosen, runner: ModelRunner, chunk: int | None) -> int | None:
-    """Return the bytes that the largest steps leave for KV; None where that is not tried out: on a CPU, and where the
-    config says how much KV gets.
-    """
+    """Return the bytes that the largest steps leave for KV; None, untried, on a CPU and where the config sizes KV."""
     config, model = chosen.resolved.engine, chosen.model
     if model.device.type != "cuda" or config.memory.max_total_tokens or config.memory.gpu_share:
         return None

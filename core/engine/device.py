@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.executor import Executor
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.pipeline.executor import RunStage
-    from pegboard.core.pipeline.worker import Worker
+    from pegboard.core.worker.worker import Worker
 
 
 def device_of(name: str) -> torch.device:

@@ -198,9 +198,7 @@ class Engine:
         return outputs[0] if single else outputs
 
     def stream(self, prompt: Prompt, sampling: OneSampling = None, **options: Any) -> Iterator[OutputChunk]:
-        """Yield one answer as it comes; prompt and parameters as `generate` takes them. Closing the iterator early
-        aborts the request.
-        """
+        """Yield one answer as it comes; arguments as of `generate`. Closing the iterator early aborts the request."""
         request = GenerateRequest(prompt=one_prompt(prompt), sampling=params_of(sampling), stream=True, **options)
         prepared = self._submit([request])[0]
         state = OutputState(prepared, self.tokenizer, self._features)

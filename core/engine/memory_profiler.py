@@ -12,7 +12,7 @@ from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingParams
 from pegboard.core.pipeline.running import NUMBERS
-from pegboard.core.pipeline.worker import Worker
+from pegboard.core.worker.worker import Worker
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 
 if TYPE_CHECKING:

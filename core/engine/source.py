@@ -34,9 +34,7 @@ def prepare_model(resolved: ResolvedConfig, selection: Selection) -> PreparedMod
 
 
 def check_model(resolved: ResolvedConfig, selection: Selection) -> bool:
-    """Raise what `prepare_model` would, as far as that is known without fetching or converting. False where nothing
-    is.
-    """
+    """Raise what `prepare_model` would, without fetching or converting; False where that tells nothing."""
     if (template := resolved.engine.model.chat_template) is not None:
         read_template(template)
     return _source(resolved, selection).check()

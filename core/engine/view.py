@@ -46,7 +46,7 @@ class SchedulerView(EngineView):
         return paused
 
     def set_on_step(self, call: Callable[[], None] | None) -> None:
-        self._scheduler.set_on_step(call)
+        self._scheduler.on_step = call
 
     def _retract_all(self) -> None:
         scheduler, planner = self._scheduler, self._scheduler.planner

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,7 +12,6 @@ import msgspec
 from pegboard.core.interfaces.client import SAMPLING_FIELDS, STAGE_FIELDS, EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.frontend import FrontendStage, Price
-from pegboard.core.interfaces.sampling import Grammar
 from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
@@ -67,19 +67,13 @@ class Features:
             stage.close()
 
     def prepare(self, request: GenerateRequest | EmbedRequest, message: TokenizedRequest, info: ModelInfo) -> None:
-        """Put into a message what stages are to know of it. Raises InvalidRequest, also for a field that no stage
-        serves.
-        """
+        """Put into a message what stages are to know. Raises InvalidRequest, also for a field that no stage serves."""
         length = len(message.prompt) // 4
         for stage in self._preparing:
-            try:
+            with self._told(stage.name):
                 found = stage.prepare(request, length, info)
                 if found is not None:
                     message.features[stage.name] = msgspec.Raw(msgspec.msgpack.encode(found))
-            except InvalidRequest:
-                raise
-            except Exception as error:
-                raise self._failed(stage.name, error) from error
         if isinstance(request, EmbedRequest):
             if not message.features:
                 raise not_served("embeddings")
@@ -87,7 +81,7 @@ class Features:
         for asked, fields in ((request, STAGE_FIELDS), (request.sampling, SAMPLING_FIELDS)):
             for field, default in fields.items():
                 if (value := getattr(asked, field)) != default and field not in self._served:
-                    raise not_served(value.kind if isinstance(value, Grammar) else field)
+                    raise not_served(getattr(value, "kind", field))
 
     def spelt(self, sampling: SamplingParams) -> tuple[object, ...]:
         """Return what stages compile of these parameters, as it came; nothing where it asks for nothing."""
@@ -100,15 +94,9 @@ class Features:
         """Return what stages bring to end an output by its text. Raises InvalidRequest."""
         found = []
         for stage in self._stopping:
-            try:
-                one = stage.compile_stops(sampling)
-            except InvalidRequest:
-                raise
-            except Exception as error:
-                raise self._failed(stage.name, error) from error
-            if one is not None:
-                found.append(one)
-        return tuple(found)
+            with self._told(stage.name):
+                found.append(stage.compile_stops(sampling))
+        return tuple(one for one in found if one is not None)
 
     def price(self, message: TokenizedRequest, info: ModelInfo) -> Price:
         """Return what stages say that an answer will cost."""
@@ -137,6 +125,16 @@ class Features:
     def unread(self, error: Exception) -> InvalidRequest:
         """Return what an answer ends with whose text the stages could not read."""
         return self._failed(" or ".join(stage.name for stage in self._stopping), error)
+
+    @contextlib.contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        """Around a call of a stage that may raise InvalidRequest: raise that, and anything else as its failure."""
+        try:
+            yield
+        except InvalidRequest:
+            raise
+        except Exception as error:
+            raise self._failed(name, error) from error
 
     def _failed(self, name: str, error: Exception) -> InvalidRequest:
         origin = self._origins.get(name)

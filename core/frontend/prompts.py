@@ -92,9 +92,7 @@ class _Wanted:
 
 
 class Prompts:
-    """Packs prompts for one engine, whose model and limits `intake` knows. `expanders` are those of stages, by the
-    stages' names.
-    """
+    """Packs prompts for the engine that `intake` knows. `expanders` are those of stages, by their names."""
 
     def __init__(
         self,
@@ -146,8 +144,8 @@ class Prompts:
             yield [one.done() for one in asked]
 
     async def ids(self, prompt: AnnotatedPrompt, asker: str = "", *, add_special_tokens: bool = True) -> Sequence[int]:
-        """Return the tokens of a prompt with its items, whether the context has room for them or not. Raises
-        InvalidRequest as `packed` does.
+        """Return the tokens of a prompt with its items, even if they exceed the context. Raises InvalidRequest as
+        `packed`.
         """
         [one] = self._asked([GenerateRequest(prompt=prompt, add_special_tokens=add_special_tokens)])
         found = [ids async for _, ids in encode_each(self._tokenizer, _by_text([one]))]
@@ -165,9 +163,7 @@ class Prompts:
         return listed
 
     def _asked(self, requests: Sequence[Asked]) -> list[_Wanted]:
-        """Return the prompt of each request, one that several share as one object, checked as far as that goes
-        before anything is done for it.
-        """
+        """Return each request's prompt, a shared one as one object, after all checks that need no work."""
         known: dict[Hashable, _Wanted] = {}
         found = []
         for request in requests:
@@ -200,9 +196,7 @@ class Prompts:
         return encode_now(self._tokenizer, one.base, add_special_tokens=one.special, literals=one.literals)
 
     async def _pack_all(self, wanted: Sequence[_Wanted]) -> None:
-        """Pack prompts, without their items. Of tokens as numbers, which take ten times the memory, there are one
-        text's at a time.
-        """
+        """Pack prompts without their items, one text at a time: tokens as numbers take ten times the memory."""
         texts = _by_text(wanted)
         async for text, ids in encode_each(self._tokenizer, texts):
             for one in texts[text]:

@@ -1,6 +1,4 @@
-"""The stops of requests that belong together: compiled once, beside the loop, and no more of them than a request may
-have.
-"""
+"""The stops of requests that belong together, compiled once, beside the loop, within their budget."""
 
 from __future__ import annotations
 

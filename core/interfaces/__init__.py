@@ -1,6 +1,8 @@
 """The contracts: dataclasses and abstract classes, one file each. Nothing here imports torch at run time.
 
-Names load on first use, so that reading a plugin record does not cost an import of numpy or msgspec.
+What plugins subclass, build, raise or get from a hook can be imported from here; the types of other values, for
+annotations, from their modules. Names load on first use, so that reading a plugin record does not cost an import of
+numpy or msgspec.
 """
 
 from __future__ import annotations
@@ -17,26 +19,19 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.admission_gate import GateOptions as GateOptions
     from pegboard.core.interfaces.admission_gate import GateState as GateState
     from pegboard.core.interfaces.admission_gate import Verdict as Verdict
-    from pegboard.core.interfaces.ahead import DeviceServices as DeviceServices
     from pegboard.core.interfaces.api_router import ApiContext as ApiContext
     from pegboard.core.interfaces.api_router import ApiRouter as ApiRouter
     from pegboard.core.interfaces.attention import AttentionBackend as AttentionBackend
     from pegboard.core.interfaces.attention import AttentionContext as AttentionContext
     from pegboard.core.interfaces.batch import BatchExtras as BatchExtras
-    from pegboard.core.interfaces.batch import ModelWorkerBatch as ModelWorkerBatch
-    from pegboard.core.interfaces.batch import PrefillItem as PrefillItem
-    from pegboard.core.interfaces.batch import SamplingInfo as SamplingInfo
     from pegboard.core.interfaces.batch import ScheduleBatch as ScheduleBatch
     from pegboard.core.interfaces.batch import StageWork as StageWork
-    from pegboard.core.interfaces.batch_result import BatchResult as BatchResult
     from pegboard.core.interfaces.choosing import MemoryContext as MemoryContext
     from pegboard.core.interfaces.client import AnnotatedPrompt as AnnotatedPrompt
     from pegboard.core.interfaces.client import EngineClient as EngineClient
     from pegboard.core.interfaces.client import GenerateRequest as GenerateRequest
     from pegboard.core.interfaces.client import ModelInfo as ModelInfo
     from pegboard.core.interfaces.client import OutputChunk as OutputChunk
-    from pegboard.core.interfaces.client import OutputStream as OutputStream
-    from pegboard.core.interfaces.clock import Clock as Clock
     from pegboard.core.interfaces.contract import Cardinality as Cardinality
     from pegboard.core.interfaces.contract import Contract as Contract
     from pegboard.core.interfaces.contracts import CONTRACTS as CONTRACTS
@@ -48,31 +43,22 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.errors import PegboardError as PegboardError
     from pegboard.core.interfaces.errors import PluginError as PluginError
     from pegboard.core.interfaces.errors import Unsupported as Unsupported
-    from pegboard.core.interfaces.executor import Executor as Executor
-    from pegboard.core.interfaces.executor import Pending as Pending
     from pegboard.core.interfaces.forward import EmbedOverlay as EmbedOverlay
     from pegboard.core.interfaces.forward import ForwardBatch as ForwardBatch
     from pegboard.core.interfaces.forward import ForwardMode as ForwardMode
     from pegboard.core.interfaces.forward import ForwardOutput as ForwardOutput
-    from pegboard.core.interfaces.forward import KVGroupView as KVGroupView
-    from pegboard.core.interfaces.forward import LayerWatch as LayerWatch
     from pegboard.core.interfaces.forward import LogprobOutput as LogprobOutput
     from pegboard.core.interfaces.frontend import Expanded as Expanded
     from pegboard.core.interfaces.frontend import FrontendContext as FrontendContext
     from pegboard.core.interfaces.frontend import FrontendStage as FrontendStage
     from pegboard.core.interfaces.frontend import Price as Price
     from pegboard.core.interfaces.frontend import PromptExpander as PromptExpander
-    from pegboard.core.interfaces.hooks import POINTS as POINTS
-    from pegboard.core.interfaces.hooks import HookSpecs as HookSpecs
-    from pegboard.core.interfaces.hooks import Point as Point
     from pegboard.core.interfaces.hooks import hookimpl as hookimpl
-    from pegboard.core.interfaces.hooks import hookspec as hookspec
     from pegboard.core.interfaces.http_front import HttpFront as HttpFront
     from pegboard.core.interfaces.http_front import HttpGuard as HttpGuard
     from pegboard.core.interfaces.json_value import JsonObject as JsonObject
     from pegboard.core.interfaces.json_value import JsonValue as JsonValue
     from pegboard.core.interfaces.keys import PrefixKey as PrefixKey
-    from pegboard.core.interfaces.keys import PrefixMemo as PrefixMemo
     from pegboard.core.interfaces.kv_pool import KVPool as KVPool
     from pegboard.core.interfaces.kv_pool import KVPoolContext as KVPoolContext
     from pegboard.core.interfaces.layers import KVGroupSpec as KVGroupSpec
@@ -84,7 +70,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.model_family import ModelContext as ModelContext
     from pegboard.core.interfaces.model_family import ModelFamily as ModelFamily
     from pegboard.core.interfaces.model_family import Network as Network
-    from pegboard.core.interfaces.model_family import ProbeRun as ProbeRun
     from pegboard.core.interfaces.model_runner import ModelRunner as ModelRunner
     from pegboard.core.interfaces.model_runner import ModelRunnerContext as ModelRunnerContext
     from pegboard.core.interfaces.model_source import ModelSource as ModelSource
@@ -92,8 +77,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.options import NoOptions as NoOptions
     from pegboard.core.interfaces.options import Options as Options
     from pegboard.core.interfaces.options import SectionFields as SectionFields
-    from pegboard.core.interfaces.plugin import API_VERSION as API_VERSION
-    from pegboard.core.interfaces.plugin import ENTRY_POINT_GROUP as ENTRY_POINT_GROUP
     from pegboard.core.interfaces.plugin import BodyField as BodyField
     from pegboard.core.interfaces.plugin import Plugin as Plugin
     from pegboard.core.interfaces.plugin import Provider as Provider
@@ -105,18 +88,12 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.prefix_cache import PrefixMatch as PrefixMatch
     from pegboard.core.interfaces.req import KeyedTokens as KeyedTokens
     from pegboard.core.interfaces.req import Req as Req
-    from pegboard.core.interfaces.req import ReqKV as ReqKV
-    from pegboard.core.interfaces.req import ReqLogprobs as ReqLogprobs
-    from pegboard.core.interfaces.req import ReqOutput as ReqOutput
     from pegboard.core.interfaces.req import ReqSlot as ReqSlot
-    from pegboard.core.interfaces.req import ReqTiming as ReqTiming
-    from pegboard.core.interfaces.req import TokenBuffer as TokenBuffer
     from pegboard.core.interfaces.req import TokenPositions as TokenPositions
     from pegboard.core.interfaces.sampler import NO_TOKEN as NO_TOKEN
     from pegboard.core.interfaces.sampler import Sampler as Sampler
     from pegboard.core.interfaces.sampler import SamplerContext as SamplerContext
     from pegboard.core.interfaces.sampling import Grammar as Grammar
-    from pegboard.core.interfaces.sampling import LogprobRequest as LogprobRequest
     from pegboard.core.interfaces.sampling import SamplingBatch as SamplingBatch
     from pegboard.core.interfaces.sampling import SamplingParams as SamplingParams
     from pegboard.core.interfaces.sampling import SamplingRow as SamplingRow
@@ -133,8 +110,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.stage import Wait as Wait
     from pegboard.core.interfaces.status import FinishReason as FinishReason
     from pegboard.core.interfaces.status import FinishType as FinishType
-    from pegboard.core.interfaces.status import IllegalTransition as IllegalTransition
-    from pegboard.core.interfaces.status import ReqStatus as ReqStatus
     from pegboard.core.interfaces.step import SETTLE as SETTLE
     from pegboard.core.interfaces.step import BatchStep as BatchStep
     from pegboard.core.interfaces.step import CoreServices as CoreServices

@@ -12,9 +12,9 @@ import enum
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Self
+from typing import TYPE_CHECKING, Self
 
-from pegboard.core.interfaces.options import Options, OptionsT
+from pegboard.core.interfaces.options import Component, Options, OptionsT
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
@@ -47,10 +47,9 @@ class KVAccess:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionGateContext:
-    """The clock that everything in the scheduler is timed by; the prefix cache, None where a gate is of no scheduler;
-    the tokens of prompts that steps have computed per second of late, 0.0 while that is not known; the KV pool, of
-    gates that bring KV; and the stages of the scheduler by name, since a plugin may bring a gate and a stage that work
-    together.
+    """What a gate is built from: the scheduler's `clock`; the prefix `cache`, None without a scheduler;
+    `prefill_speed`, the prompt tokens that steps have computed per second lately, 0.0 while not known; `kv` for gates
+    that bring KV; and the scheduler's `stages` by name, for a plugin whose gate and stage work together.
     """
 
     clock: Clock = time.monotonic
@@ -102,7 +101,7 @@ class Verdict:
 OPEN = Verdict(GateState.OPEN)
 
 
-class AdmissionGate(abc.ABC, Generic[OptionsT]):
+class AdmissionGate(Component[OptionsT, AdmissionGateContext]):
     """Lets requests through when their time has come. Called by the scheduler's loop alone, so no call may block: work
     happens elsewhere (a thread, a process, the network), and `poll` looks how far it is.
 
@@ -113,31 +112,19 @@ class AdmissionGate(abc.ABC, Generic[OptionsT]):
     name: str = ""
     """What the config calls it, set by the core once all gates are built."""
 
-    def __init__(self, options: OptionsT, ctx: AdmissionGateContext) -> None:
-        self.options = options
-        self.ctx = ctx
-
-    @classmethod
-    def supports(cls, options: OptionsT, ctx: AdmissionGateContext) -> str | None:
-        """Return None, or the reason why it cannot work here."""
-        return None
-
     @abc.abstractmethod
     def concerns(self, req: Req) -> bool:
-        """Return whether the gate has anything to do with this request; asked once. False: it never hears of it
-        again.
-        """
+        """Return whether the gate concerns itself with a request; asked once. False: it never hears of it again."""
 
     @abc.abstractmethod
     def enter(self, req: Req) -> Verdict:
-        """Judge a request that has come to the gate. OPEN lets it go on at once. What it says in its `params` may be
-        anything: a gate that cannot make sense of it fails the request with a status from 400 to 499, and does not
-        raise.
+        """Judge a request that has come to the gate. OPEN lets it go on at once. Its `params` may hold anything: the
+        gate fails a request whose params it cannot read with a status from 400 to 499, and does not raise.
         """
 
     def poll(self, blocked: Sequence[Req]) -> Mapping[str, Verdict | Exception]:
-        """News of requests that this gate blocks, by rid; of those left out the last verdict stands. Once per step. An
-        exception fails its request, and no other, as if a call about this request alone had raised it.
+        """Return news of requests that this gate blocks, by rid, once per step; for others the last verdict stands. An
+        exception fails its request alone, as if a call about this request had raised it.
         """
         return {}
 
@@ -158,22 +145,20 @@ class AdmissionGate(abc.ABC, Generic[OptionsT]):
         return None
 
     def finished(self, req: Req) -> bool:
-        """Learn that a request which went through all gates has ended, whichever way. True keeps its KV, status HELD,
-        until `released` names it.
+        """Learn that a request has ended that all gates let through. True keeps its KV (status HELD) until `released`
+        names it.
         """
         return False
 
     def released(self) -> Iterable[str]:
-        """Rids of held requests that may go now, and of those whose memory is written to no more. Once per step while
-        this gate has either.
+        """Return held requests to let go, and those whose memory is written to no more, by rid, once per step while
+        there are any.
         """
         return ()
 
     @property
     def busy(self) -> bool:
-        """Whether `released` is to be called even while it blocks and holds no request, every few milliseconds: of a
-        gate that others speak to.
-        """
+        """Whether to ask `released` every few milliseconds without any request too: for a gate that others speak to."""
         return False
 
     def drop(self, req: Req) -> None:  # optional: only a gate that holds needs it

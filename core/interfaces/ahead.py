@@ -50,8 +50,8 @@ class AheadRoom(Protocol):
         """
 
     def ask(self, stage: str, payload: object) -> object:
-        """Have work of a stage done (`DevicePart.run`), with all slots in the row table; its result. Raises what it
-        raises.
+        """Run work of a stage (`DevicePart.run`), with all slots in the row table, and return its result. Raises what
+        it raises.
         """
 
 
@@ -101,7 +101,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class ReserveContext:
-    """What there is before attention, runner and the KV pool are chosen. `config` is the EngineConfig; `provider` as in
+    """What is known before attention, runner and pool are chosen. `config` is the EngineConfig; for `provider` see
     StageContext.
     """
 
@@ -113,9 +113,9 @@ class ReserveContext:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """What a plugin needs of an engine before weights are read. `layers` are further layers of the KV pool, in its
-    first KV group, with ids after the model's; their memory starts as zeros. Their KV of a token depends on the tokens
-    up to it alone: it stays with cached prefixes.
+    """What a plugin needs of an engine: further `layers` of the KV pool, in its first KV group, with ids after the
+    model's. Their memory starts as zeros, and their KV of a token depends on the tokens up to it alone: it stays with
+    cached prefixes.
     """
 
     layers: tuple[LayerSpec, ...] = ()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.options import OptionsT
+from pegboard.core.interfaces.options import Component, OptionsT
 
 if TYPE_CHECKING:
     import fastapi
@@ -32,7 +32,7 @@ class ApiContext:
     body_fields: Mapping[str, Sequence[BodyField]] = field(default_factory=dict)
 
 
-class ApiRouter(abc.ABC, Generic[OptionsT]):
+class ApiRouter(Component[OptionsT, ApiContext]):
     """Brings routes. Runs in the API process: imports neither torch nor transformers.
 
     Every route declares who may use it: PUBLIC, USER or ADMIN of `pegboard.toolkit.http.levels`; and LARGE, where
@@ -40,20 +40,12 @@ class ApiRouter(abc.ABC, Generic[OptionsT]):
     """
 
     def __init__(self, options: OptionsT, ctx: ApiContext) -> None:
-        self.options = options
-        self.ctx = ctx
+        super().__init__(options, ctx)
         self.client = ctx.client
 
     @classmethod
-    def supports(cls, options: OptionsT, ctx: ApiContext) -> str | None:
-        """Return None, or the reason why it cannot serve here."""
-        return None
-
-    @classmethod
     def own_fields(cls) -> frozenset[str]:
-        """Return which fields its bodies of generation have themselves. A config with a provider that declares one of
-        these is refused.
-        """
+        """Return the fields that its bodies have. A config with a provider that declares one of them too is refused."""
         return frozenset()
 
     @abc.abstractmethod

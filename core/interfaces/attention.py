@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Generic
+from typing import TYPE_CHECKING, ClassVar
 
 from pegboard.core.interfaces.on_device import on_device
-from pegboard.core.interfaces.options import OptionsT
+from pegboard.core.interfaces.options import Component, OptionsT
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ class AttentionContext:
         return self.dtype if self.kv_dtype is None else self.kv_dtype
 
 
-class AttentionBackend(abc.ABC, Generic[OptionsT]):
+class AttentionBackend(Component[OptionsT, AttentionContext]):
     """Causal attention of a batch's new tokens over their requests' KV, old and new.
 
     The pipeline calls `prepare` once per batch; the model then calls `forward` once per layer. A backend reads no
@@ -59,15 +59,6 @@ class AttentionBackend(abc.ABC, Generic[OptionsT]):
     requests but one, to make up for what reading a common prefix by itself costs. Of batches that would save less,
     `common_prefix` is 0.
     """
-
-    def __init__(self, options: OptionsT, ctx: AttentionContext) -> None:
-        self.options = options
-        self.ctx = ctx
-
-    @classmethod
-    def supports(cls, options: OptionsT, ctx: AttentionContext) -> str | None:
-        """Return None, or the reason why it cannot serve these layers on this device."""
-        return None
 
     @abc.abstractmethod
     def prepare(self, batch: ForwardBatch) -> None:

@@ -93,9 +93,7 @@ class ScheduleBatch:
 
     @property
     def token_intervals(self) -> NDArray[np.float64] | None:
-        """Seconds between tokens, an entry per token that was gained: those that came together share the time before
-        them. None before the step is committed.
-        """
+        """Seconds per gained token, once committed: tokens that came together share the time before them."""
         if self.intervals is None or self.gained is None:
             return self.intervals
         kept = self.gained > 0
@@ -103,10 +101,8 @@ class ScheduleBatch:
 
 
 class BatchExtras:
-    """What stages bring along with one batch for the model (`Stage.pack`).
-
-    The model finds it in `ForwardBatch.extras` under the same names, ``"<stage>.<what>"``, and arrays as tensors on
-    its device.
+    """What stages bring along with a batch (`Stage.pack`). The model finds it in `ForwardBatch.extras`, under names
+    ``"<stage>.<what>"``, with arrays as tensors on its device.
     """
 
     def __init__(self, requests: int, tokens: int, values: dict[str, object] | None = None) -> None:
@@ -154,8 +150,8 @@ class TableChanges:
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """One part of a prefill that runs some layers at a time. All its parts carry the same batch; decodes may run
-    between them. `layers` are computed in this part, all that is left in the last one, which samples.
+    """One part of a prefill that runs some layers at a time. All parts carry one batch; decodes may run between them.
+    So many `layers` are computed in this part; in the last one, which samples, all that are left.
     """
 
     layers: int
@@ -165,9 +161,8 @@ class SplitPart:
 
 @dataclass(frozen=True, slots=True)
 class PrefillItem:
-    """One request's share of a prefill: `extend_len` new tokens after `prefix_len`; `partial` when its prompt goes
-    on after it; `fresh` when it has just got its row. `loaded_from` says how many tokens of its prefix
-    are loaded, by where they come from.
+    """One request's share of a prefill: `extend_len` new tokens after `prefix_len`; `partial`: its prompt goes on;
+    `fresh`: it has just got its row. `loaded_from` counts the loaded tokens of its prefix by origin.
     """
 
     req: Req
@@ -180,8 +175,8 @@ class PrefillItem:
 
 @dataclass(frozen=True, slots=True)
 class StageWork:
-    """What a stage has done beside batches, where these run: `payload` is for the part of that name. Plain values and
-    arrays, so that it can be sent to other processes. `table` are changes of the row table since the batch before.
+    """Work of a stage beside batches: `payload`, plain values and arrays, is for its DevicePart. `table` are changes of
+    the row table since the last batch.
     """
 
     stage: str

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class BatchResult:
-    """What came out of a step, on the host: `tokens` int64 [sampled], their logprobs if a request asked for them, and
-    in `parts` what the device parts of stages computed, by their names.
+    """What a step computed, on the host: `tokens` int64 [sampled], their logprobs if requests want them, and in `parts`
+    what device parts computed, by name.
 
-    With tokens ahead `accepted` says what stands of them; `tokens` are then its tokens, and `logprobs` has a row
-    per node. `unsampled` says that some tokens are NO_TOKEN: nothing could be drawn for their rows.
+    With tokens ahead `accepted` says what stands; `tokens` are its tokens, and `logprobs` has a row per node.
+    `unsampled`: some tokens are NO_TOKEN: nothing could be drawn for their rows.
     """
 
     tokens: NDArray[np.int64]

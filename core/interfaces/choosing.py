@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """A chosen provider as another process can build it: `factory` and `options_model` are lazy names, `options` plain
-    values.
-    """
+    """How another process builds a chosen provider: lazy names of `factory` and `options_model`; plain `options`."""
 
     factory: str
     options_model: str
@@ -68,12 +66,11 @@ class ProviderChooser(Protocol):
 class MemoryContext:
     """What `memory_services` gets: KV memory as it was sized, and the prefix cache that is about to be built.
 
-    `config` is the EngineConfig, and `said` has the paths of those keys that no preset has set, but the operator.
-    `cache` is the cache's name, `provides` what it can do. KV of `layers` is kept in `pool` in `dtype`, on `device`, in
-    `num_pages` pages. `identity` returns a digest of all that KV depends on beside its tokens and their namespace; it
-    reads the model's weights, and raises OSError where it cannot. `choose` chooses providers. `requiring(contract, of,
-    capability)` returns which providers of a contract require a capability of another contract's: the names of those
-    that the config may choose, and of all that are installed.
+    `config` is the EngineConfig; `said` are the paths of keys that the operator has set, no preset. `cache` is the
+    cache's name, `provides` its capabilities. `pool` keeps KV of `layers` in `dtype`, on `device`, in `num_pages`
+    pages. `identity` returns a digest of all that KV depends on beside tokens and namespace; it reads the weights, and
+    may raise OSError. `choose` chooses providers. `requiring(contract, of, capability)` names the providers of a
+    contract that require a capability of another: those that the config may choose, and all that are installed.
     """
 
     config: Any

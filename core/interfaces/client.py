@@ -7,13 +7,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from pegboard.core.interfaces.conversion import Converting
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.sampling import BY_STAGES, SamplingParams, stage_fields
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.tokenizer import Tokenizer
@@ -58,9 +58,9 @@ class GenerateRequest(msgspec.Struct, metaclass=Converting, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     logprobs: int | None = None
-    logprob_start: int | None = None
+    logprob_start: Annotated[int | None, BY_STAGES] = None
     token_ids_logprob: tuple[int, ...] = ()
-    return_hidden_states: bool = False
+    return_hidden_states: Annotated[bool, BY_STAGES] = False
     add_special_tokens: bool = True
     params: dict[str, Any] = msgspec.field(default_factory=dict)
     model: str = ""
@@ -83,11 +83,8 @@ class EmbedRequest(msgspec.Struct, metaclass=Converting, kw_only=True):
     model: str = ""
 
 
-STAGE_FIELDS: Mapping[str, object] = {"logprob_start": None, "return_hidden_states": False}
-"""Fields of GenerateRequest that stages serve, with the values that ask for nothing."""
-
-SAMPLING_FIELDS: Mapping[str, object] = {"stop_regex": (), "grammar": None}
-"""The same of SamplingParams."""
+STAGE_FIELDS, SAMPLING_FIELDS = stage_fields(GenerateRequest), stage_fields(SamplingParams)
+"""Fields of requests and of their sampling parameters that stages serve, with the values that ask for nothing."""
 
 
 @dataclass(slots=True)
@@ -112,7 +109,7 @@ class OutputChunk:
     (logprob, token id, top list of (logprob, id)). `input_logprobs`, of the prompt from `logprob_start` on, come with
     the first chunk. `hidden_states` has one list of numbers per token of `token_ids`; `vector` is the prompt's;
     `extra` is what other stages say, by their names. Counters are totals so far; of `drafted_tokens` that were proposed
-    and verified, `accepted_tokens` are part of the output: both are 0 in a chunk of a step without drafts, unless it is
+    and verified, `accepted_tokens` are part of the output: both are 0 in a chunk of a step without any, unless it is
     the last one. `cached_from` says how many of the `cached_tokens` were loaded, by where they came from.
     """
 
@@ -180,16 +177,14 @@ class ModelInfo:
 
 
 UNNAMED = ("", "unknown")
-"""What requests have for `model` that name none, and mean what is served. SGLang's router writes the second where its
-own client left the field out.
-"""
+"""Values of `model` that name none. SGLang's router sends the second where its own client gave no model."""
 
 ABORTED_BY_CLIENT = 499
 
 
 def failure(reason: Mapping[str, Any] | None) -> InvalidRequest | None:
-    """Return the error that an output's end is. One that the client asked for is none: what was generated until then is
-    the answer.
+    """Return the error of an output that failed. None where it ended well, or its client aborted it: what it has is the
+    answer.
     """
     if reason is None or reason.get("type") != "abort":
         return None
@@ -223,9 +218,7 @@ class OutputStream(abc.ABC):
         raise NotImplementedError
 
     def take(self) -> OutputChunk | None:
-        """Return what is new; None where nothing is. Raises as iterating does. After the chunk with a finish reason
-        there is none.
-        """
+        """Return what is new; None where nothing is, and after the end. Raises as iterating does."""
         raise NotImplementedError
 
     @abc.abstractmethod
@@ -290,16 +283,16 @@ class EngineClient(abc.ABC):
             raise
 
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Return token ids of texts, without holding up the event loop. Raises InvalidRequest for a text that cannot
-        fit into the model's context.
+        """Return token ids of texts, computed beside the event loop. Raises InvalidRequest for a text longer than the
+        context.
         """
         return [self.tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
     async def token_ids(
         self, prompt: str | list[int] | AnnotatedPrompt, *, add_special_tokens: bool = True
     ) -> Sequence[int]:
-        """Return the tokens of a prompt, those of its items included, whether the context has room for them or not.
-        Raises InvalidRequest as `submit` does.
+        """Return the tokens of a prompt, its items' included, even if they exceed the context. Raises InvalidRequest as
+        `submit`.
         """
         if isinstance(prompt, AnnotatedPrompt):
             raise prompt.refusal()
@@ -312,9 +305,9 @@ class EngineClient(abc.ABC):
         return len(await self.token_ids(prompt, add_special_tokens=add_special_tokens))
 
     def charge(self, size: int) -> None:  # noqa: B027 - an engine may keep no accounts
-        """Have the request that is being served pay for an answer that takes `size` bytes, until it has been sent. Call
-        it before the answer is made, where no other method here makes it. Raises InvalidRequest: 400 for more than one
-        request may have, 503 where others have it just now.
+        """Charge the request that is being served for an answer of `size` bytes, until that is sent. Call it before an
+        answer is made that no other method here makes. Raises InvalidRequest: 400 where it exceeds a request's budget,
+        503 where other requests have used up the common one.
         """
 
     async def embed(self, requests: Sequence[EmbedRequest]) -> list[Embedding]:

@@ -5,5 +5,4 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Clock = Callable[[], float]
-"""Monotonic seconds: `time.monotonic` in an engine, virtual time in the policy lab. Scheduler, policies and gates ask
-no other, so that a simulated run behaves as a real one."""
+"""Monotonic seconds, virtual ones in the policy lab. Scheduler, policies and gates ask no other clock."""

@@ -34,8 +34,8 @@ LATER: Final = Later.LATER
 
 @dataclass(frozen=True, slots=True)
 class NodeMasks:
-    """What may come after each node of a tree: `bits` int32 [nodes, words] as those of `TokenConstraint.mask`, or any
-    token where `free` bool [nodes].
+    """What may follow each node of a tree: `bits` int32 [nodes, words] as in `mask`, any token where `free` bool
+    [nodes].
     """
 
     bits: NDArray[np.int32]
@@ -47,8 +47,8 @@ class NodeMasks:
 
 
 class TokenConstraint(abc.ABC):
-    """Binds the tokens of one request. All calls come from the scheduler's loop, while no step of the request is under
-    way. What one raises fails the request.
+    """Binds one request's tokens. Called in the scheduler's loop while none of its steps is under way. What it raises
+    fails the request.
     """
 
     @abc.abstractmethod

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 Control = Callable[[dict[str, object]], dict[str, object]]
-"""A control action: plain arguments in, plain values out. Runs between two steps, so it must be short. Raises
-InvalidRequest for arguments that are wrong."""
+"""A control action: plain values in and out. Runs between two steps, so be short. Raises InvalidRequest for bad
+arguments.
+"""
 
 PauseMode = Literal["abort", "retract", "in_place"]
 """What becomes of the requests that are there when the scheduler is paused."""
 
 
 class EngineView(Protocol):
-    """The scheduler as plugins see it in `engine_started`. Like a control action, its methods are called between two
-    steps."""
+    """The scheduler as plugins see it in `engine_started`. Call it between two steps, as in a control action."""
 
     def stats(self) -> dict[str, Any]:
         """Counters, queues, memory and timings, as plain values; the same as `EngineClient.server_info` shows."""
@@ -41,5 +41,4 @@ class EngineView(Protocol):
         """Start steps again. Return whether the scheduler was paused."""
 
     def set_on_step(self, call: Callable[[], None] | None) -> None:
-        """Call this after every step from now on; None: nothing. There is one such call; an exception of it ends the
-        scheduler."""
+        """Call this after every step, instead of what was set before; None: nothing. Exceptions end the scheduler."""

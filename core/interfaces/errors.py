@@ -89,9 +89,7 @@ class Unsupported(PegboardError):
 
 
 class BadAnswer(ValueError):
-    """A provider has answered what its contract forbids. `by` is to blame, although another object noticed; None: what
-    a client has sent is, and no provider.
-    """
+    """A provider's answer breaks its contract. `by` is to blame, whichever object noticed; None: a client's data is."""
 
     def __init__(self, message: str, by: object) -> None:
         super().__init__(message)

@@ -29,20 +29,20 @@ class Executor(ABC):
 
     @abstractmethod
     def submit(self, work: ModelWorkerBatch | StageWork) -> Pending[object]:
-        """Start a batch, whose result is a BatchResult, or a stage's work, whose result is the stage's own. Never
-        raises what these raise: `Pending.result` does.
+        """Start a batch (its result: BatchResult) or a stage's work (a result of its own). What these raise, `result`
+        raises.
         """
 
     @abstractmethod
     def again(self, work: ModelWorkerBatch) -> BatchResult:
-        """Run a part of a failed batch at once, without step hooks. Nothing else may be under way. Raises what the
-        forward pass raises.
+        """Run part of a failed batch now, without step hooks and with nothing under way. Raises what the forward pass
+        raises.
         """
 
     @abstractmethod
     def ask(self, stage: str, payload: object, table: TableChanges | None = None) -> object:
-        """Have a stage's work done after all that is under way, with these changes of the row table, and return its
-        result. Raises what it raises.
+        """Run a stage's work after all that is under way, with these table changes; return its result. Raises what it
+        raises.
         """
 
     @abstractmethod

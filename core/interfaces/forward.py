@@ -108,8 +108,8 @@ class Taps:
             self._found[place] = states
 
     def joined(self, places: tuple[int, ...] | None = None) -> torch.Tensor:
-        """Return those at some places, or at all, side by side: [tokens, places x hidden] in the model's dtype. Raises
-        KeyError for a place that has not come by.
+        """Return states [tokens, places x hidden], side by side, in the model's dtype. Raises KeyError for a place not
+        noted.
         """
         import torch
 
@@ -153,12 +153,11 @@ class ForwardBatch:
     `hidden_rows` int64 [h] are packed tokens whose last hidden states are wanted (capability `hidden_states`).
 
     `tail_lens` int64 [batch] (`tail_lens_cpu` on the host) and `tail_bits` int64 [tokens] are set where tokens do not
-    see all that stands before them, as in trees (capability `tree_mask`). Of the last `tail_lens[r]` keys of
-    request r, 64 at most, a token sees those whose bit is set: bit i of key seq_len - tail_len + i. Keys before the
-    tail are seen as ever. A token's place, from which a sliding window counts, is seq_len - tail_len + (set bits) - 1,
-    and not that of its slot; the tokens of the tail that it sees stand at the places that its ancestors have. A request
-    whose `tail_lens` is 0 is causal. All that is new of a request with a tail is in the tail; the other keys there are
-    older than this batch.
+    see all earlier ones, as in trees (capability `tree_mask`). The tail of request r is its last `tail_lens[r]` keys,
+    64 at most: all of its new tokens, and perhaps older ones. A token sees the keys before the tail, and key
+    seq_len - tail_len + i where bit i is set. Its position, from which a sliding window counts, is not that of its slot
+    but seq_len - tail_len + popcount(bits) - 1; the other keys of the tail that it sees, its ancestors, have the
+    positions just before. A request whose `tail_lens` is 0 is causal.
 
     `taps` takes states on their way through the model (capability `taps`).
 

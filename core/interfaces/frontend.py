@@ -119,9 +119,7 @@ class FrontendStage:
     """Those of `STAGE_FIELDS` and `SAMPLING_FIELDS` that it serves. Without it requests with them are refused."""
 
     def expander(self, info: ModelInfo) -> PromptExpander | None:
-        """Whenever the engine has started, with what it tells of itself: return what the stage does with prompts; None:
-        nothing.
-        """
+        """Whenever the engine has started: return what the stage does with prompts of this model; None: nothing."""
         return None
 
     def service(self, info: ModelInfo) -> object | None:

@@ -77,10 +77,6 @@ POINTS = (
 )
 """All points, in the order in which they are called. The scheduler starts before the routers are built."""
 
-STAGE_HOOKS = ("reserve", "pipeline_stages", "device_parts", "frontend_stages")
-LIFECYCLE_HOOKS = tuple(point.name for point in POINTS if not point.step and point.name not in STAGE_HOOKS)
-STEP_HOOKS = tuple(point.name for point in POINTS if point.step)
-
 
 class HookSpecs:
     """Specifications, in the order of POINTS. An implementation may leave out arguments that it does not need."""

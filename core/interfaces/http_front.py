@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HttpFront:
-    """The server that a guard protects: its socket, which listens already; whether requests need a key; and its TLS
-    context, None for plain HTTP.
+    """The server to protect: its listening socket, whether requests need a key, and its TLS context, None for plain
+    HTTP.
     """
 
     listener: socket.socket

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.options import OptionsT
+from pegboard.core.interfaces.options import Component, OptionsT
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ class KVPoolContext:
     compute_dtype: torch.dtype | None = None
 
 
-class KVPool(abc.ABC, Generic[OptionsT]):
+class KVPool(Component[OptionsT, KVPoolContext]):
     """Device buffers, one K and one V per layer, [num_slots, kv_heads, head_dim], slot-major and contiguous.
 
     So ``keys(i).view(num_pages + 1, page_size, kv_heads, head_dim)`` is the paged view. What is in the buffers is all
@@ -40,15 +40,10 @@ class KVPool(abc.ABC, Generic[OptionsT]):
     """
 
     def __init__(self, options: OptionsT, ctx: KVPoolContext) -> None:
-        self.options = options
+        super().__init__(options, ctx)
         self.page_size = ctx.page_size
         self.num_slots = (ctx.num_pages + 1) * ctx.page_size
         self.layer_ids = tuple(layer.layer_id for layer in ctx.layers)
-
-    @classmethod
-    def supports(cls, options: OptionsT, ctx: KVPoolContext) -> str | None:
-        """Return None, or the reason why this pool cannot hold these layers."""
-        return None
 
     @classmethod
     @abc.abstractmethod
@@ -72,15 +67,11 @@ class KVPool(abc.ABC, Generic[OptionsT]):
         """
 
     def scales(self, layer_id: int) -> tuple[float, float]:
-        """Return what the stored keys and values of a layer are to be multiplied by; 1.0 unless `set_scales` said
-        otherwise.
-        """
+        """Return the factors of a layer's stored keys and values; 1.0 unless `set_scales` said otherwise."""
         return (1.0, 1.0)
 
     def set_scales(self, layer_id: int, k: float, v: float) -> None:
-        """Set them, before anything is written. Raises ValueError for one that is not positive and finite, and where
-        the pool does not scale: its type is not an 8-bit one.
-        """
+        """Set them, before any write. Raises ValueError unless both are positive and finite and the type has 8 bits."""
         raise ValueError("this pool does not scale what it stores")
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:

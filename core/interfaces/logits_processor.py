@@ -5,10 +5,10 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.on_device import on_device
-from pegboard.core.interfaces.options import OptionsT
+from pegboard.core.interfaces.options import Component, OptionsT
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ class LogitsProcessorContext:
         return on_device(self.device, self.bring, arrays)
 
 
-class LogitsProcessor(abc.ABC, Generic[OptionsT]):
+class LogitsProcessor(Component[OptionsT, LogitsProcessorContext]):
     """One vectorised change of logits. Processors run in the config's order.
 
     What it must remember of a request from step to step it keeps in `SamplingRow.memo`, under itself as the key. Steps
@@ -53,15 +53,6 @@ class LogitsProcessor(abc.ABC, Generic[OptionsT]):
     before its next step; a processor that only counts tokens (`SamplingRow.generated`) or reads the parameters says
     False."""
 
-    def __init__(self, options: OptionsT, ctx: LogitsProcessorContext) -> None:
-        self.options = options
-        self.ctx = ctx
-
-    @classmethod
-    def supports(cls, options: OptionsT, ctx: LogitsProcessorContext) -> str | None:
-        """Return None, or the reason why it cannot work here."""
-        return None
-
     @abc.abstractmethod
     def wants(self, params: SamplingParams) -> bool:
         """Return whether a request with these parameters takes part. Asked once per request; a batch without one costs
@@ -70,7 +61,7 @@ class LogitsProcessor(abc.ABC, Generic[OptionsT]):
 
     @abc.abstractmethod
     def prepare(self, rows: Sequence[SamplingRow]) -> Any:
-        """State for one step, from all rows of the batch (also those that do not take part); None when nothing is to
+        """Return the state of one step from all rows of the batch, also those that take no part; None: nothing is to
         do.
         """
 

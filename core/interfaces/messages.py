@@ -1,6 +1,4 @@
-"""Messages between the API process and the scheduler process: msgspec structs, MessagePack on the wire, never
-pickle.
-"""
+"""Messages between API process and scheduler process: msgspec structs, MessagePack on the wire, never pickle."""
 
 from __future__ import annotations
 

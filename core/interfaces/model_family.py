@@ -6,10 +6,10 @@ import abc
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
 from pegboard.core.interfaces.errors import Unsupported
-from pegboard.core.interfaces.options import OptionsT
+from pegboard.core.interfaces.options import Component, OptionsT
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ class Network(abc.ABC):
 
     @abc.abstractmethod
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Last hidden states after the final norm, [tokens, hidden], in the model's dtype. Runs under inference
+        """Return the last hidden states, after the final norm, [tokens, hidden] in the model's dtype. Runs in inference
         mode.
         """
 
@@ -69,24 +69,15 @@ class Network(abc.ABC):
 
     @abc.abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits float32 [n, vocab] of hidden states [n, hidden], final soft cap or scale included. A new
-        tensor, which the caller may change in place.
+        """Return new logits float32 [n, vocab] of states [n, hidden], with the final soft cap or scale. The caller may
+        change them.
         """
 
 
-class ModelFamily(abc.ABC, Generic[OptionsT]):
-    """Built cheaply from config.json alone; `spec` is then known, and `load` does the heavy work once."""
-
-    def __init__(self, options: OptionsT, ctx: ModelContext) -> None:
-        self.options = options
-        self.ctx = ctx
-
-    @classmethod
-    def supports(cls, options: OptionsT, ctx: ModelContext) -> str | None:
-        """Return None, or why this family cannot run the model: an unknown architecture, an unknown rope type. Never
-        loads weights.
-        """
-        return None
+class ModelFamily(Component[OptionsT, ModelContext]):
+    """Built cheaply from config.json alone; `spec` is then known, and `load` does the heavy work once. `supports` says
+    which architectures, rope types and so on it can run.
+    """
 
     @property
     @abc.abstractmethod
@@ -124,6 +115,4 @@ class ProbeRun(abc.ABC):
 
     @abc.abstractmethod
     def logits(self, prompts: list[list[int]]) -> list[torch.Tensor]:
-        """Return logits float32 [len, vocab] of every position of each prompt, from ragged batches of several
-        prompts.
-        """
+        """Return logits float32 [len, vocab] of all positions of each prompt, from ragged batches of several."""

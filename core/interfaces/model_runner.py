@@ -5,10 +5,10 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import Unsupported
-from pegboard.core.interfaces.options import OptionsT
+from pegboard.core.interfaces.options import Component, OptionsT
 
 if TYPE_CHECKING:
     import torch
@@ -64,35 +64,24 @@ class ModelEnds:
     logits: Callable[[torch.Tensor], torch.Tensor]
 
 
-class ModelRunner(abc.ABC, Generic[OptionsT]):
+class ModelRunner(Component[OptionsT, ModelRunnerContext]):
     """Runs the network over a batch, then processors and sampler on the sampled rows only."""
-
-    def __init__(self, options: OptionsT, ctx: ModelRunnerContext) -> None:
-        self.options = options
-        self.ctx = ctx
-
-    @classmethod
-    def supports(cls, options: OptionsT, ctx: ModelRunnerContext) -> str | None:
-        """Return None, or the reason why it cannot run this model."""
-        return None
 
     @classmethod
     def graph_sizes(cls, options: OptionsT, max_batch: int) -> tuple[int, ...]:
-        """Return the sizes of decode batches that it would capture as graphs, in ascending order: the attention backend
-        is told of them. (), as here, without the capability `graph`.
+        """Return the sizes of decode batches to capture as graphs, ascending, for the attention backend; () without
+        `graph`.
         """
         return ()
 
     def prefill_graph_sizes(self) -> tuple[int, ...]:
-        """Return the tokens of each extend batch that `start` will capture as a graph, in ascending order: memory is
-        kept for the largest. (), as here, for none.
+        """Return the numbers of tokens of the extend batches that `start` captures, ascending; () for none. Memory is
+        kept for them.
         """
         return ()
 
     def start(self, pool: KVPool, row_table: torch.Tensor) -> None:  # optional
-        """Get ready, once, when memory is there and no request has come: warm up, capture graphs. `row_table` is that
-        of all batches to come.
-        """
+        """Warm up and capture graphs: once, with memory sized, before any request. All batches use this `row_table`."""
 
     @abc.abstractmethod
     def execute(
@@ -114,7 +103,7 @@ class ModelRunner(abc.ABC, Generic[OptionsT]):
         """
 
     def execute_in_parts(
-        self, batch: ForwardBatch, sampling: SamplingBatch | None
+        self, batch: ForwardBatch, sampling: SamplingBatch | None, *, return_logits: bool = False
     ) -> Generator[None, None, ForwardOutput]:
         """`execute`, paused after every layer; `execute` may run other batches in a pause (a prefill that makes way for
         decodes). The output is the generator's return value.
@@ -122,7 +111,7 @@ class ModelRunner(abc.ABC, Generic[OptionsT]):
         This default has no pause. The capability `split_prefill` says that there is one per layer.
         """
         yield from ()
-        return self.execute(batch, sampling)
+        return self.execute(batch, sampling, return_logits=return_logits)
 
     def ends(self) -> ModelEnds:
         """Lend the model's embedding and its head. Raises Unsupported without the capability `ends`."""
@@ -150,7 +139,5 @@ class ModelRunner(abc.ABC, Generic[OptionsT]):
         return {}
 
     def weight_bytes(self) -> int | None:
-        """Return bytes of the matrices that a decode step multiplies by, as they are kept; None, as here, where a
-        runner does not know.
-        """
+        """Return the bytes of all matrices that a decode step multiplies by, as stored; None, as here: not known."""
         return None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.options import OptionsT
+from pegboard.core.interfaces.options import Component, OptionsT
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.tokenizer import Tokenizer
@@ -21,19 +21,8 @@ class ModelSourceContext:
     cache_dir: Path
 
 
-class ModelSource(abc.ABC, Generic[OptionsT]):
+class ModelSource(Component[OptionsT, ModelSourceContext]):
     """Turns a reference into a directory in Hugging Face's layout: config.json, safetensors, tokenizer.json."""
-
-    def __init__(self, options: OptionsT, ctx: ModelSourceContext) -> None:
-        self.options = options
-        self.ctx = ctx
-
-    @classmethod
-    def supports(cls, options: OptionsT, ctx: ModelSourceContext) -> str | None:
-        """Return None when the reference is of this source's kind, or the reason why not. Looks, but fetches
-        nothing.
-        """
-        return None
 
     def check(self) -> bool:
         """Look at what there is of the model on this machine; fetch and convert nothing. Return False where that says
@@ -53,6 +42,4 @@ class ModelSource(abc.ABC, Generic[OptionsT]):
 
     @abc.abstractmethod
     def tokenizer(self) -> Tokenizer:
-        """Return the model's tokenizer, without importing torch or transformers. Calls `prepare` where that has not
-        happened.
-        """
+        """Return the model's tokenizer, without importing torch or transformers. Calls `prepare` if need be."""

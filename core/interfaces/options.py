@@ -1,8 +1,9 @@
-"""The bases of what a plugin lets a config say: a provider's or a hook class's options, and fields of sections."""
+"""Bases: of options, of fields of config sections, and of what is built with options."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import abc
+from typing import Annotated, Any, Generic
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, Strict
 from typing_extensions import TypeVar
@@ -61,3 +62,18 @@ class NoOptions(Options):
 
 OptionsT = TypeVar("OptionsT", bound=Options, default=Any)
 """The type of a provider's options. A plugin says it once: ``class RadixCache(PrefixCache[RadixOptions])``."""
+CtxT = TypeVar("CtxT", default=Any)
+"""The type of a contract's context: what its providers are built from, besides their options."""
+
+
+class Component(abc.ABC, Generic[OptionsT, CtxT]):
+    """Base of contracts. The core asks a provider's class whether it `supports` options and context, then builds it."""
+
+    def __init__(self, options: OptionsT, ctx: CtxT) -> None:
+        self.options = options
+        self.ctx = ctx
+
+    @classmethod
+    def supports(cls, options: OptionsT, ctx: CtxT) -> str | None:
+        """Return None, or the reason why it cannot work here. Reads no weights, and fetches nothing."""
+        return None

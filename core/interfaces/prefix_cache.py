@@ -30,12 +30,12 @@ import abc
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from pegboard.core.interfaces.errors import Unsupported
-from pegboard.core.interfaces.options import OptionsT
+from pegboard.core.interfaces.options import Component, OptionsT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -93,7 +93,7 @@ class InsertResult:
     handle: CacheHandle
 
 
-class PrefixCache(abc.ABC, Generic[OptionsT]):
+class PrefixCache(Component[OptionsT, PrefixCacheContext]):
     """Finds, locks, keeps and evicts the KV of shared prefixes. Not thread-safe: one scheduler calls it."""
 
     origins: tuple[str, ...] = ()
@@ -102,18 +102,11 @@ class PrefixCache(abc.ABC, Generic[OptionsT]):
     """The name of the DevicePart that loads what it promises: its payload is a tuple of what `load` has returned."""
 
     def __init__(self, options: OptionsT, ctx: PrefixCacheContext) -> None:
-        self.options = options
+        super().__init__(options, ctx)
         self.allocator = ctx.allocator
         self.page_size = ctx.page_size
         self.version = 0
-        """Grows with every change of what `match` could answer, and with nothing else: what remembers a match compares
-        it.
-        """
-
-    @classmethod
-    def supports(cls, options: OptionsT, ctx: PrefixCacheContext) -> str | None:
-        """Return None, or the reason why this cache cannot work here (an unsupported page size, say)."""
-        return None
+        """Grows with each change of what `match` could answer, and only then: for those who remember a match."""
 
     @abc.abstractmethod
     def match(self, key: PrefixKey) -> PrefixMatch:
@@ -141,8 +134,8 @@ class PrefixCache(abc.ABC, Generic[OptionsT]):
 
     @abc.abstractmethod
     def unlock(self, handle: CacheHandle) -> None:
-        """Undo one `lock` of this handle. Raises ValueError, with nothing changed, where this handle is not locked,
-        whatever other handles of the same path are.
+        """Undo one `lock` of this handle. Raises ValueError, with nothing changed, where this very handle is not
+        locked.
         """
 
     @abc.abstractmethod
@@ -233,8 +226,8 @@ class PrefixCache(abc.ABC, Generic[OptionsT]):
         return 0, 0
 
     def poll(self) -> None:  # nothing to do without jobs
-        """Take the results of moves that have ended, and begin others. Called between steps while `busy`; costs next to
-        nothing where nothing has changed.
+        """Take results of moves that ended, and begin others: between steps while `busy`. Costs nearly nothing without
+        news.
         """
 
     @property

@@ -326,9 +326,7 @@ class Req:
         return PrefixKey(self.tokens.key_view(length), self.namespace, self.memo)
 
     def matchable_key(self) -> PrefixKey:
-        """Return the part that a cached prefix may cover: at least one token is left to compute, for its logits, and
-        all that a stage needs.
-        """
+        """Return what a cached prefix may cover: all but one token, whose logits are needed, and what stages need."""
         return self.key(max(0, min(self.seq_len - 1, self.reusable)))
 
     def move_to(self, status: ReqStatus) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.options import OptionsT
+from pegboard.core.interfaces.options import Component, OptionsT
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ class SamplerContext:
     device: torch.device
 
 
-class Sampler(abc.ABC, Generic[OptionsT]):
+class Sampler(Component[OptionsT, SamplerContext]):
     """Draws one token per row. Filters apply in this order: temperature, top_k, top_p, min_p (as in the field).
 
     With the capability `seeded` a row's draw is a function of its logits, its parameters, its seed and its step alone,
@@ -51,15 +51,6 @@ class Sampler(abc.ABC, Generic[OptionsT]):
 
     reads_output = False
     """Whether `sample` reads `SamplingRow.output_ids` (see `LogitsProcessor.reads_output`)."""
-
-    def __init__(self, options: OptionsT, ctx: SamplerContext) -> None:
-        self.options = options
-        self.ctx = ctx
-
-    @classmethod
-    def supports(cls, options: OptionsT, ctx: SamplerContext) -> str | None:
-        """Return None, or the reason why it cannot sample here."""
-        return None
 
     def wants(self, params: SamplingParams) -> bool:
         """Return whether a request has parameters for this sampler. Asked once per request, with the capability

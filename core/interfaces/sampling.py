@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
@@ -34,6 +34,16 @@ SAMPLING_ROW = (
 """The numbers of a request that a sampler reads, as the fields of one numpy row. The core copies rows as wholes, so a
 new number is declared in this file alone: here, in `SamplingParams` with `row`, and in `SamplingBatch` with `of`.
 """
+
+
+BY_STAGES = msgspec.Meta(extra={"served_by": "stages"})
+"""Marks a field of a request that the core leaves to stages, and refuses where none serves it (`stage_fields`)."""
+
+
+def stage_fields(struct: type[msgspec.Struct]) -> dict[str, object]:
+    """Return the fields of a struct that are marked BY_STAGES, with the values that ask for nothing: their defaults."""
+    fields = msgspec.structs.fields(struct)
+    return {one.name: one.default for one in fields if BY_STAGES in getattr(one.type, "__metadata__", ())}
 
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "ebnf", "structural_tag", "any_of"]
@@ -121,14 +131,14 @@ class SamplingParams(msgspec.Struct, metaclass=Converting, frozen=True, kw_only=
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    stop_regex: tuple[str, ...] = ()
+    stop_regex: Annotated[tuple[str, ...], BY_STAGES] = ()
     ignore_eos: bool = False
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     seed: int | None = None
-    grammar: Grammar | None = None
+    grammar: Annotated[Grammar | None, BY_STAGES] = None
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
     unset: tuple[str, ...] = ()
 

@@ -6,9 +6,9 @@ import abc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.options import OptionsT
+from pegboard.core.interfaces.options import Component, OptionsT
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
@@ -30,7 +30,7 @@ class SchedulePolicyContext:
     clock: Clock = time.monotonic
 
 
-class SchedulePolicy(abc.ABC, Generic[OptionsT]):
+class SchedulePolicy(Component[OptionsT, SchedulePolicyContext]):
     """Orders the waiting queue and picks victims. Reads requests; keeps own state in a ReqSlot.
 
     It is asked in every step, with thousands of requests at times: a call's cost grows about as the queue does, and not
@@ -40,15 +40,6 @@ class SchedulePolicy(abc.ABC, Generic[OptionsT]):
 
     preempts = False
     """Whether `preempt` may name any request; without it a full engine does not order its queue."""
-
-    def __init__(self, options: OptionsT, ctx: SchedulePolicyContext) -> None:
-        self.options = options
-        self.ctx = ctx
-
-    @classmethod
-    def supports(cls, options: OptionsT, ctx: SchedulePolicyContext) -> str | None:
-        """Return None, or the reason why it cannot work here."""
-        return None
 
     @abc.abstractmethod
     def order(self, waiting: Sequence[Req], running: Sequence[Req]) -> list[Req]:

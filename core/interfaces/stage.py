@@ -184,8 +184,7 @@ class Stage:
     """What requests may ask of an engine with this stage (`ModelInfo.features`)."""
     columns: tuple[Column, ...] = ()
     splits: bool = False
-    """Whether its sources take prefills over (`StepSource.takes`). Decodes are then mixed into prefills only where the
-    config says so."""
+    """Whether its sources take prefills over: decodes then join prefills only where the config says so."""
     lookback: int = 0
     """1: behind a cached prefix its part reads the states of the prefix's last token, which is computed once more; its
     KV is in the cache and is not written again."""
@@ -216,14 +215,12 @@ class Stage:
         return None
 
     def reusable(self, req: Req) -> int:
-        """When a request starts to wait, and again whenever its memory has been taken: how many tokens a cached prefix
-        may cover. The least answer of all stages counts.
-        """
+        """When a request starts to wait, each time: how many tokens a cached prefix may cover. The least counts."""
         return WHOLE_PREFIX
 
     def finishers(self, req: Req) -> Iterable[Ending]:
-        """Once, at the request's first token: reasons to end it, asked after each of its tokens. They come after stop
-        strings and before the length.
+        """Once, at a request's first token: reasons to end it, asked at each token after stop strings and before the
+        length.
         """
         return ()
 
@@ -237,9 +234,7 @@ class Stage:
         """Each time before a request's memory is taken: it has ended, was retracted, or its step is undone."""
 
     def gone(self, req: Req) -> None:
-        """Exactly once for each request that the stage takes part in, at its very end, even if a gate or another stage
-        refused it.
-        """
+        """Exactly once for each request of the stage, at its very end, even if a gate or another stage refused it."""
 
     # ---- a plan ----------------------------------------------------------------------------------------------------
     def begin_plan(self) -> None:
@@ -290,8 +285,8 @@ class Stage:
         """After the batch's tokens have been appended and what ends was noted."""
 
     def closed(self, step: LaunchedStep) -> None:
-        """Exactly once for each packed step: it is committed, all its halves are through, or it was undone. Halves are
-        not told by themselves.
+        """Exactly once for each packed step, halves not counted: it is committed, all its halves are through, or it was
+        undone.
         """
 
     def send(self, req: Req, start: int, stop: int) -> Sent | None:
@@ -301,9 +296,7 @@ class Stage:
         return None
 
     def adopt(self, req: Req, row: msgspec.Raw | None) -> None:
-        """Once for a request whose first token another engine drew: before that token is appended. `row` is what `send`
-        gave for it there; None where it gave none.
-        """
+        """Before a request's first token is appended that another engine drew; `row` is what `send` gave there."""
 
     # ---- what is told ----------------------------------------------------------------------------------------------
     def info(self) -> Mapping[str, object]:
@@ -342,14 +335,10 @@ class DevicePart:
     """Bytes on the device that it takes beside its weights, which KV does not get."""
 
     def load(self) -> None:
-        """Once, before the model's weights are read and memory is given to KV: read its own. Raises as
-        `ModelFamily.load` does.
-        """
+        """Once, before the model's weights are read and KV gets memory: read its own. Raises as `ModelFamily.load`."""
 
     def attach(self, model: LoadedModel) -> None:
-        """Once, when the model's weights are read and memory is not sized yet: take what it needs of the model. What it
-        raises stops the start.
-        """
+        """Once, with weights read and memory not sized yet: take what it needs. What it raises stops the start."""
 
     def numerics(self) -> str:
         """Once it is attached: name what KV depends on because of it, "" for nothing; see `ModelRunner.numerics`."""

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 
 class ReqStatus(enum.Enum):
-    """Where a request is. `BLOCKED` names its gate in `Req.blocked_by`; `HELD` is finished with KV still in use, or
-    still written to.
-    """
+    """Where a request is: BLOCKED at the gate `Req.blocked_by`; HELD after its end, with KV in use or written to."""
 
     WAITING = "waiting"
     BLOCKED = "blocked"
@@ -51,18 +49,12 @@ class FinishReason:
     param: str = ""
 
     def to_dict(self) -> dict[str, object]:
+        """Return what is set, as plain values."""
         out: dict[str, object] = {"type": self.type.value}
         if self.matched is not None:
             out["matched"] = self.matched
-        if self.message:
-            out["message"] = self.message
-        if self.status:
-            out["status"] = self.status
-        if self.code:
-            out["code"] = self.code
-        if self.param:
-            out["param"] = self.param
-        return out
+        told = {"message": self.message, "status": self.status, "code": self.code, "param": self.param}
+        return {**out, **{name: value for name, value in told.items() if value}}
 
 
 class IllegalTransition(RuntimeError):

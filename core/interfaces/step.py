@@ -54,9 +54,7 @@ class Launched:
 
 @dataclass(slots=True)
 class BatchStep(Launched):
-    """A step with a batch. One that is not `final` is one part of a split prefill, of `whole`, and has nothing to
-    commit.
-    """
+    """A step with a batch. One that is not `final` is a part of the split prefill `whole`, with nothing to commit."""
 
     batch: ScheduleBatch
     final: bool = field(default=True, kw_only=True)
@@ -130,8 +128,8 @@ class CoreServices(Protocol):
         """Give the tokens of a batch to its requests."""
 
     def halve(self, step: BatchStep, error: Exception) -> None:
-        """Run a failed batch again in halves, until the requests at fault are alone; they end with status 500.
-        Nothing else may be under way.
+        """Run a failed batch in halves until the requests at fault are alone, and end these with status 500. Nothing
+        else runs.
         """
 
     def rewind(self, step: BatchStep) -> None:
@@ -161,8 +159,8 @@ class CoreServices(Protocol):
         """
 
     def first_rows(self, req: Req) -> Mapping[str, bytes]:
-        """Return what stages send with a request's first token, by name: `TokenValues.rows` of the engine that takes
-        the request over.
+        """Return what stages send with a request's first token, by name: for `TokenValues.rows` of the engine that goes
+        on with it.
         """
 
 
@@ -222,14 +220,10 @@ class StepSource(ABC, Generic[S, R]):
 
     @abstractmethod
     def undo(self, step: S) -> None:
-        """Give up a step whose result is not going to be taken, or the rest of one of several launches. Its requests
-        are computed again.
-        """
+        """Give up a step, or the rest of one of several launches. Its requests are computed again."""
 
     def behind_failed(self, step: S, failed: Launched, own_error: Exception | None) -> None:
-        """Deal with a step that had been launched after one that failed. It has been waited for; `own_error` is what it
-        raised itself. By default it does not count.
-        """
+        """Deal with a step launched after one that failed, now through; `own_error` is its own. By default, undo it."""
         self.undo(step)
 
 

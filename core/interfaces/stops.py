@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 
 class TextMatcher(Protocol):
-    """Looks in the text of one answer for what ends it, one character at a time: `before` and then `read` for each, and
-    `before` again after `restart`.
+    """Finds what ends a text, one character at a time: `before`, then `read`, for each; after `restart`, `before`
+    again.
     """
 
     @property

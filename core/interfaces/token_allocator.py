@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.options import OptionsT
+from pegboard.core.interfaces.options import Component, OptionsT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,26 +15,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenAllocatorContext:
-    """`num_pages` usable pages of `page_size` tokens; page 0 exists beside them and is never handed out (padding
-    writes there).
-    """
+    """`num_pages` usable pages of `page_size` tokens. Page 0, for padding, comes on top and is never handed out."""
 
     num_pages: int
     page_size: int
 
 
-class TokenAllocator(abc.ABC, Generic[OptionsT]):
+class TokenAllocator(Component[OptionsT, TokenAllocatorContext]):
     """Hands out and takes back pages 1..num_pages. Host-side and exact; not thread-safe."""
 
     def __init__(self, options: OptionsT, ctx: TokenAllocatorContext) -> None:
-        self.options = options
+        super().__init__(options, ctx)
         self.num_pages = ctx.num_pages
         self.page_size = ctx.page_size
-
-    @classmethod
-    def supports(cls, options: OptionsT, ctx: TokenAllocatorContext) -> str | None:
-        """Return None, or the reason why this allocator cannot work here."""
-        return None
 
     @property
     @abc.abstractmethod

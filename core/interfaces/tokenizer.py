@@ -53,7 +53,5 @@ class Tokenizer(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """Return the prompt text of a conversation. Raises InvalidRequest where the model has no template or the
-        template refuses.
-        """
+        """Return the prompt text of a conversation. Raises InvalidRequest without a template, or where it refuses."""
         ...

@@ -7,14 +7,12 @@ memory can take once the running requests have grown by what they are expected t
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from pegboard.core.interfaces.batch import PrefillItem
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.stage import Wait
+from pegboard.core.pipeline.growth import survives
 from pegboard.core.pipeline.points import Points
 
 if TYPE_CHECKING:
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.prefix_cache import PrefixMatch
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.pipeline.growth import NewTokenRatio
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.running import RunningBatch
 
@@ -31,46 +30,13 @@ class AddResult(enum.Enum):
     """What the queue should do after a request was offered."""
 
     CONTINUE = "continue"
+    """It was added: offer the next one."""
     NO_TOKEN = "no_token"
     """Memory is spoken for: stop until something finishes."""
     OTHER = "other"
     """This prefill is full (input or chunk budget, rows): stop for this step."""
     LATER = "later"
     """What it needs is not there yet, or a step of a stage comes first: pass it over in this step."""
-
-
-@dataclass(slots=True)
-class NewTokenRatio:
-    """Which part of its allowed tokens a running request is expected to generate. Adapts as in SGLang.
-
-    Starts at `start` x conservativeness, decays linearly over `decay_steps` decode steps to `floor` x start, and
-    jumps after a retraction to what would have avoided it. `clip` bounds what is expected of any request.
-    """
-
-    start: float
-    floor: float
-    decay_steps: int
-    clip: int
-    current: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.start = min(1.0, self.start)
-        self.current = self.start
-
-    @property
-    def minimum(self) -> float:
-        return self.start * self.floor
-
-    def decay(self) -> None:
-        step = (self.start - self.minimum) / self.decay_steps
-        self.current = max(self.minimum, self.current - step)
-
-    def raise_after_retraction(self, running: RunningBatch, lookahead: int) -> None:
-        """Set it so that every running request may grow `lookahead` more tokens."""
-        outputs = running.seq_lens - running.input_lens
-        allowed = int(np.minimum(outputs + running.left, self.clip).sum())
-        done = int(outputs.sum())
-        self.current = max(self.current, min(1.0, (done + lookahead * len(running)) / max(1, allowed)))
 
 
 class PrefillAdder:
@@ -82,10 +48,11 @@ class PrefillAdder:
     `max_load_tokens` what is loaded of promised prefixes. `apart` are requests that hold memory and decode again
     soon: their growth counts as well.
 
-    Once a stage has answered `Wait.HOLD` for a request, nothing is admitted; others are only asked.
+    Running requests count with what they are expected to generate yet (`NewTokenRatio`). One that ignores
+    end-of-sequence tokens is known to go on to its very end, so before one of those is admitted the whole course of
+    memory is played through (`survives`).
 
-    Others count at `ratio`, but a request that ignores end-of-sequence tokens is known to go on to its very
-    end, so for one of those the whole course of memory is played through (`_survives`).
+    Once a stage has answered `Wait.HOLD` for a request, nothing is admitted; others are only asked.
     """
 
     def __init__(
@@ -115,17 +82,11 @@ class PrefillAdder:
         self._rem_load, self._loads = max_load_tokens, False
         # A decode mixed in takes its page in this very step.
         self._reserved = decode_tokens * self._page
-        self._clip = ratio.clip
-        self._ratio = ratio.current
+        self._ratio = ratio
         self._running = running
-        self._reserved += running.growth(ratio.current, ratio.clip)
         self._apart = apart
-        self._reserved += sum(map(self._share, apart))
-
-    @property
-    def rem_total(self) -> int:
-        """Tokens that memory can still take, after everybody's expected growth."""
-        return self._memory.available_tokens - self._reserved
+        # And everybody who has memory is expected to grow.
+        self._reserved += ratio.shares(running) + sum(map(ratio.share, apart))
 
     def add_chunked(self, req: Req) -> AddResult:
         """Offer the request whose prompt is partly computed. On CONTINUE it goes on; on LATER others may be added, and
@@ -141,7 +102,7 @@ class PrefillAdder:
             self._accept(req, done, take, take < left)
         elif result is AddResult.LATER:
             self._apart = (*self._apart, req)
-            self._reserved += left + self._growth(req)
+            self._reserved += left + self._ratio.most(req)
         return result
 
     def add(self, req: Req, *, has_chunked: bool) -> AddResult:
@@ -225,11 +186,11 @@ class PrefillAdder:
         """Return how many of `victims`, from the first on, have to go for `req` to fit; 0 where all are not enough."""
         share = 0
         for count, free in enumerate(self._memory.available_without(victims), start=1):
-            share += self._share(victims[count - 1])
+            share += self._ratio.share(victims[count - 1])
             if req.sampling.ignore_eos:
                 fits = self._survives(req, req.seq_len, free, {id(one) for one in victims[:count]})
             else:
-                fits = free - self._reserved + share >= self._pages(req.seq_len + self._growth(req))
+                fits = free - self._reserved + share >= self._pages(req.seq_len + self._ratio.most(req))
             if fits:
                 return count
         return 0
@@ -237,7 +198,7 @@ class PrefillAdder:
     def gave_way(self, victim: Req) -> None:
         """Note that a running request was retracted: its row is free, and its growth no longer counts."""
         self._max_new_rows += 1
-        self._reserved -= self._share(victim)
+        self._reserved -= self._ratio.share(victim)
 
     def full(self) -> bool:
         """Return whether a budget of this prefill is used up."""
@@ -289,47 +250,16 @@ class PrefillAdder:
             self._rem_chunk -= take
         req.kv.scheduled_len = prefix_len + take
         later = req.seq_len - prefix_len - take
-        self._reserved += later + self._growth(req)
+        self._reserved += later + self._ratio.most(req)
 
     def _affordable(self, req: Req, left: int) -> bool:
         if req.sampling.ignore_eos:
             return self._survives(req, left, self._memory.available_tokens)
-        return self._pages(left + self._growth(req)) <= self.rem_total
+        return self._pages(left + self._ratio.most(req)) <= self._memory.available_tokens - self._reserved
 
     def _survives(self, req: Req, left: int, free: int, gone: AbstractSet[int] = frozenset()) -> bool:
-        """Return whether `free` tokens suffice from now on until everybody has ended, with `req` among them, and
-        without the running requests whose `id` is in `gone`. After SGLang's add_one_req_ignore_eos.
-
-        Requests end in the order of what they have left: exactly all of it where end-of-sequence tokens are ignored,
-        and the expected share of it elsewhere. Until the next one ends each of the others takes a token per step; then
-        its own memory is free again.
-        """
-        items = [*self._apart, *(item.req for item in self.items)]
-        stay = np.fromiter((id(one) not in gone for one in self._running.reqs), np.bool_, len(self._running))
-        staying = [one for one, stays in zip(self._running.reqs, stay.tolist(), strict=True) if stays]
-        ratios = [1.0 if one.sampling.ignore_eos else self._ratio for one in (*staying, *items)]
-        lefts = np.concatenate([self._running.left[stay], [one.remaining_tokens for one in items]])
-        owned = [one.seq_len - one.kv.prefix_len for one in (*staying, *items)]
-        lasting = np.append(np.ceil(lefts * ratios), req.remaining_tokens)
-        freed = np.append(np.array(owned, np.float64), left)
-        order = np.argsort(lasting, kind="stable")
-        lasting, freed = lasting[order], freed[order]
-        others = np.arange(lasting.shape[0], 0, -1)
-        waits = np.diff(lasting, prepend=0.0)
-        taken = np.cumsum(waits * others)
-        given_back = np.concatenate([[0.0], np.cumsum(freed + lasting)[:-1]])
-        later = sum(one.seq_len - one.kv.scheduled_len for one in items) + int((self._running.gaps[stay] - 1).sum())
-        free = free - later - self._pages(left)
-        # Each may hold a page of which it uses one token only.
-        slack = others * (self._page - 1)
-        return bool((free - taken + given_back >= slack).all())
-
-    def _growth(self, req: Req) -> int:
-        return min(req.remaining_tokens, self._clip)
-
-    def _share(self, req: Req) -> int:
-        """Return how many tokens a running request is expected to add."""
-        return int(self._growth(req) * self._ratio)
+        others = [*self._apart, *(item.req for item in self.items)]
+        return survives(req, left, free, self._running, others, self._ratio, self._page, gone)
 
     def _pages(self, tokens: int) -> int:
         """Return tokens, rounded up to whole pages."""

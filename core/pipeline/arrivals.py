@@ -79,6 +79,11 @@ class QueueBounds:
     requests: int | None
     tokens: int | None
 
+    def set_open(self, requests: int, fills: int) -> None:
+        """Set what the config leaves open: so many requests may wait, and tokens that fill KV memory so many times."""
+        self.requests = self.requests or requests
+        self.tokens = self.tokens or fills * self.memory
+
     @property
     def most_requests(self) -> int | None:
         """Requests that may run and wait; None: any number."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch, SplitPart
+from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.pipeline.ahead import pack
-from pegboard.core.pipeline.points import Points, asks_of
+from pegboard.core.pipeline.flags import SHIFTED, asks_of, flags_of
+from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.positions import positions_of
-from pegboard.core.pipeline.running import NEVER, SHIFTED, flags_of
+from pegboard.core.pipeline.running import NEVER
 from pegboard.core.pipeline.sampling_info import SamplingInfos, mark_pending
 from pegboard.core.pipeline.step import Step, computed_again
 
@@ -38,9 +38,9 @@ class BatchBuilder:
     """Makes steps. What it hands out is never changed afterwards, since a worker may read it while the next step is
     built; the sampling arrays of a decode batch are shared by all steps of the same requests.
 
-    `asked` are the logits processors, and the sampler where requests may bring parameters for it; those that are in
-    `alone` take tokens ahead for output. `shared` finds what a decode batch has in common, where attention makes use of
-    that.
+    `asked` are the logits processors, and the sampler where requests may bring parameters for it; those in `alone`
+    cannot tell tokens ahead from output, so a request that one of them wants gets none. `shared` finds what a decode
+    batch has in common, where attention makes use of that.
     """
 
     def __init__(
@@ -58,12 +58,8 @@ class BatchBuilder:
         self.vocab_size = vocab_size
         self._memory = memory
         self._asked = tuple(asked)
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
         self._infos = SamplingInfos(vocab_size)
-
-    def next_number(self) -> int:
-        """Return the number of a step that is made elsewhere."""
-        return next(self._numbers)
 
     def flags(self, req: Req) -> int:
         """Return the flags of a new request. Raises what the `wants` of a processor or the sampler raises."""
@@ -75,7 +71,7 @@ class BatchBuilder:
         Each has one to compute, and room for it. `flight` is the number of the step under way (NEVER: none): the tokens
         that it samples are not known yet. The running batch then counts the new tokens as scheduled.
         """
-        number = next(self._numbers)
+        number = next(self.numbers)
         active = running.decoding()
         whole = active.shape[0] == len(running)
         reqs = list(running.reqs) if whole else [running.reqs[place] for place in active.tolist()]
@@ -110,12 +106,12 @@ class BatchBuilder:
             table=self._memory.rows.take_changes(),
             common_prefix=0 if self._shared is None else self._shared.of(running),
         )
-        asks = running.flags_any
-        columns = [_of(values, active, whole) for values in running.columns]
-        left, flags = _schedule(running, active, whole, number)
-        version = running.version if whole else NEVER
-        kvs = [req.kv for req in reqs]
-        return Step(number, batch, work, kvs, reqs, left, flags, version, asks=asks, columns=columns)
+        _schedule(running, active, whole, number)
+        step = Step(number, batch, work, [req.kv for req in reqs], reqs, running.flags_any)
+        step.version = running.version if whole else NEVER
+        step.left, step.flags = _of(running.left, active, whole), _of(running.flags, active, whole)
+        step.columns = [_of(values, active, whole) for values in running.columns]
+        return step
 
     def extend(
         self,
@@ -128,10 +124,11 @@ class BatchBuilder:
         ahead: Ahead | None = None,
     ) -> Step:
         """Make a prefill, with decodes of the running batch mixed in at its end, and tokens `ahead` of these, if any.
-        Requests whose prompt is through join the running batch; with `split`, only at `join`. The items of running
+        Requests whose prompt is through join the running batch; with `split`, only by
+        `CoreServices.join`. The items of running
         requests are all the tokens that they have to compute. Without `items` it is a decode with tokens ahead.
         """
-        number = next(self._numbers)
+        number = next(self.numbers)
         active = running.decoding() if mixed else np.empty(0, np.int64)
         decoding = [running.reqs[place] for place in active.tolist()]
         reqs = [item.req for item in items] + decoding
@@ -169,64 +166,23 @@ class BatchBuilder:
                 work.sampling.steps[len(through) :] = ends - running.input_lens[active]
                 if work.sampling.rows and pending is not None:
                     mark_pending(work.sampling, pending + len(through))
-        left, flags = _schedule(running, active, False, number)
-        new_left = np.fromiter((req.remaining_tokens - 1 for req in through), np.int64, len(through))
-        new_flags = np.fromiter((req.flags for req in through), np.int64, len(through))
+        _schedule(running, active, False, number)
         if not split:
             running.join(through, number)
-        return Step(
-            number,
-            batch,
-            work,
-            [req.kv for req in reqs],
-            through + decoding,
-            np.concatenate([new_left, left]),
-            np.concatenate([new_flags, flags]),
-            NEVER,
-            again=again,
-            ahead=ahead,
-            asks=asks_of(reqs),
-            loads=loads,
-        )
-
-    def join(self, step: Step, running: RunningBatch) -> None:
-        """Let the requests of a split prefill join the running batch, but for those that have ended since."""
-        running.join((req for req in step.sampled if not req.finished), step.number)
+        kvs, sampled = [req.kv for req in reqs], through + decoding
+        return Step(number, batch, work, kvs, sampled, asks_of(reqs), again=again, ahead=ahead, loads=loads)
 
     def prebuilt(self, req: Req, running: RunningBatch) -> Step:
         """Make a step of which nothing is to run: a request has its KV, and one token after it, from elsewhere. It
         joins the running batch.
         """
-        number, none = next(self._numbers), np.empty(0, np.int64)
+        number, none = next(self.numbers), np.empty(0, np.int64)
         length = np.array([req.kv.committed_len], np.int64)
         mode = ForwardMode.PREBUILT
         batch = ScheduleBatch(number, mode, [req], length, np.zeros(1, np.int64), length)
         work = ModelWorkerBatch(number, mode, none, none, none, none, none, none, none, none, None, none)
         running.join([req], number)
-        left, flags = running.left[-1:].copy(), running.flags[-1:].copy()
-        return Step(number, batch, work, [req.kv], [req], left, flags, NEVER, asks=req.flags)
-
-    def split(self, step: Step, layers: int, *, first: bool, last: bool) -> Step:
-        """Make one part of a prefill that runs `layers` at a time: the step itself, as its last part; before that,
-        one that samples nothing. See Planner.
-        """
-        part = SplitPart(layers, first, last)
-        # What the row table owes the worker goes with the first part; later ones carry what came since.
-        table = step.work.table if first else self._memory.rows.take_changes()
-        work = replace(step.work, part=part, table=table)
-        if last:
-            return replace(step, work=work)
-        none = np.empty(0, np.int64)
-        return replace(
-            step,
-            number=next(self._numbers),
-            work=work,
-            sampled=[],
-            left=none,
-            flags=none,
-            final=False,
-            whole=step,
-        )
+        return Step(number, batch, work, [req.kv], [req], req.flags)
 
     def part(self, step: Step, start: int, stop: int) -> Step | None:
         """Return requests [start, stop) of a failed step as a step of their own; None where none of them is left.
@@ -261,10 +217,8 @@ class BatchBuilder:
         again = None if step.again is None else step.again[keep]
         work = _keep_out(self._work(batch, sampled, ahead), again)
         loads = self._load(work, kvs)
-        left = np.fromiter((req.remaining_tokens - 1 for req in sampled), np.int64, len(sampled))
-        flags = np.fromiter((req.flags for req in sampled), np.int64, len(sampled))
-        half = Step(step.number, batch, work, kvs, sampled, left, flags, NEVER, again=again, ahead=ahead)
-        half.touched, half.asks, half.closed, half.loads = True, asks_of(reqs), True, loads
+        half = Step(step.number, batch, work, kvs, sampled, asks_of(reqs), again=again, ahead=ahead, loads=loads)
+        half.touched = half.closed = True
         return half
 
     def _load(self, work: ModelWorkerBatch, kvs: Iterable[ReqKV]) -> bool:
@@ -350,15 +304,12 @@ def _inputs(
     return ids, late
 
 
-def _schedule(
-    running: RunningBatch, active: NDArray[np.int64], whole: bool, number: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Count one more token of each as scheduled; what each has left then, and its flags."""
+def _schedule(running: RunningBatch, active: NDArray[np.int64], whole: bool, number: int) -> None:
+    """Count one more token of each as scheduled."""
     where = slice(None) if whole else active
     running.seq_lens[where] += 1
     running.left[where] -= 1
     running.stamps[where] = number
-    return _of(running.left, active, whole), _of(running.flags, active, whole)
 
 
 def _known(req: Req, start: int, stop: int) -> NDArray[np.int64]:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from pegboard.core.interfaces.constraint import LATER, Later, constraint_of
+from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.pipeline.flags import CONSTRAINED
 from pegboard.toolkit.system.blame import in_words
 from pegboard.toolkit.system.log_lines import quoted
 from pegboard.toolkit.text.detokenize import IncrementalDetokenizer, TokenDecoder
@@ -86,6 +89,30 @@ class Length:
 
 END_TOKENS = EndTokens()
 LENGTH = Length()
+
+
+class Finishers:
+    """Makes those of each request, in the order in which they are asked."""
+
+    def __init__(self, tokenizer: TokenDecoder | None, points: Points) -> None:
+        self._tokenizer = tokenizer
+        self._points = points
+
+    def of(self, req: Req) -> Sequence[Finisher]:
+        """Return a request's own, which are made at its first token that needs a look."""
+        if (found := _FINISHERS.peek(req)) is None:
+            own: list[Finisher] = [END_TOKENS]
+            if self._tokenizer is not None:
+                own += self._points.stop_texts(req, partial(StopText.of, req, self._tokenizer))
+            own += self._points.finishers(req)
+            if not req.flags & CONSTRAINED:
+                own.append(LENGTH)
+            found = _FINISHERS.of(req)
+            found += own
+        return found
+
+
+_FINISHERS: ReqSlot[list[Finisher]] = ReqSlot(list)
 
 
 class Constraints:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.admission_gate import AdmissionGate, GateState, Verdict
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import FinishReason, ReqStatus
-from pegboard.core.pipeline.gate_checks import reason_of, taken, timed_out
-from pegboard.core.pipeline.gate_progress import GateEntry, GateEvents, GateProgress
-from pegboard.core.pipeline.memory import MemoryCorrupted
-from pegboard.toolkit.system.blame import in_words
+from pegboard.core.pipeline.guarded_gate import GateEvents, GateProgress, GuardedGate, reason_of, timed_out
 from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
@@ -21,25 +18,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 
 class GateKeeper:
     """Leads requests through the gates in the config's order, and ends the wait of those whose time is up.
 
-    False while no request is blocked or held, so that a step costs one look. Every call of a gate is guarded: if
-    it raises, or its answer is not a verdict, the request in question fails with status 500 and the gate's name. The
-    log has the traceback of the first time, and a line of each.
+    False while no request is blocked or held and no gate is busy, so that a step costs one look.
     """
 
     def __init__(self, gates: Sequence[tuple[str, AdmissionGate]], clock: Clock) -> None:
-        self._entries = [
-            GateEntry(name, gate, getattr(gate.options, "timeout", None), getattr(gate.options, "hold_timeout", None))
-            for name, gate in gates
-        ]
+        self._entries = [GuardedGate(name, gate) for name, gate in gates]
         self.overdue = 0
         """Held requests whose gate did not let them go in time."""
-        self._watchful = [entry for entry in self._entries if type(entry.gate).busy is not AdmissionGate.busy]
+        self._watchful = [entry for entry in self._entries if entry.watchful]
         self._clock = clock
         self._progress: dict[str, GateProgress] = {}
         self._busy = 0
@@ -62,13 +52,8 @@ class GateKeeper:
         return len({rid for entry in self._entries for rid in entry.held})
 
     @property
-    def failures(self) -> int:
-        """Calls of gates that raised, since the start."""
-        return sum(entry.failures for entry in self._entries)
-
-    @property
     def failures_by(self) -> dict[str, int]:
-        """`failures` of each gate, by name."""
+        """Calls of each gate that raised, by its name."""
         return {entry.name: entry.failures for entry in self._entries}
 
     def waiting_on(self) -> list[dict[str, object]]:
@@ -89,24 +74,12 @@ class GateKeeper:
 
     def stats(self) -> dict[str, dict[str, float]]:
         """Return what the gates tell of themselves, by name."""
-        found = {}
-        for entry in self._entries:
-            try:
-                told = {name: float(value) for name, value in entry.gate.stats().items()}
-            except Exception as error:
-                self._raised(entry, "stats", error)
-                continue
-            if told:
-                found[entry.name] = told
-        return found
+        return {entry.name: told for entry in self._entries if (told := entry.stats())}
 
     def close(self) -> None:
         """Close the gates; none of them is called any more."""
         for entry in self._entries:
-            try:
-                entry.gate.close()
-            except Exception as error:
-                self._raised(entry, "close", error)
+            entry.close()
 
     def arrive(self, req: Req) -> Verdict | None:
         """Lead a new request as far as it gets. A failure is returned, and then nothing is kept of it; otherwise the
@@ -114,7 +87,7 @@ class GateKeeper:
         """
         entries = []
         for entry in self._entries:
-            concerned, failure = self._ask(entry, "concerns", entry.gate.concerns, req)
+            concerned, failure = entry.ask("concerns", entry.gate.concerns, req)
             if failure is not None:
                 return failure
             if concerned:
@@ -133,7 +106,7 @@ class GateKeeper:
         # Releases come first. What fails below may leave memory that its gate lets go at once, and that is heard only
         # after the caller has ended the request.
         for entry in self._entries:
-            if entry.held or (entry in self._watchful and entry.gate.busy):
+            if entry.held or (entry.watchful and entry.gate.busy):
                 self._release(entry, events)
         for entry in self._entries:
             if entry.blocked:
@@ -162,7 +135,7 @@ class GateKeeper:
         if progress is None:
             return False
         for entry in progress.entries:
-            holds, failure = self._ask(entry, "finished", entry.gate.finished, req)
+            holds, failure = entry.ask("finished", entry.gate.finished, req)
             if holds and failure is None:
                 self._hold(req, entry, progress)
         if not progress.holders:
@@ -182,7 +155,7 @@ class GateKeeper:
         self._busy -= 1
         for entry in progress.entries:
             if entry.held.pop(req.rid, None) is not None:
-                self._ask(entry, "drop", entry.gate.drop, req)
+                entry.ask("drop", entry.gate.drop, req)
         return True
 
     def passed(self, req: Req) -> bool | FinishReason:
@@ -191,7 +164,7 @@ class GateKeeper:
         """
         for entry in self._progress[req.rid].entries:
             if type(entry.gate).passed is not AdmissionGate.passed:
-                further, failure = self._ask(entry, "passed", entry.gate.passed, req)
+                further, failure = entry.ask("passed", entry.gate.passed, req)
                 if failure is not None:
                     return reason_of(failure)
                 if further:
@@ -209,7 +182,7 @@ class GateKeeper:
         """On to the first gate that is not open. A request that fails leaves all gates that it has seen."""
         while progress.passed < len(progress.entries):
             entry = progress.entries[progress.passed]
-            progress.verdict = verdict = self._enter(entry, req, progress)
+            progress.verdict = verdict = entry.enter(req, progress)
             if verdict.state is GateState.BLOCKED:
                 self._block(req, entry, progress)
                 return verdict
@@ -220,13 +193,7 @@ class GateKeeper:
             progress.passed += 1
         return progress.verdict
 
-    def _enter(self, entry: GateEntry, req: Req, progress: GateProgress) -> Verdict:
-        try:
-            return taken(entry.gate.enter(req), req, progress, entry.name)
-        except Exception as error:
-            return self._raised(entry, "enter", error, req.name)
-
-    def _block(self, req: Req, entry: GateEntry, progress: GateProgress) -> None:
+    def _block(self, req: Req, entry: GuardedGate, progress: GateProgress) -> None:
         if req.status is not ReqStatus.BLOCKED:
             req.move_to(ReqStatus.BLOCKED)
             self._busy += 1
@@ -240,7 +207,7 @@ class GateKeeper:
             self._busy -= 1
         for entry in progress.entries[: progress.passed + 1]:
             entry.blocked.pop(req.rid, None)
-            still, _ = self._ask(entry, "cancel", entry.gate.cancel, req)
+            still, _ = entry.ask("cancel", entry.gate.cancel, req)
             if still is True and req.kv.row != NO_ROW:
                 self._hold(req, entry, progress)
         if progress.holders:
@@ -248,21 +215,14 @@ class GateKeeper:
             self._progress[req.rid] = progress
             self._busy += 1
 
-    def _look(self, entry: GateEntry, events: GateEvents) -> None:
+    def _look(self, entry: GuardedGate, events: GateEvents) -> None:
         waiting = list(entry.blocked.values())
-        try:
-            verdicts = dict(entry.gate.poll(waiting))
-        except MemoryCorrupted:
-            raise
-        except Exception as error:
-            # It does not say which request it is about, so it is about all of them.
-            failure = self._raised(entry, "poll", error)
-            verdicts = {req.rid: failure for req in waiting}
+        verdicts = entry.poll(waiting)
         now = self._clock()
         for req in waiting:
             progress = self._progress[req.rid]
             if req.rid in verdicts:
-                progress.verdict = self._examined(entry, req, progress, verdicts[req.rid])
+                progress.verdict = entry.examined(verdicts[req.rid], req, progress)
             if progress.verdict.state is GateState.OPEN:
                 self._pass(req, entry, progress, events)
             elif progress.verdict.state is GateState.FAILED:
@@ -270,15 +230,7 @@ class GateKeeper:
             elif entry.timeout is not None and (waited := now - progress.since) >= entry.timeout:
                 self._fail(req, progress, timed_out(entry.name, progress.verdict, waited), events)
 
-    def _examined(self, entry: GateEntry, req: Req, progress: GateProgress, verdict: object) -> Verdict:
-        try:
-            if isinstance(verdict, Exception):
-                raise verdict
-            return taken(verdict, req, progress, entry.name)
-        except Exception as error:
-            return self._raised(entry, "poll", error, req.name)
-
-    def _pass(self, req: Req, entry: GateEntry, progress: GateProgress, events: GateEvents) -> None:
+    def _pass(self, req: Req, entry: GuardedGate, progress: GateProgress, events: GateEvents) -> None:
         del entry.blocked[req.rid]
         progress.passed += 1
         verdict = self._lead(req, progress)
@@ -294,15 +246,15 @@ class GateKeeper:
         self._leave(req, progress)
         events.failed.append((req, reason_of(verdict)))
 
-    def _release(self, entry: GateEntry, events: GateEvents) -> None:
+    def _release(self, entry: GuardedGate, events: GateEvents) -> None:
         try:
             free = [rid for rid in dict.fromkeys(entry.gate.released()) if rid in entry.held]
         except Exception as error:
-            self._raised(entry, "released", error)
+            entry.raised("released", error)
             # It may never name them, and KV that is never freed is lost. So they go, but for memory under a writer.
             free = [rid for rid in entry.held if not self._progress[rid].quarantined]
             for rid in free:
-                self._ask(entry, "drop", entry.gate.drop, entry.held[rid])
+                entry.ask("drop", entry.gate.drop, entry.held[rid])
         free += [rid for rid in self._overdue(entry) if rid not in free]
         for rid in free:
             req = entry.held.pop(rid)
@@ -313,12 +265,12 @@ class GateKeeper:
                 self._busy -= 1
                 events.released.append(req)
 
-    def _hold(self, req: Req, entry: GateEntry, progress: GateProgress) -> None:
+    def _hold(self, req: Req, entry: GuardedGate, progress: GateProgress) -> None:
         entry.held[req.rid] = req
         progress.holders.add(entry.name)
         progress.since = self._clock()
 
-    def _overdue(self, entry: GateEntry) -> list[str]:
+    def _overdue(self, entry: GuardedGate) -> list[str]:
         """Return those that a gate has held for too long, and tell of them. Those whose memory is still written to are
         never among them: their pages would be given away under the writer.
         """
@@ -335,25 +287,5 @@ class GateKeeper:
                 logger.error(text, quoted(req.name))
             else:
                 logger.warning("the gate %r has held %s for too long; it is released", entry.name, quoted(req.name))
-                self._ask(entry, "drop", entry.gate.drop, req)
+                entry.ask("drop", entry.gate.drop, req)
         return [req.rid for req in found if not self._progress[req.rid].quarantined]
-
-    # ---- guards ---------------------------------------------------------------------------------------------------
-
-    def _ask(self, entry: GateEntry, what: str, call: Callable[[Req], T], req: Req) -> tuple[T | None, Verdict | None]:
-        """Return a gate's answer about one request, or the failure that its exception makes of it."""
-        try:
-            return call(req), None
-        except MemoryCorrupted:
-            raise
-        except Exception as error:
-            return None, self._raised(entry, what, error, req.name)
-
-    def _raised(self, entry: GateEntry, what: str, error: Exception, name: str = "") -> Verdict:
-        entry.failures += 1
-        trace = None if what in entry.known else error
-        entry.known.add(what)
-        whose = f" of {quoted(name)}" if name else ""
-        told = in_words(error)
-        logger.error("the gate %r failed in %s%s: %s", entry.name, what, whose, told, exc_info=trace)
-        return Verdict.failed(f"the gate {entry.name!r} failed: {told}", status=500, code="gate_failed")

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from pegboard.core.interfaces.prefix_cache import PrefixMatch
 from pegboard.core.interfaces.req import Req
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pegboard.core.interfaces.prefix_cache import CacheHandle, PrefixCache
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 10
 """A hook that has raised this often in a row is not called any more."""
+
+MAX_LOAD_FAILURES = 10
+"""After so many loads of promised prefixes that failed, no more are tried."""
 
 
 class GuardedHooks:
@@ -112,3 +122,79 @@ class GuardedPolicy:
         if self.failures == 1 or self.failures % 1000 == 0:
             name = type(self._policy).__name__
             logger.exception("%s.%s raised (%d times so far); instead: %s", name, what, self.failures, instead)
+
+
+class GuardedCache:
+    """A prefix cache whose mistakes cost time: what raises is answered as if it had nothing. `insert`, `extend` and
+    `evict`, in which pages change hands, are called by the memory manager, which knows the books.
+    """
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self.name = type(cache).__name__
+        self._cache = cache
+        self._failed: Counter[str] = Counter()
+
+    @property
+    def failures(self) -> int:
+        """Calls that raised, since the start, and loads that did not bring what they should."""
+        return self._failed.total()
+
+    def match(self, req: Req) -> PrefixMatch:
+        """Find and lock what is cached of a request."""
+        try:
+            found = self._cache.match(req.matchable_key())
+            self._cache.lock(found.handle)
+        except Exception:
+            self.failed("match", f" {req}; all of it is computed")
+            found = PrefixMatch(np.empty(0, np.int64), None)
+        if found.promised and self._failed["load"] >= MAX_LOAD_FAILURES:
+            return PrefixMatch(found.slots, found.handle)
+        return found
+
+    def unlock(self, handle: CacheHandle, req: Req) -> None:
+        try:
+            self._cache.unlock(handle)
+        except Exception:
+            self.failed("unlock", f" the prefix of {req}; it stays cached")
+
+    def load(self, req: Req, slots: NDArray[np.int64]) -> bool:
+        """Have what is promised of a request's prefix loaded into these slots; False where that cannot be."""
+        try:
+            req.kv.load = self._cache.load(req.kv.handle, slots)
+        except Exception:
+            self.failed("load", f" what the host has of {req}; after {MAX_LOAD_FAILURES} times it is not asked")
+            return False
+        return True
+
+    def loaded(self, load: object, ok: bool) -> None:
+        try:
+            self._cache.loaded(load, ok)
+        except Exception:
+            self.failed("loaded")
+
+    def load_failed(self) -> None:
+        """Count a load that did not bring what it should."""
+        self._failed["load"] += 1
+
+    def poll(self) -> None:
+        """Let the cache take the results of its moves."""
+        if self._cache.busy:
+            try:
+                self._cache.poll()
+            except Exception:
+                self.failed("poll")
+
+    def stats(self) -> dict[str, float]:
+        try:
+            return dict(self._cache.stats())
+        except Exception:
+            self.failed("stats")
+            return {}
+
+    def failed(self, call: str, what: str = "") -> None:
+        """Note an exception that is being handled; of each call the log has one in a thousand."""
+        self._failed[call] += 1
+        times = self._failed[call]
+        if times == 1 or times % 1000 == 0:
+            text = f"{call}{what} ({times} times so far)"
+            logger.exception("the prefix cache %r failed to %s", self.name, text)

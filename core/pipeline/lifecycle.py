@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.status import FinishReason, ReqStatus
-from pegboard.core.pipeline.running import CONSTRAINED
+from pegboard.core.pipeline.flags import CONSTRAINED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,28 +17,20 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.gates import GateKeeper
     from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.loops import Loop
-    from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.planner import Planner
-    from pegboard.core.pipeline.results import ResultStage
+    from pegboard.core.pipeline.stages import Stages
     from pegboard.core.pipeline.step import Step
 
 
 class Lifecycle:
-    """Owns the requests by their ids. The other stages decide that one begins or ends; this one does it.
+    """Owns the requests by their ids. Others decide that one begins or ends; this one does it.
 
     `alive`: every request that has been accepted and not released. `outbox`: outputs that the next step sends.
     `late`: requests that ended while a source held them for launches to come; they are released after these.
     """
 
     def __init__(
-        self,
-        planner: Planner,
-        memory: MemoryManager,
-        results: ResultStage,
-        counters: Counters,
-        gates: GateKeeper | None,
-        requests_finished: GuardedHooks,
-        clock: Clock,
+        self, planner: Planner, stages: Stages, counters: Counters, requests_finished: GuardedHooks, clock: Clock
     ) -> None:
         self.alive: dict[str, Req] = {}
         self.prompt_tokens = 0
@@ -48,10 +40,10 @@ class Lifecycle:
         self.loop: Loop | None = None
         """Set by the scheduler: its step under way must hear that requests of it have ended."""
         self._planner = planner
-        self._memory = memory
-        self._results = results
+        self._memory = stages.memory
+        self._results = stages.results
+        self._gates = stages.gates
         self._counters = counters
-        self._gates = gates
         self._requests_finished = requests_finished
         self._clock = clock
 
@@ -76,10 +68,9 @@ class Lifecycle:
                 self._release(req)
 
     def end(self, req: Req, reason: FinishReason, *, keep: bool = True) -> None:
-        """Finish a request from outside a step, whatever its status, and free all that it has. Does nothing for one
-        that has ended, unless a gate holds it: then it is held no longer.
-
-        Without `keep` none of its KV reaches the prefix cache.
+        """Finish a request for another reason than its tokens, whatever its status. All that it has is freed, but for
+        what a source still needs (`late`) or a gate writes to. Without `keep` none of its KV reaches the prefix cache.
+        One that has ended keeps its reason; if a gate holds it, it is held no longer.
         """
         if req.finished and req.status is not ReqStatus.HELD:
             return
@@ -132,8 +123,8 @@ class Lifecycle:
                 self.ready(req)
 
     def share(self, step: Step) -> None:
-        """Share what a step has computed of prompts. Of those that have ended only where a gate may hold them for long:
-        the others are shared as they are released.
+        """Share what a step has computed, but for decodes. Of requests that have ended only where a gate may hold them
+        for long: the others are shared as they are released.
         """
         gates = self._gates
         for req, kv in zip(step.prefilled, step.kvs, strict=False):
@@ -158,7 +149,7 @@ class Lifecycle:
         for req in list(self._planner.parked):
             if not req.flags & CONSTRAINED:
                 continue
-            reason = results.constraints.advance(req, req.tokens.last, results.finishers(req))
+            reason = results.constraints.advance(req, req.tokens.last, results.finishers.of(req))
             if results.constraints.later:
                 results.constraints.later.clear()
             elif reason is None:
@@ -194,6 +185,7 @@ class Lifecycle:
             self.outbox.append(output)
 
     def _release(self, req: Req, *, keep: bool = True) -> None:
+        # A step under way may still write to these pages; what they are given to next runs after it.
         self._memory.release(req, keep=keep)
         req.move_to(ReqStatus.FINISHED)
         del self.alive[req.rid]

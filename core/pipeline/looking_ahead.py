@@ -12,7 +12,7 @@ from pegboard.core.interfaces.constraint import constraint_of
 from pegboard.core.interfaces.req import SINGLE
 from pegboard.core.interfaces.trees import MAX_NODES
 from pegboard.core.pipeline.ahead import Ahead, Room
-from pegboard.core.pipeline.running import ALONE, CONSTRAINED
+from pegboard.core.pipeline.flags import ALONE, CONSTRAINED
 from pegboard.toolkit.sampling import tree
 from pegboard.toolkit.system.log_lines import quoted
 

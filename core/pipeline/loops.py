@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -16,20 +17,19 @@ class Driven(Protocol):
     def settle(self, step: Launched, behind: Launched | None = None) -> bool: ...
 
 
-class Loop(Protocol):
-    """One turn is one new batch at most. `flight` is the step that is under way between two turns."""
-
-    flight: Launched | None
-
-    def turn(self) -> None: ...
-
-
-class NormalLoop:
-    """Plan, run, take the results."""
+class Loop(abc.ABC):
+    """One turn is one new step at most. `flight` is the step that is under way between two turns."""
 
     def __init__(self, scheduler: Driven) -> None:
         self._scheduler = scheduler
         self.flight: Launched | None = None
+
+    @abc.abstractmethod
+    def turn(self) -> None: ...
+
+
+class NormalLoop(Loop):
+    """Plan, run, take the results."""
 
     def turn(self) -> None:
         step = self._scheduler.launch(None)
@@ -37,17 +37,13 @@ class NormalLoop:
             self._scheduler.settle(step)
 
 
-class OverlapLoop:
+class OverlapLoop(Loop):
     """Plan and launch the next step, then take the results of the one before, which the device has been computing.
 
     What the plan must not do before it knows those results (retract, preempt, give a processor its history) it
     leaves; the loop then settles first and plans again. A request that turns out to have ended is in one step too many,
     whose token is dropped.
     """
-
-    def __init__(self, scheduler: Driven) -> None:
-        self._scheduler = scheduler
-        self.flight: Launched | None = None
 
     def turn(self) -> None:
         scheduler, before = self._scheduler, self.flight
@@ -59,8 +55,3 @@ class OverlapLoop:
         self.flight = after
         if before is not None and not scheduler.settle(before, behind=after):
             self.flight = None
-
-
-def make_loop(name: str, scheduler: Driven) -> Loop:
-    """Return the loop that the config names; auto stands for normal where no device has said otherwise."""
-    return OverlapLoop(scheduler) if name == "overlap" else NormalLoop(scheduler)

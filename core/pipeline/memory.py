@@ -11,34 +11,27 @@ on a CPU attention reads memory that lies together in a good deal less time.
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pegboard.core.interfaces.prefix_cache import PrefixMatch
 from pegboard.core.interfaces.req import NO_ROW, ReqKV
+from pegboard.core.pipeline.guards import GuardedCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.prefix_cache import PrefixCache
+    from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixMatch
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.token_allocator import TokenAllocator
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 
 
-logger = logging.getLogger(__name__)
-
 RUN = 16
 """Tokens that running requests get at once: as many as attention reads together on a CPU."""
-
-MAX_LOAD_FAILURES = 10
-"""After so many loads of promised prefixes that failed, no more are tried."""
 
 
 class MemoryCorrupted(RuntimeError):
@@ -61,13 +54,7 @@ class MemoryManager:
         """Tokens in pages that requests hold themselves."""
         self.unplaced: Callable[[Req], None] | None = None
         """Told when its memory is taken from a request; where stages listen."""
-        self.cache_name = type(cache).__name__
-        self._failed_calls: Counter[str] = Counter()
-
-    @property
-    def cache_errors(self) -> int:
-        """How often the cache raised."""
-        return self._failed_calls.total()
+        self.guarded = GuardedCache(cache)
 
     @property
     def available_tokens(self) -> int:
@@ -78,19 +65,9 @@ class MemoryManager:
     def total_tokens(self) -> int:
         return self.allocator.total_tokens
 
-    def pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.page_size)
-
     def match(self, req: Req) -> PrefixMatch:
         """Find and lock the cached prefix of a request without a row. Undone by `unmatch`, completed by `place`."""
-        try:
-            found = self.cache.match(req.matchable_key())
-            self.cache.lock(found.handle)
-        except Exception:
-            self._cache_failed("match", f" {req}; all of it is computed")
-            found = PrefixMatch(np.empty(0, np.int64), None)
-        if found.promised and self._failed_calls["load"] >= MAX_LOAD_FAILURES:
-            found = PrefixMatch(found.slots, found.handle)
+        found = self.guarded.match(req)
         n = len(found)
         known = n + found.promised
         req.kv = ReqKV(
@@ -104,58 +81,19 @@ class MemoryManager:
         """
         if not found.promised:
             return True
-        start = len(found)
-        slots = self.slots(req, start, start + found.promised).astype(np.int64)
-        try:
-            req.kv.load = self.cache.load(req.kv.handle, slots)
-        except Exception:
-            self._cache_failed("load", f" what the host has of {req}; after {MAX_LOAD_FAILURES} times it is not asked")
-            return False
-        return True
+        slots = self.rows.host[req.kv.row, len(found) : len(found) + found.promised]
+        return self.guarded.load(req, slots.astype(np.int64))
 
     def loaded(self, kv: ReqKV, ok: bool) -> None:
         """Tell the cache that a request's load is through, or was for nothing."""
         load, kv.load = kv.load, None
-        if load is None:
-            return
-        try:
-            self.cache.loaded(load, ok)
-        except Exception:
-            self._cache_failed("loaded")
-
-    def load_failed(self) -> None:
-        """Count a load that did not bring what it should."""
-        self._failed_calls["load"] += 1
-
-    @property
-    def busy(self) -> bool:
-        """Whether the cache moves pages."""
-        return self.cache.busy
-
-    def cache_stats(self) -> dict[str, float]:
-        """Return what the cache tells of itself."""
-        try:
-            return dict(self.cache.stats())
-        except Exception:
-            self._cache_failed("stats")
-            return {}
-
-    def poll(self) -> None:
-        """Let the cache take the results of its moves."""
-        if not self.cache.busy:
-            return
-        try:
-            self.cache.poll()
-        except Exception:
-            self._cache_failed("poll")
+        if load is not None:
+            self.guarded.loaded(load, ok)
 
     def unmatch(self, req: Req) -> None:
         """Let go of a locked prefix: of a request that was not admitted after all, or that ends."""
         if req.kv.handle is not None:
-            try:
-                self.cache.unlock(req.kv.handle)
-            except Exception:
-                self._cache_failed("unlock", f" the prefix of {req}; it stays cached")
+            self.guarded.unlock(req.kv.handle, req)
         req.kv = ReqKV()
 
     def place(self, req: Req, found: PrefixMatch) -> None:
@@ -168,7 +106,7 @@ class MemoryManager:
         suffice.
         """
         kv = req.kv
-        missing = self.pages_for(length - kv.allocated_len)
+        missing = -(-(length - kv.allocated_len) // self.page_size)
         if missing <= 0:
             return True
         pages = self._alloc(missing)
@@ -214,7 +152,7 @@ class MemoryManager:
         return req.kv.allocated_len
 
     def trim(self, running: RunningBatch) -> bool:
-        """Take the pages back that running requests have ahead of their next token; whether there were any."""
+        """Take back pages that running requests do not need for their next token; whether there were any."""
         size = self.page_size
         needed = -(-running.seq_lens // size) * size
         ahead = np.flatnonzero(running.allocated > needed)
@@ -226,10 +164,6 @@ class MemoryManager:
             kv.allocated_len = stop
         running.allocated[ahead] = needed[ahead]
         return bool(ahead.shape[0])
-
-    def slots(self, req: Req, start: int, stop: int) -> NDArray[np.int32]:
-        """Return a request's slots of positions [start, stop), as a view."""
-        return self.rows.host[req.kv.row, start:stop]
 
     def cache_unfinished(self, req: Req) -> None:
         """Share what is computed so far; the request goes on with the canonical slots, locked."""
@@ -311,7 +245,7 @@ class MemoryManager:
         except Exception as error:
             if self._owned() != before:
                 raise MemoryCorrupted("the prefix cache failed amid an insert, and pages changed hands") from error
-            self._cache_failed("insert", f" {req}; its KV is not shared")
+            self.guarded.failed("insert", f" {req}; its KV is not shared")
             return
         self.cache.lock(result.handle)
         if kv.handle is not None:
@@ -324,14 +258,6 @@ class MemoryManager:
         self.held_tokens -= result.taken
         kv.cache_len = known + result.taken
 
-    def _cache_failed(self, call: str, what: str = "") -> None:
-        """Note an exception of the cache that is being handled; of each call the log has one in a thousand."""
-        self._failed_calls[call] += 1
-        times = self._failed_calls[call]
-        if times == 1 or times % 1000 == 0:
-            text = f"{call}{what} ({times} times so far)"
-            logger.exception("the prefix cache %r failed to %s", self.cache_name, text)
-
     def _owned(self) -> tuple[int, int]:
         return self.allocator.free_tokens, self.cache.cached_tokens
 
@@ -343,7 +269,7 @@ class MemoryManager:
             try:
                 self.cache.evict(short)
             except Exception as error:
-                self._cache_failed("evict")
+                self.guarded.failed("evict")
                 if wrong := self.books_error():
                     raise MemoryCorrupted(f"the prefix cache failed amid an eviction: {wrong}") from error
         return self.allocator.alloc(pages)

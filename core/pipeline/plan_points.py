@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.stage import Stage, Wait
-from pegboard.core.pipeline.running import FIRST_STAGE
+from pegboard.core.pipeline.flags import FIRST_STAGE
 from pegboard.toolkit.sampling import tree
 from pegboard.toolkit.system.culprits import Culprits
 

@@ -1,4 +1,6 @@
-"""Planner: what the next step computes. Queues, admission, room for decodes, retraction, preemption."""
+"""Planner: what the next step computes. Queues, admission, room for decodes, retraction (for want of memory; vLLM's
+preemption) and preemption (retraction for a more urgent request).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,12 @@ from typing import TYPE_CHECKING
 from pegboard.core.interfaces.batch import PrefillItem
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
 from pegboard.core.interfaces.step import SETTLE
-from pegboard.core.pipeline.admission import NewTokenRatio, PrefillAdder
-from pegboard.core.pipeline.running import HISTORY, RunningBatch
+from pegboard.core.pipeline.admission import PrefillAdder
+from pegboard.core.pipeline.flags import HISTORY
+from pegboard.core.pipeline.growth import NewTokenRatio
+from pegboard.core.pipeline.guards import GuardedPolicy
+from pegboard.core.pipeline.looking_ahead import TokensAhead
+from pegboard.core.pipeline.running import RunningBatch
 from pegboard.core.pipeline.step import Step
 
 if TYPE_CHECKING:
@@ -18,13 +24,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.step import AnySource, Launched
     from pegboard.core.pipeline.ahead import Ahead
-    from pegboard.core.pipeline.batch import BatchBuilder
     from pegboard.core.pipeline.counters import Counters
-    from pegboard.core.pipeline.guards import GuardedPolicy
-    from pegboard.core.pipeline.looking_ahead import TokensAhead
-    from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.settings import SchedulerSettings
-    from pegboard.core.pipeline.stages import Limits
+    from pegboard.core.pipeline.stages import Limits, Stages
 
 GIVE_WAY_SECONDS = 0.5
 """A request that is parked for longer gives its memory to one that needs it; shorter, and it is back at once."""
@@ -33,26 +35,20 @@ GIVE_WAY_SECONDS = 0.5
 class Planner:
     """Owns the queues: `waiting`, `running`, `chunked`, the request whose prompt is computed in chunks and is not
     through yet, and `parked`, running requests that are in no batch until `resume`, each with the time since when. A
-    parked request may have been retracted meanwhile. A request is in one of them.
+    parked request may have been retracted meanwhile. No request is in two of them; those that are blocked, held or
+    ended, or in a prefill with launches to come, are in none.
     """
 
     def __init__(
-        self,
-        settings: SchedulerSettings,
-        limits: Limits,
-        memory: MemoryManager,
-        policy: GuardedPolicy,
-        builder: BatchBuilder,
-        counters: Counters,
-        clock: Clock,
-        cannot_fit: Callable[[Req, FinishReason], None],
-        ahead: TokensAhead,
+        self, settings: SchedulerSettings, stages: Stages, limits: Limits, counters: Counters, clock: Clock
     ) -> None:
         self.settings = settings
-        self.memory = memory
-        self.tokens_ahead = ahead
-        self.policy = policy
-        self.builder = builder
+        self.memory = stages.memory
+        self.tokens_ahead = TokensAhead(stages)
+        self.end: Callable[[Req, FinishReason], None]
+        """Ends a request that memory can never hold; set by the scheduler."""
+        self.policy = GuardedPolicy(stages.policy)
+        self.builder = builder = stages.builder
         self.counters = counters
         self.clock = clock
         self.chunk_size = limits.chunk_size
@@ -70,7 +66,6 @@ class Planner:
         self.prefills: tuple[AnySource, ...] = ()  # of the turn of prefills, in the order in which they are asked
         self.mixing: tuple[AnySource, ...] = ()  # those of them that may mix decodes into their batches
         self.decodes: tuple[AnySource, ...] = ()
-        self._cannot_fit = cannot_fit
         self._last_was_prefill = False
         self._last_was_batch = True
 
@@ -232,11 +227,11 @@ class Planner:
             elif self.chunked is not None:
                 self.retract(self.chunked)
             elif self.memory.rows.taken > 1:
-                # The rest is with finished requests that a gate holds, and comes back.
+                # Others have the rest (parked, held, ended late, or blocked with memory), and it comes back.
                 self.retract(self.running[0])
             else:
                 message = f"KV memory of {self.memory.total_tokens} tokens cannot hold this request alone"
-                self._cannot_fit(self.running[0], FinishReason(FinishType.ABORT, message=message, status=500))
+                self.end(self.running[0], FinishReason(FinishType.ABORT, message=message, status=500))
         if retracted:
             self.ratio.raise_after_retraction(self.running, self.settings.retract_lookahead)
         return bool(self.running)
@@ -279,8 +274,8 @@ class Planner:
             self.waiting.remove(req)
 
     def rewind(self, step: Step) -> None:
-        """Undo a step that was launched and whose results are not going to be used. What it admitted waits again; the
-        caller lets the running batch forget the rest (`RunningBatch.rewind`) once what came before is settled.
+        """Undo a step whose results are not going to be used. What it admitted, and what catches up in it, waits again;
+        the caller lets the running batch forget the rest (`RunningBatch.rewind`) once what came before is settled.
         """
         for req, kv in reversed(list(zip(step.prefilled, step.kvs, strict=False))):
             if req.finished or req.kv is not kv:
@@ -291,5 +286,5 @@ class Planner:
             self.enqueue(req, first=True)
 
     def closed(self, step: Step) -> None:
-        """Note that a step is through, or is not going to run: what was kept for it can go."""
+        """Tell stages that a step is through, or is not going to run."""
         self.builder.points.closed(step)

@@ -16,9 +16,9 @@ from pegboard.core.interfaces.batch import BatchExtras
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.req import SINGLE, WHOLE_PREFIX
 from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.pipeline.flags import CONSTRAINED, HISTORY, SHIFTED, SPECIAL
 from pegboard.core.pipeline.plan_points import PlanPoints
 from pegboard.core.pipeline.reports import Reports
-from pegboard.core.pipeline.running import CONSTRAINED, HISTORY, SHIFTED, SPECIAL
 from pegboard.toolkit.system.blame import in_words
 from pegboard.toolkit.system.culprits import Culprits
 
@@ -289,11 +289,6 @@ def encoded(value: object) -> msgspec.Raw:
 def numbers_of(stage: Stage, column: Column, reqs: Sequence[Req]) -> NDArray[np.generic]:
     """Return a column's numbers [requests]. Raises what `of` raises."""
     return np.array([column.of(req) if req.flags & stage.flag else 0 for req in reqs], column.dtype)
-
-
-def asks_of(reqs: Iterable[Req]) -> int:
-    """Return the flags that some of these requests have."""
-    return reduce(or_, (req.flags for req in reqs), 0)
 
 
 @dataclass(frozen=True, slots=True)

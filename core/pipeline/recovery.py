@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.executor import outcome
+from pegboard.core.pipeline.lost import MAX_LOST_STEPS, lost_too_often
 from pegboard.core.pipeline.step import Step
 from pegboard.toolkit.system.blame import text_of
 
@@ -26,15 +26,6 @@ logger = logging.getLogger(__name__)
 
 MAX_SINGLE_FAILURES = 4
 """After so many requests of a step have failed alone and none has passed, the fault is not that of one: all fail."""
-
-
-MAX_LOST_STEPS = 20
-"""After so many lost steps without a new token or more KV a request is given up: more than the loads that a cache may
-lose."""
-
-
-_LOST: ReqSlot[list[int]] = ReqSlot(lambda: [0, 0])
-"""How many steps of a request were lost in a row, and how many tokens and KV it had at the last of them."""
 
 
 class DeviceFailed(RuntimeError):
@@ -70,7 +61,7 @@ class Recovery:
         if lost:
             self.note(step.number, f"{len(step.reqs)} requests", error)
             if isinstance(step, Step) and step.loads:
-                self._stages.memory.load_failed()
+                self._stages.memory.guarded.load_failed()
             self._give_up(step, error)
         else:
             step.source.failed(step, error)
@@ -135,11 +126,7 @@ class Recovery:
 
     def _give_up(self, step: Launched, error: Exception) -> None:
         """End requests that have lost too many steps; prompts first, since others may have lost theirs by them."""
-        for req in step.reqs:
-            steps, before = _LOST.of(req)
-            has = req.seq_len + req.kv.committed_len
-            _LOST.of(req)[:] = steps + 1 if has == before else 1, has
-        over = [req for req in step.reqs if _LOST.of(req)[0] >= MAX_LOST_STEPS]
+        over = lost_too_often(step.reqs)
         prompts = [req for req in over if isinstance(step, Step) and req in step.prefilled]
         self.end(prompts or over, f"{MAX_LOST_STEPS} steps were lost, one after the other: {text_of(error)}")
 

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pegboard.core.interfaces.messages import TokenOutput
-from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.interfaces.status import FinishReason, FinishType
-from pegboard.core.pipeline.finish import END_TOKENS, LENGTH, Constraints, Finisher, StopText, first_reason
+from pegboard.core.pipeline.finish import LENGTH, Constraints, Finishers, first_reason
+from pegboard.core.pipeline.flags import CONSTRAINED, SPECIAL, STREAM
+from pegboard.core.pipeline.logprobs import entries, keep_logprobs
 from pegboard.core.pipeline.points import Points
-from pegboard.core.pipeline.running import CONSTRAINED, NEVER, SPECIAL, STREAM
+from pegboard.core.pipeline.running import NEVER
 from pegboard.toolkit.text.detokenize import TokenDecoder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from pegboard.core.interfaces.batch_result import BatchResult
-    from pegboard.core.interfaces.forward import LogprobOutput
     from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.step import Step
@@ -29,24 +28,16 @@ if TYPE_CHECKING:
 NOBODYS = -1
 """In `ScheduleBatch.tokens`: sampled for a request that had ended meanwhile, or that wanted none."""
 
-Entry = tuple[float, int, list[tuple[float, int]]]
-
-
-_FINISHERS: ReqSlot[list[Finisher]] = ReqSlot(list)
-
 
 class ResultStage:
     """Commits a step's tokens to its requests. Releases no memory and changes no status: the scheduler does."""
 
     def __init__(
-        self,
-        tokenizer: TokenDecoder | None,
-        eos_ids: Iterable[int] = (),
-        points: Points | None = None,
+        self, tokenizer: TokenDecoder | None, eos_ids: Iterable[int] = (), points: Points | None = None
     ) -> None:
         self.points = points or Points()
         self.constraints = Constraints(self.points)
-        self._tokenizer = tokenizer
+        self.finishers = Finishers(tokenizer, self.points)
         self._eos_ids = frozenset(eos_ids)
 
     def commit(
@@ -96,7 +87,7 @@ class ResultStage:
         for row in looked_at:
             req, token = step.sampled[row], int(tokens[row])
             if req.logprobs is not None and result.logprobs is not None:
-                _keep_logprobs(req, row, result.logprobs)
+                keep_logprobs(req, row, result.logprobs)
             self._finish(req, token, now, finished)
             if (output := self.output(req)) is not None:
                 outputs.append(output)
@@ -156,7 +147,11 @@ class ResultStage:
         took = 0
         for place in places:
             token = tokens[place]
-            self._append(req, token, place if nodes is None else int(nodes[place]), result.logprobs, now)
+            req.tokens.append(token)
+            if req.output_len == 1:
+                req.timing.first_token = now
+            if req.logprobs is not None and result.logprobs is not None:
+                keep_logprobs(req, place if nodes is None else int(nodes[place]), result.logprobs)
             self._finish(req, token, now, finished, more=place + 1 < places.stop)
             took += 1
             if req.finished or self.constraints.wait_for(req):
@@ -169,7 +164,7 @@ class ResultStage:
         if not req.finished and (not req.stream or out.sent_len == req.output_len):
             return None
         ids = req.tokens.view(req.input_len + out.sent_len).tolist()
-        logprobs = None if req.logprobs is None else _entries(req, ids)
+        logprobs = None if req.logprobs is None else entries(req, ids)
         features, rows = self.points.send(req, out.sent_len, out.sent_len + len(ids))
         out.sent_len += len(ids)
         return TokenOutput(
@@ -198,16 +193,9 @@ class ResultStage:
         if (output := self.output(req)) is not None:
             outputs.append(output)
 
-    def _append(self, req: Req, token: int, row: int, logprobs: LogprobOutput | None, now: float) -> None:
-        req.tokens.append(token)
-        if req.output_len == 1:
-            req.timing.first_token = now
-        if req.logprobs is not None and logprobs is not None:
-            _keep_logprobs(req, row, logprobs)
-
     def _finish(self, req: Req, token: int, now: float, finished: list[Req], *, more: bool = False) -> None:
         # Without output, because none may be, the token is not the request's.
-        finishers = self.finishers(req) if req.output_len else (LENGTH,)
+        finishers = self.finishers.of(req) if req.output_len else (LENGTH,)
         reason = first_reason(finishers, req, token)
         if reason is None and req.flags & CONSTRAINED:
             reason = self.constraints.advance(req, token, finishers, more=more)
@@ -216,44 +204,7 @@ class ResultStage:
             req.timing.finished = now
             finished.append(req)
 
-    def finishers(self, req: Req) -> Sequence[Finisher]:
-        """Return the request's own, which are made at its first token that needs a look."""
-        found = _FINISHERS.peek(req)
-        if found is None:
-            own: list[Finisher] = [END_TOKENS]
-            if self._tokenizer is not None:
-                own += self.points.stop_texts(req, partial(StopText.of, req, self._tokenizer))
-            own += self.points.finishers(req)
-            if not req.flags & CONSTRAINED:
-                own.append(LENGTH)
-            found = _FINISHERS.of(req)
-            found += own
-        return found
-
 
 def _has_gained(req: Req) -> bool:
     """Return whether a request whose step is committed has more tokens to compute than the newest one."""
     return req.seq_len > req.kv.committed_len + 1
-
-
-def _keep_logprobs(req: Req, row: int, source: LogprobOutput) -> None:
-    kept = req.logprobs
-    if kept is None:
-        return
-    kept.values.append(float(source.token_logprobs[row]))
-    kept.tops.append(source.tops(row, kept.top))
-    if kept.token_ids and row in source.chosen:
-        kept.chosen.append(list(zip(source.chosen[row].tolist(), kept.token_ids, strict=True)))
-
-
-def _entries(req: Req, ids: list[int]) -> list[Entry]:
-    """Return logprobs of the tokens about to be sent; those of the requested ids follow the top ones."""
-    kept = req.logprobs
-    if kept is None:
-        return []
-    start = req.output.sent_len
-    entries = []
-    for i, token in enumerate(ids, start=start):
-        chosen = kept.chosen[i] if i < len(kept.chosen) else []
-        entries.append((kept.values[i], token, kept.tops[i] + chosen))
-    return entries

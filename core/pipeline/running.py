@@ -10,7 +10,7 @@ decodes. It is larger where several tokens became known at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,24 +22,6 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.stage import Column, Stage
-
-SPECIAL = 1
-"""Its finish or its output needs more than a look at the token: stop strings, stop token ids, logprobs."""
-LOGPROBS = 2
-PROCESSED = 4
-"""Some logits processor wants it."""
-HISTORY = 8
-"""A logits processor or its constraint reads the tokens that it has generated: known before its next step."""
-STREAM = 16
-CONSTRAINED = 32
-"""It has a TokenConstraint."""
-# 64 is SINGLE.
-SHIFTED = 128
-"""Positions of its tokens are not their indices."""
-ALONE = 256
-"""What it wants cannot tell tokens ahead from its output: it gets none ahead."""
-FIRST_STAGE = 512
-"""A stage takes part in it; each stage has a bit of its own from here on."""
 
 NEVER = -1
 """Step number of "no step"."""
@@ -58,7 +40,7 @@ class RunningBatch:
     `rows` in the row table; `seq_lens` known tokens of prompt and output, those on their way included; `input_lens` the
     prompt's; `gaps` known tokens that are not scheduled; `allocated` slots of the row; `left` how many more tokens may
     be scheduled; `last` the newest token, where the host knows it; `stamps` the number of the step that sampled it
-    last; `flags` as above; `deltas` what a position is beyond its index; `numbers` those of its sampling (NUMBERS);
+    last; `flags` of each; `deltas` what a position is beyond its index; `numbers` those of its sampling (NUMBERS);
     `columns` what stages have declared of it; `last_times` float64 when its newest token was committed. `version`
     changes whenever a request joins or leaves. `uneven` says that some gap is larger than one.
     """
@@ -184,12 +166,6 @@ class RunningBatch:
             mask[gone] = False
             self.keep(mask)
 
-    def growth(self, ratio: float, clip: int) -> int:
-        """Return tokens that all are expected to generate yet: `ratio` of what each may, and of `clip` at most."""
-        if not self.reqs:
-            return 0
-        return int((np.minimum(self.left, clip) * ratio).astype(np.int64).sum())
-
     def rewind(self) -> None:
         """Forget everything scheduled that is not committed: what was launched is not going to be used."""
         for place, req in enumerate(self.reqs):
@@ -244,20 +220,3 @@ def _number(stage: Stage, column: Column, req: Req) -> float:
         return column.of(req) if req.flags & stage.flag else 0
     except Exception:
         return 0
-
-
-def flags_of(req: Req, asked: Iterable[Any], alone: Sequence[object] = ()) -> int:
-    """Return a request's flags. Those of `asked` that are in `alone` take tokens ahead for output. Calls plugin code
-    (`wants`), so it may raise.
-    """
-    params = req.sampling
-    flags = STREAM if req.stream else 0
-    if params.stop or params.stop_token_ids or req.logprobs is not None:
-        flags |= SPECIAL
-    if req.logprobs is not None:
-        flags |= LOGPROBS
-    for one in asked:
-        if one.wants(params):
-            flags |= PROCESSED | (HISTORY if one.reads_output else 0)
-            flags |= ALONE if any(one is other for other in alone) else 0
-    return flags

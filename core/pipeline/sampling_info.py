@@ -14,7 +14,8 @@ from pegboard.core.interfaces.batch import SamplingInfo, TokenMask
 from pegboard.core.interfaces.constraint import constraint_of
 from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingRow
-from pegboard.core.pipeline.running import CONSTRAINED, LOGPROBS, NEVER, NUMBERS, PROCESSED
+from pegboard.core.pipeline.flags import CONSTRAINED, LOGPROBS, PROCESSED
+from pegboard.core.pipeline.running import NEVER, NUMBERS
 from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:

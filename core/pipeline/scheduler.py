@@ -8,37 +8,32 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import ForwardMode
-from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.interfaces.step import StageStep
 from pegboard.core.pipeline.arrivals import QueueBounds
 from pegboard.core.pipeline.counters import Counters
 from pegboard.core.pipeline.executor import outcome
 from pegboard.core.pipeline.guarded_source import brought_sources
-from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
+from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.lifecycle import Lifecycle
-from pegboard.core.pipeline.looking_ahead import TokensAhead
-from pegboard.core.pipeline.loops import make_loop
+from pegboard.core.pipeline.loops import NormalLoop, OverlapLoop
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.receive import Reception
 from pegboard.core.pipeline.recovery import Recovery
 from pegboard.core.pipeline.results import NOBODYS
-from pegboard.core.pipeline.services import Services, note_values
+from pegboard.core.pipeline.services import Services
 from pegboard.core.pipeline.sources import Decode, Prefill
 from pegboard.core.pipeline.stats import Stats
 from pegboard.core.pipeline.step import Step
 from pegboard.core.pipeline.unsampled import Unsampled, unsampled
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.engine_view import Control
     from pegboard.core.interfaces.messages import FromScheduler, TokenOutput, ToScheduler
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.status import FinishReason
-    from pegboard.core.interfaces.step import AnySource, Launched, TokenValues
+    from pegboard.core.interfaces.step import AnySource, Launched
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.settings import SchedulerSettings
     from pegboard.core.pipeline.stages import Limits, Stages
@@ -62,19 +57,14 @@ class Scheduler:
         self.max_context_len = limits.max_context_len
         self.counters = Counters()
         self.clock = clock
-        self.guarded_policy = GuardedPolicy(stages.policy)
-        self.planner = Planner(
-            settings, limits, stages.memory, self.guarded_policy, stages.builder, self.counters, clock,
-            self._cannot_fit, TokensAhead(stages),
-        )  # fmt: skip
+        self.planner = Planner(settings, stages, limits, self.counters, clock)
         hooks = stages.hooks
         self._batch_scheduled = GuardedHooks("batch_scheduled", hooks.batch_scheduled)
         self._batch_committed = GuardedHooks("batch_committed", hooks.batch_committed)
         requests_finished = GuardedHooks("requests_finished", hooks.requests_finished)
         self._idle_hooks = GuardedHooks("idle", hooks.idle)
-        self.requests = Lifecycle(
-            self.planner, stages.memory, stages.results, self.counters, stages.gates, requests_finished, clock
-        )
+        self.requests = Lifecycle(self.planner, stages, self.counters, requests_finished, clock)
+        self.planner.end = self.requests.end
         self.bounds = QueueBounds(
             settings.max_running_requests, stages.memory.total_tokens, settings.max_queued_requests,
             settings.max_queued_tokens,
@@ -82,8 +72,8 @@ class Scheduler:
         self.reception = Reception(self.requests, stages, limits, self.bounds, self.counters, settings.seed, clock)
         self.controls["info"] = lambda args: self.info()
         all_hooks = (self._batch_scheduled, self._batch_committed, requests_finished, self._idle_hooks)
-        self.stats = Stats(stages, self.planner, self.guarded_policy, all_hooks, self.bounds, self.counters)
-        self.loop = self.requests.loop = make_loop(settings.loop, self)
+        self.stats = Stats(stages, self.planner, all_hooks, self.bounds, self.counters)
+        self.loop = self.requests.loop = (OverlapLoop if settings.loop == "overlap" else NormalLoop)(self)
         self.paused = False
         """While it is, no step is started (see `EngineView.pause`)."""
         self.on_step: Callable[[], None] | None = None
@@ -101,21 +91,9 @@ class Scheduler:
         prefill = Prefill(planner, recovery, self._commit)
         own: list[AnySource] = [prefill, Decode(planner, recovery, self._commit)]
         planner.mixing = (prefill,)
-        services = Services(stages, planner, self.requests, recovery, self._commit, self.begin_computed)
+        services = Services(stages, planner, self.requests, recovery, self._commit, self._batch_scheduled)
         planner.set_sources(own, brought_sources(stages.points, services))
         return recovery
-
-    def bound_queue(self, requests: int, fills: int) -> QueueBounds:
-        """Bound what may wait, as far as the config leaves it open: so many requests, and tokens that fill KV memory so
-        many times.
-        """
-        self.bounds.requests = self.bounds.requests or requests
-        self.bounds.tokens = self.bounds.tokens or fills * self.bounds.memory
-        return self.bounds
-
-    def set_on_step(self, call: Callable[[], None] | None) -> None:
-        """Call this after every step from now on; None: nothing."""
-        self.on_step = call
 
     def receive(self, messages: Iterable[ToScheduler]) -> list[FromScheduler]:
         """Take messages; every request is answered Accepted or Rejected, every control call with a ControlReply."""
@@ -168,14 +146,14 @@ class Scheduler:
         while the scheduler is idle.
         """
         gates = self.stages.gates
-        return self.stages.memory.busy or (gates is not None and gates.busy)
+        return self.stages.memory.cache.busy or (gates is not None and gates.busy)
 
     # ---- one step -------------------------------------------------------------------------------------------------
 
     def step(self) -> list[TokenOutput]:
-        """Get on by one batch, if there is one. Return everything that is to be sent."""
+        """Do one turn of the loop. Return everything that is to be sent."""
         requests, gates = self.requests, self.stages.gates
-        self.stages.memory.poll()
+        self.stages.memory.guarded.poll()
         if gates is not None and gates:
             requests.ask_gates(gates)
         if self.planner.parked:
@@ -259,26 +237,6 @@ class Scheduler:
         if finished:
             self.requests.finished(finished)
         self.requests.follow_constraints()
-
-    def begin_computed(self, req: Req, length: int, token: int, values: TokenValues) -> None:
-        """Let a request run whose KV of the first `length` tokens, in slots of its own, and whose next token are from
-        elsewhere (see `CoreServices`).
-        """
-        self.planner.reserved.discard(req)
-        note_values(req, values)
-        self.stages.points.adopt(req, values.rows)
-        req.kv.committed_len = req.kv.scheduled_len = length
-        req.move_to(ReqStatus.RUNNING)
-        req.timing.ready = req.timing.first_scheduled = planned_at = self.clock()
-        step = self.stages.builder.prebuilt(req, self.running)
-        step.batch.planned_at = planned_at
-        if self._batch_scheduled:
-            self._batch_scheduled(step.batch)
-        self._commit(step, BatchResult(np.array([token], np.int64)))
-
-    def _cannot_fit(self, req: Req, reason: FinishReason) -> None:
-        """End a request that memory can never hold."""
-        self.requests.end(req, reason)
 
     # ---- between steps --------------------------------------------------------------------------------------------
 

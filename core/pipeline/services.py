@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pegboard.core.interfaces.batch import SplitPart
+from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.pipeline.admission import PrefillAdder
+from pegboard.core.pipeline.logprobs import keep_first
 from pegboard.core.pipeline.step import Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.step import BatchStep, Launched, TokenValues
+    from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.lifecycle import Lifecycle
     from pegboard.core.pipeline.planner import Planner
     from pegboard.core.pipeline.recovery import Recovery
@@ -24,9 +28,7 @@ if TYPE_CHECKING:
 
 
 class Services:
-    """The CoreServices of one scheduler. `commit` gives a step's tokens to its requests, and `begin` lets one run that
-    was computed elsewhere.
-    """
+    """The CoreServices of one scheduler. `commit` gives a step's tokens to its requests."""
 
     def __init__(
         self,
@@ -35,7 +37,7 @@ class Services:
         requests: Lifecycle,
         recovery: Recovery,
         commit: Callable[[Step, BatchResult], None],
-        begin: Callable[[Req, int, int, TokenValues], None],
+        batch_scheduled: GuardedHooks,
     ) -> None:
         self._planner = planner
         self._memory = stages.memory
@@ -44,14 +46,14 @@ class Services:
         self._requests = requests
         self._recovery = recovery
         self._commit = commit
-        self.begin_computed = begin
+        self._batch_scheduled = batch_scheduled
 
     @property
     def decoding(self) -> bool:
         return bool(self._planner.running)
 
     def next_number(self) -> int:
-        return self._planner.builder.next_number()
+        return next(self._planner.builder.numbers)
 
     @property
     def flight(self) -> Launched | None:
@@ -76,10 +78,16 @@ class Services:
         self._recovery.check_device(error)
 
     def split(self, whole: BatchStep, layers: int, *, first: bool, last: bool) -> BatchStep:
-        return self._planner.builder.split(_ours(whole), layers, first=first, last=last)
+        step = _ours(whole)
+        # What the row table owes the worker goes with the first part; later ones carry what came since.
+        table = step.work.table if first else self._memory.rows.take_changes()
+        work = replace(step.work, part=SplitPart(layers, first, last), table=table)
+        if last:
+            return replace(step, work=work)
+        return replace(step, number=self.next_number(), work=work, sampled=[], final=False, whole=step)
 
     def join(self, whole: BatchStep) -> None:
-        self._planner.builder.join(_ours(whole), self._planner.running)
+        self._planner.running.join((req for req in _ours(whole).sampled if not req.finished), whole.number)
 
     def commit(self, step: BatchStep, result: BatchResult) -> None:
         self._commit(_ours(step), result)
@@ -114,26 +122,30 @@ class Services:
         return True
 
     def reserved_slots(self, req: Req) -> NDArray[np.int32]:
-        return self._memory.slots(req, 0, req.input_len).copy()
+        return self._memory.rows.host[req.kv.row, : req.input_len].copy()
 
     def give_back(self, req: Req, computed: int = 0) -> None:
         self._planner.reserved.discard(req)
         req.kv.committed_len = req.kv.scheduled_len = max(computed, req.kv.cache_len)
         self._memory.release(req)
 
+    def begin_computed(self, req: Req, length: int, token: int, values: TokenValues) -> None:
+        planner = self._planner
+        planner.reserved.discard(req)
+        req.output.cached_tokens = values.cached_tokens
+        keep_first(req, values)
+        self._points.adopt(req, values.rows)
+        req.kv.committed_len = req.kv.scheduled_len = length
+        req.move_to(ReqStatus.RUNNING)
+        req.timing.ready = req.timing.first_scheduled = planned_at = planner.clock()
+        step = planner.builder.prebuilt(req, planner.running)
+        step.batch.planned_at = planned_at
+        if self._batch_scheduled:
+            self._batch_scheduled(step.batch)
+        self._commit(step, BatchResult(np.array([token], np.int64)))
+
     def first_rows(self, req: Req) -> Mapping[str, bytes]:
         return self._points.first_rows(req)
-
-
-def note_values(req: Req, values: TokenValues) -> None:
-    """Give a request what it wants of a first token that was drawn elsewhere, beside that token."""
-    req.output.cached_tokens = values.cached_tokens
-    kept = req.logprobs
-    if kept is not None and values.logprob is not None:
-        kept.values.append(values.logprob)
-        kept.tops.append(list(values.tops))
-        if kept.token_ids:
-            kept.chosen.append(list(values.chosen))
 
 
 def _ours(step: BatchStep) -> Step:

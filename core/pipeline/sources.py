@@ -71,7 +71,7 @@ class Decode(BatchSource):
 
 
 class Prefill(BatchSource):
-    """Steps that compute prompts, in chunks where these are long, with the next token of all others (`mixed_chunk`)."""
+    """Steps that compute prompts, in chunks where these are long; with `mixed_chunk` decodes are in the same batch."""
 
     _must_settle = False
     _short = False

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch
     from pegboard.core.pipeline.arrivals import QueueBounds
     from pegboard.core.pipeline.counters import Counters
-    from pegboard.core.pipeline.guards import GuardedHooks, GuardedPolicy
+    from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.planner import Planner
     from pegboard.core.pipeline.stages import Stages
     from pegboard.core.pipeline.step_log import StepReport
@@ -24,14 +24,12 @@ class Stats:
         self,
         stages: Stages,
         planner: Planner,
-        policy: GuardedPolicy,
         hooks: tuple[GuardedHooks, ...],
         bounds: QueueBounds,
         counters: Counters,
     ) -> None:
         self._stages = stages
         self._planner = planner
-        self._policy = policy
         self._hooks = hooks
         self._bounds = bounds
         self._counters = counters
@@ -70,7 +68,7 @@ class Stats:
     def _beyond(self) -> dict[str, object]:
         """Return what a cache tells that keeps prefixes beyond the device too; nothing of others."""
         memory = self._stages.memory
-        return {"tiers": memory.cache_stats()} if memory.cache.origins else {}
+        return {"tiers": memory.guarded.stats()} if memory.cache.origins else {}
 
     def log(self, report: StepReport, batch: ScheduleBatch) -> None:
         """Log a line for every prefill, and one now and then for decodes."""
@@ -120,8 +118,8 @@ class Stats:
         memory, culprits, gates = self._stages.memory, self._stages.culprits, self._stages.gates
         by_gate = {} if gates is None else gates.failures_by
         return culprits.all_counts(
-            ("prefix_cache", memory.cache_name, memory.cache_errors),
-            ("schedule_policy", culprits.name(self._stages.policy), self._policy.failures),
+            ("prefix_cache", memory.guarded.name, memory.guarded.failures),
+            ("schedule_policy", culprits.name(self._stages.policy), self._planner.policy.failures),
             *(("admission_gate", name, failures) for name, failures in by_gate.items()),
             *(("hooks", one.name, one.failures) for one in self._hooks),
         )

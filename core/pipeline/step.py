@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pegboard.core.interfaces.step import BatchStep
+from pegboard.core.pipeline.running import NEVER
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,27 +18,30 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.pipeline.ahead import Ahead
 
+_NONE = np.empty(0, np.int64)
+
 
 @dataclass(slots=True)
 class Step(BatchStep):
-    """A launched batch. All arrays have one entry per sampled request, in the batch's order.
+    """A batch of the core's, with all that commit and recovery need.
 
     `kvs` are the `Req.kv` of `batch.reqs` as they were at launch: a request that ended or was retracted since has
-    another one. `version` is that of the running batch when all of it decodes here, NEVER otherwise. `again` int64
-    [requests]: so many tokens at a request's front, 0 or 1, are computed once more behind its cached prefix, and their
-    KV goes to the padding slot; `prefix_lens` and `extend_lens` count them among the new ones. None for none. `asks`
-    are the flags that some of its requests have. `columns`: what the running batch kept of each column, in a decode.
-    `notes`: see LaunchedStep. `packed` and `closed` say what stages were told. `ahead`: tokens ahead that it computes.
-    `loads` says that promised prefixes are loaded for it. `launched_at` is of the scheduler's clock.
+    another one. A decode alone has, of each of its requests, how many tokens are `left` behind the one that it samples,
+    and its `flags`, both int64 [requests], and the running batch's `columns`; where all of the running batch decodes,
+    also its `version`, NEVER otherwise. `again` int64 [requests]: so many tokens at a request's front, 0 or 1, are
+    computed once more behind its cached prefix, and their KV goes to the padding slot; `prefix_lens` and `extend_lens`
+    count them among the new ones. None for none. `asks` are the flags that some of its requests have. `notes`: see
+    LaunchedStep. `packed` and `closed` say what stages were told. `ahead`: tokens ahead that it computes. `loads` says
+    that promised prefixes are loaded for it. `launched_at` is of the scheduler's clock.
     """
 
     work: ModelWorkerBatch
     kvs: list[ReqKV]
     sampled: list[Req]
-    left: NDArray[np.int64]
-    flags: NDArray[np.int64]
-    version: int
-    asks: int = 0
+    asks: int
+    version: int = NEVER
+    left: NDArray[np.int64] = field(default_factory=lambda: _NONE)
+    flags: NDArray[np.int64] = field(default_factory=lambda: _NONE)
     columns: list[NDArray[np.generic]] = field(default_factory=list)
     notes: dict[str, object] = field(default_factory=dict)
     packed: bool = False
@@ -57,7 +61,7 @@ class Step(BatchStep):
 
     @property
     def prefilled(self) -> list[Req]:
-        """The requests some of whose prompt it computes."""
+        """The requests that do not only decode: prompts, retracted ones that come back, and those that catch up."""
         return self.batch.reqs[: len(self.batch.reqs) - self.batch.decoding]
 
 

@@ -124,9 +124,7 @@ class ProviderRecord:
         return told(self, doing)
 
     def error(self, doing: str, error: BaseException) -> PluginError:
-        """Return what to raise in place of `error`, which its code raised: MissingExtra where a library is not
-        there.
-        """
+        """Return what to raise for an `error` of its code: MissingExtra where a library is not there."""
         if isinstance(error, ModuleNotFoundError):
             module = (error.name or "").partition(".")[0]
             if module in self.plugin.extras:

@@ -132,7 +132,8 @@ def _serve(orders: Orders, wire: SchedulerWire) -> int:
         bars = resolved.engine.log_format == "text" and sys.stderr.isatty()
         with shown_by(Bar if bars else LogLines):
             built = builder(resolved, Path(orders.scratch))
-        bounds = built.scheduler.bound_queue(MAX_QUEUED_REQUESTS, MAX_QUEUED_FILLS)
+        bounds = built.scheduler.bounds
+        bounds.set_open(MAX_QUEUED_REQUESTS, MAX_QUEUED_FILLS)
         info = replace(built.info, most_requests=bounds.most_requests, most_tokens=bounds.most_tokens)
         built.prepare_memory(resolved.engine.memory.prepare_seconds)
         built.hooks.call.engine_started(info=info, engine=built.view)

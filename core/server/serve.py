@@ -207,9 +207,7 @@ def build_api(
     keys: Keys | None = None,
     guards: Sequence[HttpGuard] = (),
 ) -> tuple[FastAPI, NamedRouters]:
-    """Return the application with the config's APIs, in its order, behind these guards. `keys` are the config's, where
-    they are read already.
-    """
+    """Return the application with the config's APIs, in order, behind `guards`; `keys` None: the config's."""
     keys = Keys.of(resolved.engine.server) if keys is None else keys
     server = resolved.engine.server
     selection = Selection(resolved)

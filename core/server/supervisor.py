@@ -59,9 +59,7 @@ class SchedulerProcess:
         return None if self._process is None else self._process.pid
 
     async def spawn(self, config: str, builder: str = BUILDER, scratch: str = "") -> None:
-        """Start it. It knows this process through a pipe, and ends when that closes. Raises PegboardError where the
-        operating system refuses.
-        """
+        """Start it; it ends when its pipe from this process closes. Raises PegboardError where the system refuses."""
         orders = Orders(address=self._endpoint.address, config=config, builder=builder, scratch=scratch)
         self._spawning = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
@@ -110,9 +108,7 @@ class SchedulerProcess:
         await self._process.wait()
 
     async def stop(self) -> None:
-        """Ask it to exit, kill it if it does not, and remove what it leaves. May be called again, also where an earlier
-        call was cancelled.
-        """
+        """Ask it to exit, kill it if it does not, and clean up. May be called again, also after a cancelled call."""
         if self._process is None and self._spawning is not None:
             with contextlib.suppress(OSError):
                 self._process = await asyncio.shield(self._spawning)
@@ -200,9 +196,7 @@ class Supervisor:
             raise
 
     async def watch(self, client: AsyncEngineClient) -> None:
-        """Restart the scheduler whenever it ends, falls silent, or talks nonsense. Raises PegboardError when that helps
-        no more; returns never.
-        """
+        """Restart the scheduler when it ends, falls silent or talks nonsense. Raises PegboardError once that fails."""
         while True:
             assert self._current is not None
             end = await self._end(self._current, client)

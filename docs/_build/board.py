@@ -69,7 +69,7 @@ def _board(colours: Mapping[str, str]) -> Iterator[str]:
 
 
 def _column(colours: Mapping[str, str], key: str, x: float, top: float) -> Iterator[str]:
-    yield text(x + 4, top + 12, key, colours["ink"], size=12, extra=f'font-family="{MONO}" font-weight="600"')
+    yield text(x + 4, top + 12, key, colours["ink"], size=11, extra=f'font-family="{MONO}" font-weight="600"')
     y = top + 22
     for name in PEGS[key]:
         yield rect(x + 3, y, _COLUMN - 12, _PEG, colours["peg"], round_=_PEG / 2, extra=f'stroke="{colours["line"]}"')

@@ -49,8 +49,8 @@ What you know under other names, and where to find it. Clients need no change: r
 | `vllm bench serve`, `sglang.bench_serving` | `pegboard bench serve` ([measuring speed](bench.md)) |
 
 Flags of a server are keys of one config file, and `--set KEY=VALUE` sets any of them on the command line. `pegboard serve` and config
-files know the names below, and answer them with ours: nothing is ignored in silence. A field of a request that is not supported is
-refused by name, too.
+files know the names below, and answer them with ours: an unknown flag or key is always an error. A field of a request that is not
+supported is refused by name, too.
 
 ```console
 $ pegboard serve Qwen/Qwen3-8B --max-model-len 8192
@@ -60,7 +60,7 @@ No such option: --max-model-len; use --set model.context_length=...
 _KEYS = """\
 ## Flags that have a key
 
-| vLLM or SGLang | key | |
+| vLLM or SGLang | key | how it differs |
 |---|---|---|
 """
 _NOTES = """\

@@ -19,6 +19,20 @@ plugin = Plugin(
         ),
         Provider(
             contract="reasoning_parser",
+            name="hunyuan",
+            factory=f"{_PARSERS}:HunyuanParser",
+            summary="<think>...</think><answer>...</answer>",
+            rank=36,
+        ),
+        Provider(
+            contract="reasoning_parser",
+            name="granite",
+            factory=f"{_PARSERS}:GraniteParser",
+            summary="Here is my thought process: ... Here is my response: ...",
+            rank=33,
+        ),
+        Provider(
+            contract="reasoning_parser",
             name="qwen3",
             factory=f"{_PARSERS}:QwenParser",
             summary="<think>...</think> of models that may be told not to (enable_thinking)",

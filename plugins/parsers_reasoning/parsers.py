@@ -10,6 +10,7 @@ from pegboard.toolkit.parsing.output_parser import OutputParser, OutputParserCon
 from pegboard.toolkit.parsing.text_stream import Reading, TextStream
 
 _BEGIN, _END = "<think>", "</think>"
+_ANSWER, _ANSWER_END = "<answer>", "</answer>"
 
 
 class ThinkParser(OutputParser[Options]):
@@ -39,6 +40,30 @@ class QwenParser(ThinkParser):
         if "enable_thinking" not in ctx.chat_template:
             return "the chat template has no enable_thinking"
         return super().supports(options, ctx)
+
+
+class HunyuanParser(ThinkParser):
+    """Hunyuan: as Qwen3, and the answer may stand in tags, too."""
+
+    @classmethod
+    def supports(cls, options: Options, ctx: OutputParserContext) -> str | None:
+        return None if _ANSWER in ctx.chat_template else f"the chat template has no {_ANSWER}"
+
+    def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
+        return _AnswerStream(self._begin, self._end, prompt.rstrip().endswith(self._begin))
+
+
+class GraniteParser(ThinkParser):
+    """Granite 3.2 and 3.3: thought and answer after a sentence each."""
+
+    def __init__(self, options: Options, ctx: OutputParserContext) -> None:
+        super().__init__(options, ctx)
+        self._begin, self._end = "Here is my thought process:", "Here is my response:"
+
+    @classmethod
+    def supports(cls, options: Options, ctx: OutputParserContext) -> str | None:
+        known = "Here is my thought process" in ctx.chat_template
+        return None if known else "the chat template does not say: Here is my thought process"
 
 
 class MarkedParser(ThinkParser):
@@ -99,3 +124,21 @@ class _ThinkStream(ThoughtStream):
         if (yield from self.read_thought(self._end)):
             source.stop_record()
             yield from source.skip_space()
+
+
+class _AnswerStream(_ThinkStream):
+    """As `_ThinkStream`; tags around the answer are left out."""
+
+    def run(self) -> Reading[None]:
+        source = self.source
+        yield from super().run()
+        if not (yield from source.read_marker(_ANSWER)):
+            return
+        yield from source.skip_space()
+        while marker := (yield from self.content(_ANSWER_END)):
+            source.stop_record()
+            space = yield from source.skip_space()
+            if not (yield from source.peek()):
+                self.sink.drop_space()
+                return
+            self.sink.content(marker + space)

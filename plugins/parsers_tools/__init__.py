@@ -3,6 +3,8 @@
 from pegboard.core.interfaces.plugin import Plugin, Provider
 
 _JSON = "pegboard.plugins.parsers_tools.json_formats"
+_TAGGED = "pegboard.plugins.parsers_tools.tagged"
+_SECTIONS = "pegboard.plugins.parsers_tools.json_sections"
 _ALL = frozenset({"forces", "opens", "streams_arguments"})
 
 plugin = Plugin(
@@ -17,6 +19,62 @@ plugin = Plugin(
             summary="messages to=functions.f, as gpt-oss writes",
             provides=_ALL,
             rank=140,
+        ),
+        Provider(
+            contract="tool_parser",
+            name="glm",
+            factory=f"{_TAGGED}:GlmParser",
+            summary="<arg_key>a</arg_key><arg_value>1</arg_value> in a call's tag, as GLM-4.5 to 4.7 write",
+            provides=_ALL,
+            rank=130,
+        ),
+        Provider(
+            contract="tool_parser",
+            name="minimax_m2",
+            factory=f"{_TAGGED}:MiniMaxParser",
+            summary='<invoke name="f"><parameter name="a">1</parameter></invoke>, as MiniMax-M2 writes',
+            provides=_ALL,
+            rank=120,
+        ),
+        Provider(
+            contract="tool_parser",
+            name="deepseek_v32",
+            factory=f"{_TAGGED}:DsmlParser",
+            summary="invoke and parameter tags marked DSML, as DeepSeek-V3.2 writes",
+            provides=_ALL,
+            rank=110,
+        ),
+        Provider(
+            contract="tool_parser",
+            name="kimi_k2",
+            factory=f"{_SECTIONS}:KimiParser",
+            summary="functions.f:0 and JSON between Kimi K2's own tokens",
+            provides=_ALL,
+            rank=100,
+        ),
+        Provider(
+            contract="tool_parser",
+            name="hunyuan",
+            factory=f"{_SECTIONS}:HunyuanParser",
+            summary="a JSON list of calls in <tool_calls>, as Hunyuan writes",
+            provides=_ALL,
+            rank=90,
+        ),
+        Provider(
+            contract="tool_parser",
+            name="granite",
+            factory=f"{_SECTIONS}:GraniteParser",
+            summary="<|tool_call|> and a JSON list of calls, as Granite 3 and Phi-4-mini write",
+            provides=_ALL,
+            rank=80,
+        ),
+        Provider(
+            contract="tool_parser",
+            name="olmo3",
+            factory="pegboard.plugins.parsers_tools.pythonic:OlmoParser",
+            summary="f(a=1) on a line in <function_calls>, as Olmo 3 writes",
+            provides=_ALL,
+            rank=70,
         ),
         Provider(
             contract="tool_parser",

@@ -69,7 +69,7 @@ class HermesParser(OutputParser[NoOptions]):
         return f"the chat template has a format for tools that is not {_BEGIN}"
 
     def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
-        return _HermesStream(tools)
+        return MarkedJsonStream(_BEGIN, _END, tools)
 
     def constraint(
         self, tools: Sequence[ToolFunction], *, name: str = "", parallel: bool = True, required: bool = True
@@ -94,16 +94,23 @@ class HermesParser(OutputParser[NoOptions]):
         )
 
 
-class _HermesStream(CallStream):
+class MarkedJsonStream(CallStream):
+    """JSON objects, or lists of them, between two markers, of which the second may be missing."""
+
+    def __init__(self, begin: str, end: str, tools: Sequence[ToolFunction]) -> None:
+        super().__init__(tools)
+        self._begin, self._end = begin, end
+
     def run(self) -> Reading[None]:
-        markers: tuple[str, ...] = (_BEGIN,)
+        begin, end = self._begin, self._end
+        markers: tuple[str, ...] = (begin,)
         while marker := (yield from self.content(*markers)):
-            if marker == _END:
+            if marker == end:
                 self.leave_out_marker()
-                markers = (_BEGIN,)
+                markers = (begin,)
             else:
-                called = yield from self.attempt(self._calls(), _END)
-                markers = (_BEGIN, _END) if called else (_BEGIN,)
+                called = yield from self.attempt(self._calls(), end)
+                markers = (begin, end) if called else (begin,)
 
     def _calls(self) -> Reading[None]:
         yield from self.source.skip_space()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pegboard.core.interfaces.json_value import JsonValue
 from pegboard.plugins.parsers_tools.grammars import parameters_of, properties_of
-from pegboard.toolkit.parsing.output_parser import ToolFunction
+from pegboard.toolkit.parsing.output_parser import EarlierCall, ToolFunction
 
 _PYTHON_RULES = r"""
 value ::= string | number | boolean | "None" | list | dict
@@ -37,9 +38,12 @@ boolean ::= "true" | "false"
 """
 
 
-def python_calls(functions: Sequence[ToolFunction], *, parallel: bool) -> str:
-    """``[f(a=1), g()]``, of these functions."""
-    lines = [f'root ::= "[" call {"(" + _text(", ") + " call)* " if parallel else ""}"]"']
+def python_calls(
+    functions: Sequence[ToolFunction], *, parallel: bool, form: tuple[str, str, str] = ("[", ", ", "]")
+) -> str:
+    """``[f(a=1), g()]``, of these functions; `form` is what stands before, between and after them."""
+    begin, between, end = map(_text, form)
+    lines = [f"root ::= {begin} call {f'({between} call)* ' if parallel else ''}{end}"]
     lines.append(f"call ::= {' | '.join(f'call{i}' for i in range(len(functions)))}")
     for i, one in enumerate(functions):
         required, others = _arguments(one)
@@ -51,18 +55,69 @@ def python_calls(functions: Sequence[ToolFunction], *, parallel: bool) -> str:
     return "\n".join(lines) + _PYTHON_RULES
 
 
-def tagged_calls(functions: Sequence[ToolFunction], begin: str, end: str, *, parallel: bool) -> str:
-    """``<function=f>`` and parameters in tags of their own, one to a line, between `begin` and `end`."""
-    # A line break after the last one, as in `Around.trailing`.
-    more = " ({0} call)* {0}?".format(_text("\n")) if parallel else ""
-    lines = [f"root ::= call{more}"]
+@dataclass(frozen=True)
+class TagForm:
+    """How calls in tags are written. ``{name}`` stands for the function's name in `call`, and for the parameter's in
+    `text`, which comes before a string, and in `json`, before any other value.
+    """
+
+    call: str
+    call_end: str
+    text: str
+    json: str
+    value_end: str
+    first: str = ""
+    between: str = "\n"
+    last: str = ""
+
+    def write(self, calls: Sequence[EarlierCall]) -> str:
+        """Return calls in this form."""
+        if not calls:
+            return ""
+        return self.first + self.between.join(map(self._call, calls)) + self.last
+
+    def _call(self, call: EarlierCall) -> str:
+        values = "".join(
+            self._opening(key, isinstance(value, str))
+            + (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+            + self.value_end
+            for key, value in call["arguments"].items()
+        )
+        return self.call.replace("{name}", call["name"]) + values + self.call_end
+
+    def _opening(self, name: str, text: bool) -> str:
+        return (self.text if text else self.json).replace("{name}", name)
+
+    def argument(self, name: str, schema: JsonValue) -> str:
+        """Return the rule of an argument."""
+        text, other = (_text(self._opening(name, text)) for text in (True, False))
+        kind = _kind(schema)
+        if isinstance(kind, list):
+            words = (
+                f"{text} {_text(one)}" if isinstance(one, str) else f"{other} {_text(json.dumps(one))}" for one in kind
+            )
+            value = f"({' | '.join(words)})"
+        elif kind == "value" and text != other:
+            value = f"({text} string | {other} json)"
+        else:
+            value = f"{text if kind == 'string' else other} {kind}"
+        return f"{value} {_text(self.value_end)}"
+
+
+def tagged_calls(functions: Sequence[ToolFunction], form: TagForm, *, parallel: bool) -> str:
+    """Return a grammar of calls of these functions in such a form."""
+    more = f"({_text(form.between)} call)*" if parallel else ""
+    if parallel and form.between and not form.last:
+        # Also after the last one, as in `Around.trailing`.
+        more += f" {_text(form.between)}?"
+    lines = [f"root ::= {_text(form.first)} call {more} {_text(form.last)}"]
     lines.append(f"call ::= {' | '.join(f'call{i}' for i in range(len(functions)))}")
     for i, one in enumerate(functions):
         required, others = _arguments(one)
-        parts = [f"{_text(begin + '<function=' + one['name'] + '>' + chr(10))}"]
-        parts += [_tag(name, kind) for name, kind in required]
-        parts += [f"({_tag(name, kind)})?" for name, kind in others]
-        lines.append(f"call{i} ::= {' '.join(parts)} {_text('</function>' + end)}")
+        parts = [_text(form.call.replace("{name}", one["name"]))]
+        parts += [form.argument(name, kind) for name, kind in required]
+        parts += [f"({form.argument(name, kind)})?" for name, kind in others]
+        lines.append(f"call{i} ::= {' '.join(parts)} {_text(form.call_end)}")
     return "\n".join(lines) + _TAG_RULES
 
 
@@ -95,14 +150,6 @@ def _python(schema: JsonValue) -> str:
     if isinstance(kind, list):
         return f"({' | '.join(_text(repr(one)) for one in kind)})"
     return kind
-
-
-def _tag(name: str, schema: JsonValue) -> str:
-    kind = _kind(schema)
-    if isinstance(kind, list):
-        words = (one if isinstance(one, str) else json.dumps(one) for one in kind)
-        kind = f"({' | '.join(map(_text, words))})"
-    return f"{_text(f'<parameter={name}>' + chr(10))} {kind} {_text(chr(10) + '</parameter>' + chr(10))}"
 
 
 def _kind(schema: JsonValue) -> str | list[JsonValue]:

@@ -63,11 +63,39 @@ class PythonicParser(OutputParser[NoOptions]):
     def write_calls(self, calls: Sequence[EarlierCall]) -> str:
         if not calls:
             return ""
-        written = (
-            f"{one['name']}({', '.join(f'{key}={value!r}' for key, value in one['arguments'].items())})"
-            for one in calls
-        )
-        return f"[{', '.join(written)}]"
+        return f"[{', '.join(map(_written, calls))}]"
+
+
+_SECTION, _SECTION_END = "<function_calls>", "</function_calls>"
+
+
+class OlmoParser(PythonicParser):
+    """Olmo 3: calls on lines of their own, in a section."""
+
+    @classmethod
+    def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
+        return None if _SECTION in ctx.chat_template else f"the chat template has no {_SECTION}"
+
+    def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
+        return _OlmoStream(tools)
+
+    def constraint(
+        self, tools: Sequence[ToolFunction], *, name: str = "", parallel: bool = True, required: bool = True
+    ) -> Grammar | None:
+        if not required:
+            return None
+        form = (_SECTION, "\n", _SECTION_END)
+        return Grammar("ebnf", python_calls(chosen(tools, name), parallel=parallel, form=form))
+
+    def openings(self, tools: Sequence[ToolFunction]) -> Sequence[str]:
+        return (_SECTION,)
+
+    def write_calls(self, calls: Sequence[EarlierCall]) -> str:
+        return f"{_SECTION}{chr(10).join(map(_written, calls))}{_SECTION_END}" if calls else ""
+
+
+def _written(call: EarlierCall) -> str:
+    return f"{call['name']}({', '.join(f'{key}={value!r}' for key, value in call['arguments'].items())})"
 
 
 class _PythonicStream(CallStream):
@@ -257,3 +285,23 @@ def _json_number(text: str) -> str:
     whole, _, fraction = mantissa.partition(".")
     point = f".{fraction or '0'}" if "." in mantissa else ""
     return f"{sign}{whole.lstrip('0') or '0'}{point}{mark}{exponent}"
+
+
+class _OlmoStream(_PythonicStream):
+    def run(self) -> Reading[None]:
+        markers: tuple[str, ...] = (_SECTION,)
+        while marker := (yield from self.content(*markers)):
+            if marker == _SECTION_END:
+                self.leave_out_marker()
+                markers = (_SECTION,)
+            else:
+                called = yield from self.attempt(self._calls(), _SECTION_END)
+                markers = (_SECTION, _SECTION_END) if called else (_SECTION,)
+
+    def _calls(self) -> Reading[None]:
+        yield from self.source.skip_space()
+        yield from self.read_several(self._call, self._another)
+
+    def _another(self) -> Reading[bool]:
+        yield from self.source.skip_space()
+        return bool((yield from self.source.peek())) and not (yield from self.source.starts_with(_SECTION_END))

@@ -17,14 +17,13 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from pegboard.core.interfaces.json_value import JsonObject, JsonValue
+from pegboard.core.interfaces.json_value import JsonValue
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.parsers_tools.grammars import chosen, parameters_of, properties_of
-from pegboard.plugins.parsers_tools.literals import tagged_calls
+from pegboard.plugins.parsers_tools.literals import TagForm, tagged_calls
 from pegboard.toolkit.grammars.schema_values import PossibleTypes, type_of
 from pegboard.toolkit.parsing.call_stream import CallStream
-from pegboard.toolkit.parsing.json_stream import write
 from pegboard.toolkit.parsing.output_parser import (
     EarlierCall,
     OutputParser,
@@ -39,6 +38,13 @@ _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _NAME = re.compile(r"[^<>\s]+")
 _MOST = 256
+_FORM = TagForm(
+    call=f"{_BEGIN}\n{_FUNCTION}{{name}}>\n",
+    call_end=f"{_FUNCTION_END}\n{_END}",
+    text=f"{_PARAMETER}{{name}}>\n",
+    json=f"{_PARAMETER}{{name}}>\n",
+    value_end=f"\n{_PARAMETER_END}\n",
+)
 
 
 class XmlParser(OutputParser[NoOptions]):
@@ -56,21 +62,13 @@ class XmlParser(OutputParser[NoOptions]):
     ) -> Grammar | None:
         if not required:
             return None
-        return Grammar("ebnf", tagged_calls(chosen(tools, name), f"{_BEGIN}\n", f"\n{_END}", parallel=parallel))
+        return Grammar("ebnf", tagged_calls(chosen(tools, name), _FORM, parallel=parallel))
 
     def openings(self, tools: Sequence[ToolFunction]) -> Sequence[str]:
         return (_BEGIN,)
 
     def write_calls(self, calls: Sequence[EarlierCall]) -> str:
-        return "\n".join(_written(one["name"], one["arguments"]) for one in calls)
-
-
-def _written(name: str, arguments: JsonObject) -> str:
-    parameters = "".join(
-        f"{_PARAMETER}{key}>\n{value if isinstance(value, str) else write(value)}\n{_PARAMETER_END}\n"
-        for key, value in arguments.items()
-    )
-    return f"{_BEGIN}\n{_FUNCTION}{name}>\n{parameters}{_FUNCTION_END}\n{_END}"
+        return _FORM.write(calls)
 
 
 class _XmlStream(CallStream):
@@ -148,7 +146,7 @@ class _XmlStream(CallStream):
             self.sink.arguments(json.dumps("" if end == _PARAMETER_END else held)[1:-1] + ('"' if end else ""))
         else:
             whole = "".join(pieces).removeprefix("\n")
-            self.sink.arguments(_as_json(whole.removesuffix("\n"), types) if end else whole)
+            self.sink.arguments(as_json(whole.removesuffix("\n"), types) if end else whole)
         if not end:
             raise Broken
         return ended
@@ -176,7 +174,7 @@ class _XmlStream(CallStream):
         return "", False
 
 
-def _as_json(text: str, types: frozenset[str]) -> str:
+def as_json(text: str, types: frozenset[str]) -> str:
     """Return JSON as it stands, Python's three words, or else a string; a string, too, where the schema wants that
     rather than what the JSON is.
     """

@@ -144,11 +144,11 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
 
     @torch.inference_mode()
     def execute_in_parts(
-        self, batch: ForwardBatch, sampling: SamplingBatch | None
+        self, batch: ForwardBatch, sampling: SamplingBatch | None, *, return_logits: bool = False
     ) -> Generator[None, None, ForwardOutput]:
         self.ctx.attention.prepare(batch)
         hidden = yield from self._network.forward_in_parts(batch)
-        return self._output(hidden, batch, sampling, False, False)
+        return self._output(hidden, batch, sampling, return_logits, False)
 
     def ends(self) -> ModelEnds:
         return ModelEnds(self._network.embed, self._network.logits)

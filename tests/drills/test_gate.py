@@ -222,7 +222,7 @@ def test_whatever_a_gate_raises_nothing_hangs(where: str) -> None:
     harness.run()
     assert harness.tokens("plain") == oracle([7, 8], 4, ignore_eos=True)
     assert (harness.finish("a")["type"] == "abort") == (where == "poll")
-    assert keeper.failures > 0
+    assert sum(keeper.failures_by.values()) > 0
 
 
 @pytest.mark.parametrize("said", [{"act": "dance"}, {"unknown": 1}, {"delay": -1}, "now"])

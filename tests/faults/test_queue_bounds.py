@@ -46,7 +46,7 @@ def test_a_server_has_bounds_by_default() -> None:
     """What it tells its scheduler; a served one's bounds are read in test_served_faults.py."""
     harness = Harness(tokens=4096)
     assert harness.scheduler.info()["max_queued_tokens"] is None
-    harness.scheduler.bound_queue(MAX_QUEUED_REQUESTS, MAX_QUEUED_FILLS)
+    harness.scheduler.bounds.set_open(MAX_QUEUED_REQUESTS, MAX_QUEUED_FILLS)
     info = harness.scheduler.info()
     assert (info["max_queued_requests"], info["max_queued_tokens"]) == (2048, 16 * 4096)
     assert singles(harness, 100, length=1000) == 17 * 4096 // 1000
@@ -86,7 +86,8 @@ def test_a_batch_that_could_never_be_taken_is_refused_for_good(bounds: dict[str,
 def test_the_api_process_knows_what_may_be_taken() -> None:
     """An empty queue takes the largest batch that the API process lets through, and not a token more."""
     harness = Harness(tokens=512, max_running_requests=8, max_queued_requests=56)
-    bounds = harness.scheduler.bound_queue(MAX_QUEUED_REQUESTS, MAX_QUEUED_FILLS)
+    bounds = harness.scheduler.bounds
+    bounds.set_open(MAX_QUEUED_REQUESTS, MAX_QUEUED_FILLS)
     assert (bounds.most_requests, bounds.most_tokens) == (64, 17 * 512)
     assert batch(harness, "whole", 64, 17 * 8) == [True] * 64
     assert singles(harness, 1) == 0

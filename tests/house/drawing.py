@@ -21,6 +21,7 @@ FLOORS = (
     "core.registry",
     "core.pipeline",
     "core.frontend",
+    "core.worker",
     "core.config",
     "core.engine",
     "core.server",

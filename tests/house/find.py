@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 from pegboard.toolkit.text.near_names import nearest
+from tests.conformance.builtins import OWN
 
 TESTS = Path(__file__).parents[1]
+BUILTINS = tuple(TESTS / "conformance" / f"test_builtins{more}.py" for more in ("", "_that_compute"))
+"""The suites of built-in providers: their classes have their plugin's name in theirs."""
 
 
 def find(name: str, tests: Path = TESTS) -> list[Path]:
@@ -21,6 +24,8 @@ def find(name: str, tests: Path = TESTS) -> list[Path]:
     files = [path for path in tests.rglob(f"test_{wanted}*.py") if not any(one in path.parents for one in folders)]
     exact = {f"test_{wanted}.py", f"test_{wanted}_mutants.py"}
     files = [path for path in files if path.name in exact] or files
+    if in_table(wanted):
+        files += BUILTINS
     if folders or files:
         return sorted({*folders, *files})
     known = {path.stem.removeprefix("test_") for path in tests.rglob("test_*.py")}
@@ -30,8 +35,18 @@ def find(name: str, tests: Path = TESTS) -> list[Path]:
     raise LookupError(f"no tests are called {name!r}; {hint}")
 
 
+def in_table(name: str) -> bool:
+    """Return whether a plugin's conformance classes are made from the table, and not in a folder of its own."""
+    return name not in OWN and (TESTS.parent / "plugins" / name).is_dir()
+
+
+def words(name: str) -> list[str]:
+    """Return pytest's arguments for the tests of a name. Of the table's classes it takes those of the plugin."""
+    return [*map(str, find(name)), *(("-k", name) if in_table(name) else ())]
+
+
 if __name__ == "__main__":
     try:
-        sys.stdout.write(" ".join(str(path) for path in find(sys.argv[1] if sys.argv[1:] else "")) + "\n")
+        sys.stdout.write(" ".join(words(sys.argv[1] if sys.argv[1:] else "")) + "\n")
     except LookupError as error:
         sys.exit(f"make test-one NAME=...: {error}")

@@ -14,29 +14,29 @@ from tests.house.drawing import ROOT, House, room
 ROOMS = {
     "conformance": 17_150,
     "core.cli": 180,
-    "core.config": 2_010,
-    "core.engine": 1_890,
-    "core.frontend": 940,
-    "core.interfaces": 6_010,
-    "core.pipeline": 6_510,
+    "core.config": 1_990,
+    "core.engine": 1_860,
+    "core.frontend": 930,
+    "core.interfaces": 5_840,
+    "core.pipeline": 6_500,
     "core.registry": 910,
-    "core.server": 1_370,
-    "plugins": 56_990,
+    "core.server": 1_360,
+    "plugins": 57_620,
     "toolkit": 16_680,
     "tools": 12_260,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
 HEART = ("scheduler", "planner", "admission", "memory", "batch", "worker", "results", "lifecycle", "gates", "running")
-HEART_LINES = 3_430
+HEART_LINES = 3_010
 """Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {
-    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 9),
+    "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 8),
     # A parameter of users with its type (10), which the core refuses where no plugin serves it (2).
-    "grammar": (r"grammars?", 12),
+    "grammar": (r"grammars?", 9),
     "media": (r"media|encoders?|pictures?|images?|videos?|pixels?", 1),
-    "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 19),
+    "row outputs": (r"poolers?|pooling|hidden_states?|prompt_logprobs?", 18),
     # Two capabilities of caches by their names (4), keys and origins that answers and figures have (5), a list of other
     # servers' flags (3), what `config check` does not look at, and a name of torch's.
     "tiers": (r"tiers?|hiradix|storages?|prefetch\w*", 9),

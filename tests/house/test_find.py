@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.house.find import TESTS, find
+from tests.house.find import BUILTINS, TESTS, find, words
 
 
 def test_a_plugin_is_a_folder() -> None:
-    assert find("cache_radix") == [TESTS / "plugins" / "cache_radix"]
+    assert find("cache_hiradix") == sorted([TESTS / "plugins" / "cache_hiradix", *BUILTINS])
+    assert find("attn_triton") == [TESTS / "plugins" / "attn_triton"]
+
+
+def test_suites_are_taken_by_the_plugins_name() -> None:
+    """One that has nothing but its suite has no folder."""
+    assert words("cache_none") == [*map(str, BUILTINS), "-k", "cache_none"]
+    assert words("attn_triton") == [str(TESTS / "plugins" / "attn_triton")]
 
 
 def test_a_module_is_a_file() -> None:

@@ -192,20 +192,27 @@ class MixesUpPausedBatches(LayeredRunner):
         return output
 
     def execute_in_parts(
-        self, batch: ForwardBatch, sampling: SamplingBatch | None
+        self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool
     ) -> Generator[None, None, ForwardOutput]:
         self.paused = batch
-        output = yield from super().execute_in_parts(batch, sampling)
+        output = yield from super().execute_in_parts(batch, sampling, **wants)
         self.paused = None
         return output
 
 
+class PartsHaveNoLogits(LayeredRunner):
+    def execute_in_parts(
+        self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool
+    ) -> Generator[None, None, ForwardOutput]:
+        return super().execute_in_parts(batch, sampling)
+
+
 class NeverPauses(LayeredRunner):
     def execute_in_parts(
-        self, batch: ForwardBatch, sampling: SamplingBatch | None
+        self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool
     ) -> Generator[None, None, ForwardOutput]:
         yield from ()
-        return self.execute(batch, sampling)
+        return self.execute(batch, sampling, **wants)
 
 
 class StartsWithoutANetwork(LayeredRunner):
@@ -332,6 +339,7 @@ MUTANTS = [
     mutant(LogprobsOnlyWithSampling, "test_prompt_logprobs"),
     mutant(ComputesPromptsInOneBlock, "test_not_all_logits_of_prompts_exist_at_once"),
     mutant(MixesUpPausedBatches, "test_other_batches_run_in_the_pauses"),
+    mutant(PartsHaveNoLogits, "test_other_batches_run_in_the_pauses"),
     mutant(NeverPauses, "test_there_is_a_pause_after_every_layer"),
 ]
 

@@ -25,9 +25,9 @@ class Changing(LayeredRunner):
         return super().execute(self.change(batch), sampling, **wants)
 
     def execute_in_parts(
-        self, batch: ForwardBatch, sampling: SamplingBatch | None
+        self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool
     ) -> Generator[None, None, ForwardOutput]:
-        return super().execute_in_parts(self.change(batch), sampling)
+        return super().execute_in_parts(self.change(batch), sampling, **wants)
 
 
 class IgnoresOverlays(Changing):
@@ -62,9 +62,9 @@ class OverlaysStay(Changing):
 
 class PartsHaveNoOverlay(LayeredRunner):
     def execute_in_parts(
-        self, batch: ForwardBatch, sampling: SamplingBatch | None
+        self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool
     ) -> Generator[None, None, ForwardOutput]:
-        return super().execute_in_parts(replace(batch, overlay=None), sampling)
+        return super().execute_in_parts(replace(batch, overlay=None), sampling, **wants)
 
 
 class BatchesShareOverlays(LayeredRunner):
@@ -79,10 +79,10 @@ class BatchesShareOverlays(LayeredRunner):
         return output
 
     def execute_in_parts(
-        self, batch: ForwardBatch, sampling: SamplingBatch | None
+        self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool
     ) -> Generator[None, None, ForwardOutput]:
         self.paused = batch
-        output = yield from super().execute_in_parts(batch, sampling)
+        output = yield from super().execute_in_parts(batch, sampling, **wants)
         self.paused = None
         return output
 

@@ -183,10 +183,10 @@ class ReusesItsBuffers(Showing):
 
 class PartsAreNotShown(LayeredRunner):
     def execute_in_parts(
-        self, batch: ForwardBatch, sampling: SamplingBatch | None
+        self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool
     ) -> Generator[None, None, ForwardOutput]:
         batch.taps = None
-        return super().execute_in_parts(batch, sampling)
+        return super().execute_in_parts(batch, sampling, **wants)
 
 
 class PartsShareTaps(LayeredRunner):
@@ -201,10 +201,10 @@ class PartsShareTaps(LayeredRunner):
         return output
 
     def execute_in_parts(
-        self, batch: ForwardBatch, sampling: SamplingBatch | None
+        self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool
     ) -> Generator[None, None, ForwardOutput]:
         self.paused = batch.taps
-        output = yield from super().execute_in_parts(batch, sampling)
+        output = yield from super().execute_in_parts(batch, sampling, **wants)
         self.paused = None
         return output
 

@@ -28,7 +28,7 @@ from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampler import SamplerContext
 from pegboard.core.interfaces.sampling import Grammar, SamplingParams
 from pegboard.core.pipeline.executor import LocalExecutor
-from pegboard.core.pipeline.worker import PendingResult, Worker
+from pegboard.core.worker.worker import PendingResult, Worker
 from pegboard.plugins.attn_triton.backend import TritonAttention
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
 from pegboard.plugins.memory_paged.pool import MHAPool

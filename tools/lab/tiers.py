@@ -81,14 +81,14 @@ class LabTiers:
     def work_until(self, memory: MemoryManager, until: float) -> None:
         """Take the results of moves as they end, while nothing else is to do, as a server's loop does."""
         mover = self.mover
-        while mover is not None and memory.busy and self._clock.now < until:
+        while mover is not None and memory.cache.busy and self._clock.now < until:
             before = mover.next_end
             if before < until:
                 self._clock.now = max(self._clock.now, before)
             elif before != NEVER:
                 break
             mover.advance()
-            memory.poll()
+            memory.guarded.poll()
             if before == NEVER == mover.next_end:
                 break
 

@@ -12,7 +12,7 @@ from pegboard.core.engine.device import executor_of, stage_parts
 from pegboard.core.interfaces.ahead import DeviceServices
 from pegboard.core.interfaces.batch import TableChanges
 from pegboard.core.interfaces.stage import DevicePart
-from pegboard.core.pipeline.device_parts import DeviceParts
+from pegboard.core.worker.device_parts import DeviceParts
 
 
 class Adds(DevicePart):

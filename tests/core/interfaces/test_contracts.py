@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import pytest
 
@@ -19,7 +19,8 @@ from docs._build.config import builtin_registry
 from pegboard.conformance.suite import ContractSuite
 from pegboard.core.interfaces.contract import Contract
 from pegboard.core.interfaces.contracts import CONTRACTS
-from pegboard.core.interfaces.hooks import LIFECYCLE_HOOKS, STAGE_HOOKS, STEP_HOOKS, HookSpecs
+from pegboard.core.interfaces.hooks import POINTS, HookSpecs
+from pegboard.core.interfaces.options import Component
 from pegboard.core.registry.hooks import HOOK_NAMES
 from pegboard.core.registry.registry import Registry
 from pegboard.toolkit.system.lazy_names import import_name
@@ -36,6 +37,15 @@ BUILT_INS = [
 
 def named(contract: Contract) -> str:
     return contract.name
+
+
+def context_of(interface: Any) -> str:
+    """Return the name of the class from which a contract's providers are built."""
+    for base in interface.__orig_bases__:
+        if get_origin(base) is Component:
+            context: type = get_args(base)[1]
+            return context.__name__
+    return str(inspect.signature(interface.__init__).parameters["ctx"].annotation)
 
 
 def public_members(cls: type) -> Iterator[tuple[str, Any]]:
@@ -83,7 +93,7 @@ class TestDocs:
     @pytest.mark.parametrize("contract", EVERY.values(), ids=named)
     def test_every_contract_has_a_documented_context(self, contract: Contract) -> None:
         interface = import_name(contract.interface)
-        annotation = list(inspect.signature(interface.__init__).parameters.values())[2].annotation
+        annotation = context_of(interface)
         context = getattr(inspect.getmodule(interface), annotation)
         assert dataclasses.is_dataclass(context)
         assert context.__dataclass_params__.frozen  # type: ignore[union-attr]
@@ -106,7 +116,7 @@ class TestTable:
     def test_its_type_says_what_is_built_of_what(self, contract: Contract) -> None:
         """The type checker reads the annotation, and the registry the lazy name: both mean one class."""
         interface = import_name(contract.interface)
-        context = list(inspect.signature(interface.__init__).parameters.values())[2].annotation
+        context = context_of(interface)
         owners = [loaded.plugin.name for loaded in builtin_registry().plugins if contract in loaded.plugin.contracts]
         module = import_module(f"pegboard.plugins.{owners[0]}") if owners else contracts
         annotation = module.__annotations__[contract.name.upper()]
@@ -186,7 +196,7 @@ def _assigned(node: ast.ClassDef, name: str) -> Iterator[ast.expr]:
 
 class TestHooks:
     def test_the_tables_name_every_hook(self) -> None:
-        assert sorted((*LIFECYCLE_HOOKS, *STAGE_HOOKS, *STEP_HOOKS)) == sorted(HOOK_NAMES)
+        assert sorted(point.name for point in POINTS) == sorted(HOOK_NAMES)
 
     @pytest.mark.parametrize("name", HOOK_NAMES)
     def test_every_hook_says_when_it_is_called(self, name: str) -> None:
@@ -227,7 +237,7 @@ class TestExports:
     @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=named)
     def test_every_contract_is_exported_with_its_context(self, contract: Contract) -> None:
         module, _, name = contract.interface.partition(":")
-        context = inspect.signature(import_name(contract.interface).__init__).parameters["ctx"].annotation
+        context = context_of(import_name(contract.interface))
         missing = {name, context} - set(interfaces.__all__)
         assert not missing, f"export {sorted(missing)} in core/interfaces/__init__.py"
         assert getattr(interfaces, name) is getattr(importlib.import_module(module), name)

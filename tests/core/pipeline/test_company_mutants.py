@@ -19,6 +19,7 @@ from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.results import ResultStage
+from pegboard.core.pipeline.services import Services
 from pegboard.core.pipeline.stages import Stages
 from pegboard.plugins.kv_tiers.api import NAME
 from pegboard.plugins.media.encoder_cache import EncoderCache
@@ -91,8 +92,8 @@ def loses_rows_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loses_rows_of_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last part of a split prefill brings tokens only."""
-    split = BatchBuilder.split
-    monkeypatch.setattr(BatchBuilder, "split", lambda *args, **more: replace(split(*args, **more), notes={}))
+    split: Any = Services.split
+    monkeypatch.setattr(Services, "split", lambda *args, **more: replace(split(*args, **more), notes={}))
 
 
 def packs_parts_of_splits(monkeypatch: pytest.MonkeyPatch) -> None:

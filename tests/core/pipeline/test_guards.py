@@ -101,7 +101,7 @@ def test_a_policy_that_fails_costs_order_only(policy: type[SchedulePolicy], loop
     bad = policy(None, SchedulePolicyContext(harness.memory.cache))
     guarded = GuardedPolicy(bad)
     harness.scheduler.stages.policy = bad
-    harness.scheduler.guarded_policy = harness.scheduler.planner.policy = guarded
+    harness.scheduler.planner.policy = guarded
     prompts = [[i, i + 1, i + 2] * 4 for i in range(12)]
     for i, prompt in enumerate(prompts):
         harness.submit(f"r{i}", prompt, 30)
@@ -160,7 +160,7 @@ def test_a_cache_that_cannot_insert_costs_reuse_only(loop: str) -> None:
         harness.submit(f"r{i}", list(range(20)), 5)
     harness.run()
     assert all(harness.tokens(f"r{i}") == oracle(list(range(20)), 5) for i in range(4))
-    assert harness.memory.cache_errors > 0
+    assert harness.memory.guarded.failures > 0
 
 
 def test_a_cache_that_took_pages_and_then_raised_ends_the_process() -> None:

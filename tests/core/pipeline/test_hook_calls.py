@@ -25,7 +25,7 @@ from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputCh
 from pegboard.core.interfaces.errors import ConfigError, PluginError
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
 from pegboard.core.interfaces.frontend import FrontendStage
-from pegboard.core.interfaces.hooks import STEP_HOOKS, hookimpl
+from pegboard.core.interfaces.hooks import POINTS, hookimpl
 from pegboard.core.interfaces.http_front import HttpGuard
 from pegboard.core.interfaces.messages import AbortRequest, TokenizedBatch, TokenizedRequest
 from pegboard.core.interfaces.plugin import Plugin
@@ -295,7 +295,7 @@ def calls(*names: str) -> list[Event]:
 
 
 def step_calls() -> list[str]:
-    return [event.hook for event in calls(*STEP_HOOKS)]
+    return [event.hook for event in calls(*(point.name for point in POINTS if point.step))]
 
 
 class TestLifeCycle:

@@ -44,7 +44,7 @@ def onto_the_host(harness: TierHarness, prompt: Sequence[int] = LONG) -> None:
     harness.submit("first", prompt, 2)
     harness.run()
     harness.share = 1.0
-    while harness.mover.jobs or harness.memory.busy:
+    while harness.mover.jobs or harness.memory.cache.busy:
         harness.step()
     harness.memory.cache.evict(1_000_000)
 
@@ -74,7 +74,7 @@ def test_any_traffic_gets_the_right_tokens(name: str, page_size: int) -> None:
             assert harness.tokens(rid) == oracle(prompt, 4, ignore_eos=True), rid
     hit = harness.scheduler.counters.cached_tokens
     assert sum(harness.loads) > hit / 3 > 0
-    assert harness.memory.cache_errors <= harness.scheduler.counters.failed_batches
+    assert harness.memory.guarded.failures <= harness.scheduler.counters.failed_batches
 
 
 def test_a_prefix_comes_from_the_host_once_and_is_on_the_device_then() -> None:
@@ -106,7 +106,7 @@ def test_loads_have_a_budget_of_their_own() -> None:
         harness.submit(f"before {number}", prompt, 2)
     harness.run()
     harness.share = 1.0
-    while harness.mover.jobs or harness.memory.busy:
+    while harness.mover.jobs or harness.memory.cache.busy:
         harness.step()
     harness.memory.cache.evict(1_000_000)
     batches = len(harness.model.batches)

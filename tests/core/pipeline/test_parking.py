@@ -83,7 +83,8 @@ def test_a_prompt_in_chunks_gets_the_memory_of_one_that_is_parked() -> None:
     parked(harness, "a")
     clock.advance(GIVE_WAY_SECONDS * 0.5)
     harness.step()
-    assert req.status is ReqStatus.RUNNING
+    meanwhile = req.status
+    assert meanwhile is ReqStatus.RUNNING
     clock.advance(GIVE_WAY_SECONDS)
     for _ in range(5):
         harness.step()

@@ -9,7 +9,7 @@ import pytest
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.executor import Done
-from pegboard.core.pipeline.recovery import MAX_LOST_STEPS
+from pegboard.core.pipeline.lost import MAX_LOST_STEPS
 from tests.core.pipeline.harness import IGNORE, Harness, oracle
 
 

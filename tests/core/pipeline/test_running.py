@@ -11,7 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.pipeline.running import NEVER, SPECIAL, STREAM, UNSTAMPED, RunningBatch
+from pegboard.core.pipeline.flags import SPECIAL, STREAM
+from pegboard.core.pipeline.growth import NewTokenRatio
+from pegboard.core.pipeline.running import NEVER, UNSTAMPED, RunningBatch
 
 CAPACITY, VOCAB = 12, 50
 
@@ -185,7 +187,7 @@ def test_a_newcomer_counts_the_token_that_its_prompts_step_samples() -> None:
 
 def test_growth_is_a_share_of_what_each_may_still_get() -> None:
     batch = RunningBatch(3, VOCAB)
-    assert batch.growth(1.0, 100) == 0
+    assert NewTokenRatio(1.0, 0.1, 10, clip=100).shares(batch) == 0
     batch.join([make_req(0, limit=101), make_req(1, limit=11), make_req(2, limit=1)], 1)
-    assert batch.growth(0.5, 1000) == 50 + 5 + 0
-    assert batch.growth(0.5, 20) == 10 + 5 + 0
+    assert NewTokenRatio(0.5, 0.1, 10, clip=1000).shares(batch) == 50 + 5 + 0
+    assert NewTokenRatio(0.5, 0.1, 10, clip=20).shares(batch) == 10 + 5 + 0

@@ -14,7 +14,7 @@ from pegboard.core.interfaces.batch import ModelWorkerBatch, StageWork
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.step import SETTLE, Launched, Settle, StageStep, StepLost, StepSource
-from pegboard.core.pipeline import recovery
+from pegboard.core.pipeline import lost, recovery
 from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.sources import BatchSource
@@ -71,7 +71,7 @@ class Sums(StepSource[StageStep, int]):
             return None
         if self._waits and flight is not None:
             return SETTLE
-        step = StageStep(self._builder.next_number(), StageWork("sum", self._sums.pop(0)))
+        step = StageStep(next(self._builder.numbers), StageWork("sum", self._sums.pop(0)))
         step.source = self
         return step
 
@@ -361,7 +361,7 @@ class Trouble:
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bad luck lasts long here, and nobody is given up for it; that has tests of its own."""
-    monkeypatch.setattr(recovery, "MAX_LOST_STEPS", 10_000)
+    monkeypatch.setattr(lost, "MAX_LOST_STEPS", 10_000)
 
 
 @pytest.mark.usefixtures("patience")

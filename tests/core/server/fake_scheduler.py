@@ -83,9 +83,10 @@ class FakeScheduler:
                 replies.append(ControlReply(call_id=message.call_id, ok=not self.running, payload=counters))
         return replies
 
-    def bound_queue(self, requests: int, fills: int) -> QueueBounds:
+    @property
+    def bounds(self) -> QueueBounds:
         """It takes all that comes."""
-        return QueueBounds(places=1, memory=1, requests=None, tokens=None)
+        return QueueBounds(places=1, memory=1, requests=2**40, tokens=2**40)
 
     def step(self) -> list[TokenOutput]:
         if self.running:

@@ -10,7 +10,7 @@ from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import Grammar
 from pegboard.core.interfaces.stage import Stage
 from pegboard.core.interfaces.step import TokenValues
-from pegboard.core.pipeline.scheduler import Scheduler
+from pegboard.core.pipeline.services import Services
 from pegboard.plugins.grammar.constraint import state_of
 from pegboard.plugins.grammar.stage import GrammarStage
 from pegboard.plugins.grammar.state import look_ahead
@@ -66,29 +66,29 @@ def come_after_a_slow_step(loop: str) -> None:
 
 def advanced_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar takes the token that has come once more."""
-    begin = Scheduler.begin_computed
+    begin = Services.begin_computed
 
-    def twice(self: Scheduler, req: Req, length: int, token: int, values: TokenValues) -> None:
+    def twice(self: Services, req: Req, length: int, token: int, values: TokenValues) -> None:
         begin(self, req, length, token, values)
         state = state_of(req)
         if state is not None and state.matcher.accept(token):
             look_ahead(req, state)
 
-    monkeypatch.setattr(Scheduler, "begin_computed", twice)
+    monkeypatch.setattr(Services, "begin_computed", twice)
 
 
 def not_advanced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar does not hear of the token that has come."""
-    begin = Scheduler.begin_computed
+    begin = Services.begin_computed
 
-    def unheard(self: Scheduler, req: Req, length: int, token: int, values: TokenValues) -> None:
+    def unheard(self: Services, req: Req, length: int, token: int, values: TokenValues) -> None:
         begin(self, req, length, token, values)
         state = state_of(req)
         if state is not None:
             state.matcher.rollback(1)
             look_ahead(req, state)
 
-    monkeypatch.setattr(Scheduler, "begin_computed", unheard)
+    monkeypatch.setattr(Services, "begin_computed", unheard)
 
 
 @LOOPS

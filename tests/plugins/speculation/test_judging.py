@@ -16,7 +16,7 @@ from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardO
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingBatch, SamplingParams
 from pegboard.core.interfaces.trees import Accepted, TokenTrees
 from pegboard.core.pipeline.running import NUMBERS
-from pegboard.core.pipeline.worker import Worker
+from pegboard.core.worker.worker import Worker
 from pegboard.plugins.speculation.messages import MAX_FAILURES, NAME, Pass
 from pegboard.plugins.speculation.part import SpeculationPart
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool

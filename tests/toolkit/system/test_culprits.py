@@ -236,9 +236,9 @@ def test_a_cache_that_always_raises_is_logged_once_in_a_thousand(caplog: pytest.
     harness.run()
     assert all(harness.tokens(f"r{i}") == oracle([i, 1, 2], 1) for i in range(5))
     for _ in range(1995):
-        harness.memory._cache_failed("match", "; all of it is computed")
+        harness.memory.guarded.failed("match", "; all of it is computed")
     told = [one.getMessage() for one in caplog.records if "the prefix cache" in one.getMessage()]
     assert [re.findall(r"\d+ times", one) for one in told] == [["1 times"], ["1000 times"], ["2000 times"]]
-    harness.memory._cache_failed("evict")
+    harness.memory.guarded.failed("evict")
     assert "evict (1 times so far)" in caplog.text, "another call has a line of its own"
-    assert harness.scheduler.info()["plugin_failures_by"] == {"prefix_cache": {harness.memory.cache_name: 2001}}
+    assert harness.scheduler.info()["plugin_failures_by"] == {"prefix_cache": {harness.memory.guarded.name: 2001}}

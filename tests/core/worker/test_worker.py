@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 import torch
 
+from pegboard.core.interfaces.ahead import Wants
 from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, SplitPart
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput
 from pegboard.core.interfaces.sampler import NO_TOKEN
 from pegboard.core.interfaces.sampling import SamplingBatch, SamplingParams
 from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.interfaces.step import StepLost
-from pegboard.core.pipeline.computed import Computed
 from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.running import NUMBERS
-from pegboard.core.pipeline.worker import Worker
+from pegboard.core.worker.computed import Computed
+from pegboard.core.worker.worker import Worker
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.device_queue import Block, CudaQueue, DeviceQueue, HostQueue
 from pegboard.toolkit.system.culprits import BadTokens
@@ -271,6 +272,30 @@ def test_what_a_part_lacks_loses_the_step(rows: ReqToTokenPool) -> None:
     with pytest.raises(StepLost, match="nothing came"):
         worker.run(work(rows, [5], payloads={"a": 1}))
     assert not runner.inputs
+
+
+def test_device_parts_read_the_logits_of_a_split_prefill(rows: ReqToTokenPool) -> None:
+    class Reading(DevicePart):
+        name = "a"
+
+        def wants(self, payload: object) -> Wants:
+            return Wants(logits=True)
+
+        def computed(self, payload: object, batch: ForwardBatch, output: ForwardOutput) -> dict[str, torch.Tensor]:
+            assert output.logits is not None
+            return {}
+
+    class Scoring(EchoRunner):
+        def execute_in_parts(
+            self, batch: ForwardBatch, sampling: SamplingBatch | None, *, return_logits: bool = False
+        ) -> Generator[None, None, Any]:
+            output = yield from super().execute_in_parts(batch, sampling)
+            output.logits = torch.zeros(1, 100) if return_logits else None
+            return output
+
+    worker = make_worker(rows, Scoring(), parts=[Reading()])
+    worker.run(work(rows, [5], part=SplitPart(2, True, False), payloads={"a": 1}))
+    assert worker.run(work(rows, [5], part=SplitPart(2, False, True), payloads={"a": 1})).tokens.tolist() == [6]
 
 
 def test_parts_of_a_split_prefill(rows: ReqToTokenPool) -> None:

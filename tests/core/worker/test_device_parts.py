@@ -14,7 +14,7 @@ from pegboard.core.interfaces.errors import BadAnswer
 from pegboard.core.interfaces.forward import ForwardOutput, Taps
 from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.interfaces.trees import Accepted
-from pegboard.core.pipeline.device_parts import DeviceParts
+from pegboard.core.worker.device_parts import DeviceParts
 from pegboard.toolkit.sampling import tree
 
 TREES = tree.chains([(1, [2, 3])])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,10 +13,10 @@ from pegboard.core.interfaces.ahead import Verified
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import Taps
 from pegboard.core.interfaces.stage import DevicePart
-from pegboard.core.pipeline.computed import Computed
-from pegboard.core.pipeline.device_batch import DeviceBatches
-from pegboard.core.pipeline.device_parts import DeviceParts
-from pegboard.core.pipeline.sampled import check_ids, check_tokens
+from pegboard.core.worker.computed import Computed
+from pegboard.core.worker.device_batch import DeviceBatches
+from pegboard.core.worker.device_parts import DeviceParts
+from pegboard.core.worker.sampled import check_ids, check_tokens
 from pegboard.toolkit.device_queue import OnHost
 from pegboard.toolkit.sampling import tree
 
@@ -32,12 +31,10 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.model_runner import ModelRunner
     from pegboard.core.interfaces.trees import TokenTrees
-    from pegboard.core.pipeline.device_batch import Sent
     from pegboard.core.pipeline.guards import GuardedHooks
+    from pegboard.core.worker.device_batch import Sent
     from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
     from pegboard.toolkit.device_queue import DeviceQueue, Fetched
-
-logger = logging.getLogger(__name__)
 
 _NO_TOKENS = np.empty(0, np.int64)
 
@@ -99,12 +96,12 @@ class Worker:
         return self.launch(work).result()
 
     def again(self, work: ModelWorkerBatch) -> BatchResult:
-        """Run a part of a step that failed, without step hooks: they have seen it."""
+        """Run a part of a step that failed, without step hooks: `before_forward` has seen the whole."""
         return self.launch(work, hooks=False).result()
 
     @torch.inference_mode()
     def launch(self, work: ModelWorkerBatch, *, hooks: bool = True) -> PendingResult:
-        """Start one step; on an asynchronous device it may go on after this call. Batches run in launch order."""
+        """Start one step, in launch order. It may go on after this call, unless it has tokens ahead to verify."""
         if work.part is not None and not work.part.first:
             self.batches.send_table(work.table)
             return self._go_on(work, work.part, hooks)
@@ -113,12 +110,11 @@ class Worker:
         batch, sampling = sent.batch, sent.sampling
         if hooks and self._before:
             self._before(batch)
+        wanted = {"return_logits": True} if wants.logits else {}
         if work.part is not None:
-            self._split = _Split(sent, self._runner.execute_in_parts(batch, sampling))
+            self._split = _Split(sent, self._runner.execute_in_parts(batch, sampling, **wanted))
             return self.parts.within(work, batch, partial(self._go_on, work, work.part, hooks))
-        run = partial(self._runner.execute, batch, sampling)
-        if wants.logits:
-            run = partial(run, return_logits=True)
+        run = partial(self._runner.execute, batch, sampling, **wanted)
         return self._finish(work, sent, self.parts.within(work, batch, run), hooks)
 
     def _go_on(self, work: ModelWorkerBatch, part: SplitPart, hooks: bool) -> PendingResult:

@@ -69,8 +69,8 @@ class Lifecycle:
 
     def end(self, req: Req, reason: FinishReason, *, keep: bool = True) -> None:
         """Finish a request for another reason than its tokens, whatever its status. All that it has is freed, but for
-        what a source still needs (`late`) or a gate writes to. Without `keep` none of its KV reaches the prefix cache.
-        One that has ended keeps its reason; if a gate holds it, it is held no longer.
+        what a source still needs (`late`) or a gate writes to. Does nothing for one that has ended, unless a gate holds
+        it: then it is held no longer. Without `keep` none of its KV reaches the prefix cache.
         """
         if req.finished and req.status is not ReqStatus.HELD:
             return

@@ -85,7 +85,12 @@ class Prefill(BatchSource):
 
     def _plan(self, flight: Launched | None) -> Step | None:
         planner = self._planner
-        mixed = bool(planner.settings.mixed_chunk and planner.running) and planner.make_room(flight)
+        mixed = bool(planner.settings.mixed_chunk and planner.running)
+        if mixed and not planner.make_room(flight):
+            if flight is not None:
+                self._must_settle = True  # no prefill takes what the decodes lack, and leaves them out
+                return None
+            mixed = False
         adder = planner.adder(mixed)
         passed = None
         if planner.chunked is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from pegboard.core.interfaces.batch import ScheduleBatch
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.stage import Interest, Stage, Wait
+from pegboard.core.pipeline.stages import StepHooks
 from tests.core.pipeline.harness import IGNORE, Harness, oracle
 
 LONG = [2] * 15
@@ -118,3 +120,33 @@ def test_what_a_stage_waits_for_takes_no_pages_from_others(wait: Wait, monkeypat
     assert harness.scheduler.chunked is not None
     stage.wait = None
     harness.run()
+
+
+def test_no_prefill_leaves_out_decodes_that_lack_memory() -> None:
+    left_out: list[list[Req]] = []
+
+    def noted(batch: ScheduleBatch) -> None:
+        running = harness.scheduler.running
+        missing = [running[place] for place in running.decoding().tolist() if running[place] not in batch.reqs]
+        if missing:
+            left_out.append(missing)
+
+    harness = Harness(
+        loop="overlap",
+        tokens=64,
+        run=1,
+        chunk=4,
+        cache="none",
+        mixed_chunk=True,
+        new_token_ratio=0.05,
+        new_token_ratio_floor=0.1,
+        hooks=StepHooks(batch_scheduled=(noted,)),
+    )
+    lengths = [11, 3, 4, 11, 12, 3, 3, 2]
+    for place, length in enumerate(lengths, start=1):
+        harness.submit(f"r{place}", [place] * length, 20)
+    harness.run()
+    assert harness.scheduler.counters.retractions, "memory was never short"
+    assert not left_out
+    for place, length in enumerate(lengths, start=1):
+        assert harness.tokens(f"r{place}") == oracle([place] * length, 20)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import structs
 
 from pegboard.core.interfaces.admission_gate import AdmissionGate, GateState, Verdict
+from pegboard.core.interfaces.keys import PrefixMemo
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline.memory import MemoryCorrupted
-from pegboard.core.pipeline.namespaces import MAX_LENGTH, composed, move
 from pegboard.toolkit.system.blame import in_words
 from pegboard.toolkit.system.log_lines import quoted
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+MAX_NAMESPACE = 1024
+"""Characters that a gate's part of a namespace may have."""
 
 
 class GuardedGate:
@@ -161,9 +164,9 @@ def validate(verdict: object) -> Verdict:
     if most is not None and not (type(most) is int and most >= 1):
         raise TypeError(f"max_new_tokens of a verdict is at least 1, not {most!r}")
     namespace: object = verdict.namespace
-    if namespace is not None and not (isinstance(namespace, str) and len(namespace) <= MAX_LENGTH):
+    if namespace is not None and not (isinstance(namespace, str) and len(namespace) <= MAX_NAMESPACE):
         raise TypeError(
-            f"the namespace of a verdict is a string of at most {MAX_LENGTH} characters, not {namespace!r:.80}"
+            f"the namespace of a verdict is a string of at most {MAX_NAMESPACE} characters, not {namespace!r:.80}"
         )
     progress = verdict.progress
     if progress is None or (type(progress) is float and 0.0 <= progress <= 1.0):
@@ -191,3 +194,18 @@ def limit(req: Req, most: int | None) -> None:
     params = req.sampling
     if most is not None and (params.max_new_tokens is None or params.max_new_tokens > most):
         req.sampling = structs.replace(params, max_new_tokens=most, min_new_tokens=min(params.min_new_tokens, most))
+
+
+def composed(parts: Mapping[str, str], own: str) -> str:
+    """Return the namespace of a request to which gates have added `parts`, by the gate's name, and whose client has
+    its `own`. Two are equal only where all parts are: each is framed by its name and length, in the order of names.
+    """
+    return "".join(f"{name}={len(parts[name])}:{parts[name]}/" for name in sorted(parts)) + own
+
+
+def move(req: Req, namespace: str) -> None:
+    """Put a request that has no KV yet into another namespace."""
+    if namespace == req.namespace:
+        return
+    req.namespace = namespace
+    req.memo = PrefixMemo()  # a memo stays in one namespace

@@ -106,15 +106,14 @@ class Recovery:
                 continue
             try:
                 result = self._stages.again(part)
-            except Exception as again:
+            except Exception as err:
                 self._not_sent(part)
-                which = "requests %d to %d of batch %d fail again: %s"
-                logger.warning(which, low, high - 1, step.number, text_of(again))
-                if isinstance(again, StepLost):
-                    self._give_up(part, again)
+                logger.warning("requests %d to %d of batch %d fail again: %s", low, high - 1, step.number, text_of(err))
+                if isinstance(err, StepLost):
+                    self._give_up(part, err)
                     self._planner.rewind(part)
                 else:
-                    self._halve(step, low, high, again)
+                    self._halve(step, low, high, err)
             else:
                 self._passed += 1
                 self._commit(part, result)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from pegboard.core.interfaces.stage import Stage
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.ahead import LogPart
+
+T = TypeVar("T")
 
 
 class Reports:
@@ -24,42 +26,28 @@ class Reports:
 
     def figures(self) -> dict[str, float]:
         """Return totals and states of stages."""
-        found: dict[str, float] = {}
-        for stage in self._stages:
-            try:
-                found.update(stage.figures())
-            except Exception as error:
-                self._failed(stage, "figures", error)
-        return found
+        found = self._each("figures", lambda stage: stage.figures())
+        return {name: figure for told in found for name, figure in told.items()}
 
     def log_totals(self) -> dict[str, tuple[str, int]]:
         """Return what stages add to the log line of a prefill."""
-        found: dict[str, tuple[str, int]] = {}
-        for stage in self._stages:
-            try:
-                found.update(stage.log_totals())
-            except Exception as error:
-                self._failed(stage, "log_totals", error)
-        return found
+        found = self._each("log_totals", lambda stage: stage.log_totals())
+        return {name: total for told in found for name, total in told.items()}
 
     def log_decodes(self) -> list[LogPart]:
         """Return what stages add to a log line about decodes."""
-        found: list[LogPart] = []
-        for stage in self._stages:
-            try:
-                part = stage.log_decodes()
-            except Exception as error:
-                self._failed(stage, "log_decodes", error)
-            else:
-                found += [] if part is None else [part]
-        return found
+        return [part for part in self._each("log_decodes", lambda stage: stage.log_decodes()) if part is not None]
 
     def idle_error(self) -> str | None:
         """Return what is wrong with some stage's books, or None."""
+        return next((wrong for wrong in self._each("idle_error", lambda stage: stage.idle_error()) if wrong), None)
+
+    def _each(self, what: str, ask: Callable[[Stage], T]) -> Iterator[T]:
+        """Yield the answers of stages, in order, but of those that raise."""
         for stage in self._stages:
             try:
-                if (error := stage.idle_error()) is not None:
-                    return error
-            except Exception as raised:
-                self._failed(stage, "idle_error", raised)
-        return None
+                told = ask(stage)
+            except Exception as error:
+                self._failed(stage, what, error)
+            else:
+                yield told

@@ -167,10 +167,8 @@ class Scheduler:
         """Plan the step after `flight` and start it. Return None where nothing can be planned (see Planner.plan)."""
         if self.paused:
             return None
-        start = time.perf_counter()
-        planned_at = self.clock()
-        step = self.planner.plan(flight)
-        self._stuck = step is None
+        start, planned_at = time.perf_counter(), self.clock()
+        self._stuck = (step := self.planner.plan(flight)) is None
         if step is None:
             return None
         if isinstance(step, StageStep):

@@ -18,9 +18,10 @@ ROOMS = {
     "core.engine": 1_860,
     "core.frontend": 930,
     "core.interfaces": 5_840,
-    "core.pipeline": 5_900,
+    "core.pipeline": 5_880,
     "core.registry": 910,
     "core.server": 1_360,
+    "core.worker": 600,
     "plugins": 57_620,
     "toolkit": 16_680,
     "tools": 12_260,
@@ -28,8 +29,9 @@ ROOMS = {
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 
 HEART = ("scheduler", "planner", "admission", "memory", "batch", "worker", "results", "lifecycle", "gates", "running")
-HEART_LINES = 2_790
-"""Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline, together at most."""
+HEART_LINES = 3_000
+"""Lines of `HEART` and of what of step, loops, recovery, sources there is, in core/pipeline and core/worker, together
+at most."""
 
 FEATURES: Mapping[str, tuple[str, int]] = {
     "speculation": (r"drafts?|drafted|drafter|drafting|specul\w*", 8),
@@ -72,7 +74,8 @@ def test_no_room_grows(house: House) -> None:
 
 def test_the_heart_does_not_grow(house: House) -> None:
     names = (*HEART, "step", "loops", "recovery", "sources")
-    lines = sum(house.lines.get(f"pegboard.core.pipeline.{name}", 0) for name in names)
+    rooms = ("pipeline", "worker")
+    lines = sum(house.lines.get(f"pegboard.core.{room}.{name}", 0) for room in rooms for name in names)
     assert lines <= HEART_LINES, "what could leave instead?"
 
 

@@ -21,7 +21,7 @@ from pegboard.core.interfaces.req import Req, TokenPositions
 from pegboard.core.interfaces.stage import Stage
 from pegboard.core.interfaces.step import AnySource, CoreServices
 from pegboard.core.pipeline.gates import GateKeeper
-from pegboard.core.pipeline.namespaces import composed, move
+from pegboard.core.pipeline.guarded_gate import composed, move
 from pegboard.plugins.media.api import PieceKey
 from pegboard.plugins.media.work import KEPT, ReqMedia, media_of
 from tests.core.pipeline.harness import IGNORE, Harness, oracle

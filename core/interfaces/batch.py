@@ -88,7 +88,7 @@ class ScheduleBatch:
 
     @property
     def prompt_tokens(self) -> int:
-        """New tokens of prompts in this step."""
+        """New tokens of requests that do not only decode: of prompts, and of outputs that are computed again."""
         return int(self.extend_lens[: len(self.reqs) - self.decoding].sum())
 
     @property

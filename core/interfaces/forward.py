@@ -21,7 +21,7 @@ class ForwardMode(enum.Enum):
     """What a batch computes."""
 
     EXTEND = "extend"
-    """Several new tokens per request after a cached or earlier computed prefix (prefill, whole or in chunks)."""
+    """Several new tokens per request behind what is cached or computed: of prompts, or of outputs known at once."""
     DECODE = "decode"
     """One new token per request."""
     MIXED = "mixed"
@@ -31,7 +31,7 @@ class ForwardMode(enum.Enum):
     TARGET_VERIFY = "target_verify"
     """The newest tokens of requests, and tokens ahead of them."""
     PREBUILT = "prebuilt"
-    """Disaggregated decode: the prompt's KV has arrived, nothing is left to prefill."""
+    """Never launched: the prompt's KV has come from elsewhere, and nothing is left to prefill."""
     SPLIT_PREFILL = "split_prefill"
     """A prefill that runs some of the layers at a time."""
 

@@ -71,7 +71,7 @@ POINTS = (
     Point("before_forward", DEVICE, "right before the model runs", step=True),
     Point("after_forward", DEVICE, "right after the model has run", step=True),
     Point("batch_committed", SCHEDULER, "a batch's tokens were appended to its requests", step=True),
-    Point("requests_finished", SCHEDULER, "requests ended, and still have their memory", step=True),
+    Point("requests_finished", SCHEDULER, "requests ended; what memory they have is not released yet", step=True),
     Point("idle", SCHEDULER, "work has run out"),
     Point("shutdown", BOTH, "last of all"),
 )
@@ -250,7 +250,7 @@ class HookSpecs:
 
     @hookspec
     def after_forward(self, batch: ForwardBatch, output: ForwardOutput) -> None:
-        """Each step, right after; the output's tensors may not be ready yet on an asynchronous device.
+        """Right after, unless it raised; on an asynchronous device the output's tensors may not be ready yet.
 
         Example::
 
@@ -261,7 +261,7 @@ class HookSpecs:
 
     @hookspec
     def batch_committed(self, batch: ScheduleBatch) -> None:
-        """Each step, when tokens have been appended and finish checks are done.
+        """When tokens have been appended and finish checks are done; of a batch that failed, for each half that passes.
 
         Example::
 
@@ -272,7 +272,7 @@ class HookSpecs:
 
     @hookspec
     def requests_finished(self, reqs: Sequence[Req]) -> None:
-        """In a step in which requests finished, with all of them, before their memory is released.
+        """With all requests that one step has ended, or one that ended otherwise, before their memory is released.
 
         Example::
 

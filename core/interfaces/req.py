@@ -146,7 +146,7 @@ class ReqKV:
     `row` is its row in the row table (NO_ROW when it holds none). The first `allocated_len` entries of the row are
     valid slots, of which the first `committed_len` hold computed KV. The first `cache_len` slots (whole pages) belong
     to the prefix cache and stay in place while `handle` is locked; the others belong to the request.
-    `prefix_len` tokens were found in the cache when the request was last scheduled. While its prompt is prefilled,
+    `prefix_len` tokens were found in the cache when the request was last admitted. While its prompt is prefilled,
     `scheduled_len` is what `committed_len` will be once the steps under way are through. `load` brings those of the
     prefix that the cache has promised; they count as computed once the step that it goes along with is committed.
     """
@@ -210,7 +210,7 @@ class ReqTiming:
 
 
 class Req:
-    """One request. Lives in the scheduler; only the pipeline changes it (policies and caches read it).
+    """One request. Lives in the scheduler; only the pipeline changes it, and `Stage.arrive` what it may set.
 
     `name` is what its client calls it, which for another key's client may be something else; `rid` is unique.
     `tokens` holds prompt then output; `input_len` is the prompt's length. `eos_ids` are the tokens that end it.
@@ -313,6 +313,7 @@ class Req:
 
     @property
     def finished(self) -> bool:
+        """Whether its end is decided. Its status is FINISHED only once all that it had is free."""
         return self.output.finish_reason is not None
 
     @property

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 
 class ReqStatus(enum.Enum):
-    """Where a request is: BLOCKED at the gate `Req.blocked_by`; HELD after its end, with KV in use or written to."""
+    """Where a request is: BLOCKED at the gate `Req.blocked_by`; HELD: its end is decided, and a gate still uses its KV
+    or writes to it; FINISHED: all that it had is free.
+    """
 
     WAITING = "waiting"
     BLOCKED = "blocked"
@@ -21,7 +23,7 @@ TRANSITIONS: dict[ReqStatus, frozenset[ReqStatus]] = {
     ReqStatus.WAITING: frozenset({ReqStatus.RUNNING, ReqStatus.BLOCKED, ReqStatus.FINISHED}),
     ReqStatus.BLOCKED: frozenset({ReqStatus.WAITING, ReqStatus.RUNNING, ReqStatus.HELD, ReqStatus.FINISHED}),
     ReqStatus.RUNNING: frozenset({ReqStatus.RETRACTED, ReqStatus.HELD, ReqStatus.FINISHED}),
-    ReqStatus.RETRACTED: frozenset({ReqStatus.RUNNING, ReqStatus.BLOCKED, ReqStatus.FINISHED}),
+    ReqStatus.RETRACTED: frozenset({ReqStatus.RUNNING, ReqStatus.FINISHED}),
     ReqStatus.HELD: frozenset({ReqStatus.FINISHED}),
     ReqStatus.FINISHED: frozenset(),
 }

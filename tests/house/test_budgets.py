@@ -18,7 +18,7 @@ ROOMS = {
     "core.engine": 1_860,
     "core.frontend": 930,
     "core.interfaces": 5_840,
-    "core.pipeline": 5_880,
+    "core.pipeline": 5_870,
     "core.registry": 910,
     "core.server": 1_360,
     "core.worker": 600,

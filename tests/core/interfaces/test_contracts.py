@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -24,6 +25,7 @@ from pegboard.core.interfaces.options import Component
 from pegboard.core.registry.hooks import HOOK_NAMES
 from pegboard.core.registry.registry import Registry
 from pegboard.toolkit.system.lazy_names import import_name
+from tests.conformance.builtins import OWN, classes
 
 ROOT = Path(__file__).parents[3]
 TESTS = ROOT / "tests"
@@ -157,10 +159,21 @@ class TestSuites:
 
     @pytest.mark.parametrize("record", BUILT_INS, ids=lambda one: f"{one.provider.contract}-{one.name}")
     def test_every_built_in_is_put_to_it(self, record: Any) -> None:
+        """By the table of tests/conformance, or in its plugin's folder where that says so."""
+        if record.plugin.name not in OWN:
+            assert (record.contract.name, record.name) in of_the_table()
+            return
         folder = TESTS / "plugins" / record.plugin.name
         assert record.name in conformance_tests(folder, record.contract), (
             f"no class in {folder.relative_to(ROOT)} runs {record.contract.suite} with provider = {record.name!r}"
         )
+
+
+@cache
+def of_the_table() -> set[tuple[str, str]]:
+    """The contracts and providers of the classes that the table makes."""
+    made = [cls for compute in (False, True) for _, cls in classes(__name__, compute=compute)]
+    return {(cls.contract, cls.provider) for cls in made}
 
 
 def conformance_tests(folder: Path, contract: Contract) -> set[str]:

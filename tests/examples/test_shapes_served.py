@@ -82,7 +82,8 @@ def test_other_pictures_bring_it_down_to_chance(client: httpx.Client) -> None:
 
 def test_the_readme_says_what_it_answers(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
-    (block,) = [one for one in (root / "README.md").read_text("utf-8").split("```") if "examples.shapes" in one]
+    page = (root / "examples" / "shapes" / "README.md").read_text("utf-8")
+    (block,) = [one for one in page.split("```") if one.startswith("console")]
     *commands, said = block.strip().splitlines()[1:]
     for command in commands:
         words = [word.replace("/tmp/pictures", str(tmp_path)) for word in shlex.split(command.removeprefix("$ "))]

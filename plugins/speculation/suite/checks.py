@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pegboard.conformance.rig import paged, steps, tails
 from pegboard.conformance.rig.steps import StepCounter
 from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.plugins.speculation.api import DraftRow
@@ -51,13 +52,13 @@ def step_counter(limit: int = 1 << 62) -> StepCounter:
 
 def count_steps(propose: Callable[[Sequence[DraftRow]], object], rows: Sequence[DraftRow]) -> int:
     """Return how many instructions of Python a call takes, in all functions but those that stand in for the engine."""
-    steps = step_counter()
-    with steps.counted():
+    counter = step_counter()
+    with counter.counted():
         propose(rows)
-    return steps.count
+    return counter.count
 
 
 _ENGINE = {
-    f"pegboard.conformance.{name}"
-    for name in ("paged", "tails", "device_model", "device_bench", "device_rig", "speculator_rig", "steps")
+    *(module.__name__ for module in (paged, tails, steps)),
+    *(f"{__package__}.{name}" for name in ("bench", "model", "device_rig", "rig")),
 }

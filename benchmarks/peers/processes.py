@@ -29,6 +29,10 @@ class ServerError(Exception):
     """A server did not start, or ended; the message has the end of its log."""
 
 
+class NotReady(ServerError):
+    """A server takes no requests now."""
+
+
 def checkout_python(path: Path) -> Path:
     """Return the Python of another checkout of Pegboard, given the checkout with its .venv, that Python, or the
     `pegboard` beside it. Raises ServerError.
@@ -151,7 +155,15 @@ def first_answer(one: Running, model: str, seconds: float) -> float:
     """Return seconds from the start of the process to the end of a first short answer."""
     wait_healthy(one, seconds)
     body = {"model": model, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
-    answer = post(one, "/v1/completions", body)
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            answer = post(one, "/v1/completions", body)
+            break
+        except NotReady:  # a server may be healthy while it loads its model
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(POLL_S)
     took = time.perf_counter() - one.started
     if not answer["choices"][0]["text"].strip():
         raise ServerError(f"{one.name} answers with nothing: {answer}")
@@ -159,7 +171,7 @@ def first_answer(one: Running, model: str, seconds: float) -> float:
 
 
 def post(one: Running, path: str, body: Mapping[str, Any]) -> Any:
-    """Return a JSON route. Raises ServerError with what it says."""
+    """Return a JSON route. Raises ServerError with what it says, NotReady for 503."""
     request = urllib.request.Request(
         f"{one.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
     )
@@ -167,6 +179,7 @@ def post(one: Running, path: str, body: Mapping[str, Any]) -> Any:
         with _direct.open(request, timeout=600) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
-        raise ServerError(f"{one.name}: {path}: {error.code}: {error.read()[:500]!r}") from None
+        kind = NotReady if error.code == 503 else ServerError
+        raise kind(f"{one.name}: {path}: {error.code}: {error.read()[:500]!r}") from None
     except OSError as error:
         raise ServerError(f"{one.name}: {path}: {error}; the end of {one.log}:\n{one.end_of_log()}") from None

@@ -37,7 +37,7 @@ def build_gates(chosen: Chosen, loaded: Loaded, points: Points, ctx: AdmissionGa
         if chosen.further:
             text = f"{one.name!r} brings KV without what the speculator keeps of it; set speculation.use to none"
             raise ConfigError(Problem("gates", text))
-    gates += [(one.name, chosen.culprits.know(one.record, one.build(ctx))) for one in choices]
+    gates += [(gate.name, chosen.culprits.know(gate.record, gate.build(ctx))) for gate in choices]
     return GateKeeper(gates, time.monotonic) if gates else None
 
 

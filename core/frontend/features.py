@@ -96,7 +96,7 @@ class Features:
         for stage in self._stopping:
             with self._told(stage.name):
                 found.append(stage.compile_stops(sampling))
-        return tuple(one for one in found if one is not None)
+        return tuple(stops for stops in found if stops is not None)
 
     def price(self, message: TokenizedRequest, info: ModelInfo) -> Price:
         """Return what stages say that an answer will cost."""

@@ -79,7 +79,7 @@ def survives(
     and the expected share of it elsewhere. Until the next one ends each of the others takes a token per step; then
     its own memory is free again.
     """
-    stay = np.fromiter((id(one) not in gone for one in running.reqs), np.bool_, len(running))
+    stay = np.fromiter((id(other) not in gone for other in running.reqs), np.bool_, len(running))
     staying = [one for one, stays in zip(running.reqs, stay.tolist(), strict=True) if stays]
     ratios = [1.0 if one.sampling.ignore_eos else ratio.current for one in (*staying, *others)]
     lefts = np.concatenate([running.left[stay], [one.remaining_tokens for one in others]])

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -97,6 +98,17 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_open() -> Iterator[None]:
+    """Show a file's own tests the sockets and files that they left open, not those that run when garbage is collected.
+
+    What lives on was imported, or belongs to the whole run: it is left to itself from here.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

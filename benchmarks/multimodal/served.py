@@ -98,7 +98,7 @@ def build(resolved: ResolvedConfig, scratch: Path) -> BuiltScheduler:
 
     built = build_scheduler(resolved, scratch)
     out = Path(os.environ[STEPS]).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115 - until the process ends
-    figures = built.scheduler.stages.points.reports.figures
+    figures = built.scheduler.components.points.reports.figures
     built.scheduler.on_step = StepLog(built.scheduler.counters, figures, out.write)
     return built
 

@@ -81,12 +81,12 @@ class PrefillAdder:
         self._max_new_rows = max_new_rows
         self._rem_load, self._loads = max_load_tokens, False
         # A decode mixed in takes its page in this very step.
-        self._reserved = decode_tokens * self._page
+        self._expected = decode_tokens * self._page
         self._ratio = ratio
         self._running = running
         self._apart = apart
         # And everybody who has memory is expected to grow.
-        self._reserved += ratio.shares(running) + sum(map(ratio.share, apart))
+        self._expected += ratio.shares(running) + sum(map(ratio.share, apart))
 
     def add_chunked(self, req: Req) -> AddResult:
         """Offer the request whose prompt is partly computed. On CONTINUE it goes on; on LATER others may be added, and
@@ -102,7 +102,7 @@ class PrefillAdder:
             self._accept(req, done, take, take < left)
         elif result is AddResult.LATER:
             self._apart = (*self._apart, req)
-            self._reserved += left + self._ratio.most(req)
+            self._expected += left + self._ratio.most(req)
         return result
 
     def add(self, req: Req, *, has_chunked: bool) -> AddResult:
@@ -144,7 +144,7 @@ class PrefillAdder:
             self._rem_load, self._loads = self._rem_load - found.promised, True
         return AddResult.CONTINUE
 
-    def place(self, req: Req, *, has_chunked: bool) -> bool:
+    def reserve(self, req: Req, *, has_chunked: bool) -> bool:
         """Give a request row and slots for KV that is computed elsewhere; False where there is no room. What is
         promised of its prefix is left out: it comes as the rest does.
         """
@@ -190,7 +190,7 @@ class PrefillAdder:
             if req.sampling.ignore_eos:
                 fits = self._survives(req, req.seq_len, free, {id(one) for one in victims[:count]})
             else:
-                fits = free - self._reserved + share >= self._pages(req.seq_len + self._ratio.most(req))
+                fits = free - self._expected + share >= self._pages(req.seq_len + self._ratio.most(req))
             if fits:
                 return count
         return 0
@@ -198,7 +198,7 @@ class PrefillAdder:
     def gave_way(self, victim: Req) -> None:
         """Note that a running request was retracted: its row is free, and its growth no longer counts."""
         self._max_new_rows += 1
-        self._reserved -= self._ratio.share(victim)
+        self._expected -= self._ratio.share(victim)
 
     def full(self) -> bool:
         """Return whether a budget of this prefill is used up."""
@@ -250,12 +250,12 @@ class PrefillAdder:
             self._rem_chunk -= take
         req.kv.scheduled_len = prefix_len + take
         later = req.seq_len - prefix_len - take
-        self._reserved += later + self._ratio.most(req)
+        self._expected += later + self._ratio.most(req)
 
     def _affordable(self, req: Req, left: int) -> bool:
         if req.sampling.ignore_eos:
             return self._survives(req, left, self._memory.available_tokens)
-        return self._pages(left + self._ratio.most(req)) <= self._memory.available_tokens - self._reserved
+        return self._pages(left + self._ratio.most(req)) <= self._memory.available_tokens - self._expected
 
     def _survives(self, req: Req, left: int, free: int, gone: AbstractSet[int] = frozenset()) -> bool:
         others = [*self._apart, *(item.req for item in self.items)]

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.step import BatchStep, Launched, TokenValues
+    from pegboard.core.interfaces.step import BaseStep, BatchStep, TokenValues
+    from pegboard.core.pipeline.components import Components
     from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.lifecycle import Lifecycle
     from pegboard.core.pipeline.planner import Planner
     from pegboard.core.pipeline.recovery import Recovery
-    from pegboard.core.pipeline.stages import Stages
 
 
 class Services:
@@ -32,7 +32,7 @@ class Services:
 
     def __init__(
         self,
-        stages: Stages,
+        components: Components,
         planner: Planner,
         requests: Lifecycle,
         recovery: Recovery,
@@ -40,9 +40,9 @@ class Services:
         batch_scheduled: GuardedHooks,
     ) -> None:
         self._planner = planner
-        self._memory = stages.memory
-        self._executor = stages.executor
-        self._points = stages.points
+        self._memory = components.memory
+        self._executor = components.executor
+        self._points = components.points
         self._requests = requests
         self._recovery = recovery
         self._commit = commit
@@ -56,8 +56,8 @@ class Services:
         return next(self._planner.builder.numbers)
 
     @property
-    def flight(self) -> Launched | None:
-        return None if self._requests.loop is None else self._requests.loop.flight
+    def in_flight(self) -> BaseStep | None:
+        return None if self._requests.loop is None else self._requests.loop.in_flight
 
     def slots(self, req: Req) -> NDArray[np.int64]:
         return self._memory.rows.host[req.kv.row, : req.kv.committed_len].astype(np.int64)
@@ -116,7 +116,7 @@ class Services:
             max_load_tokens=0,
             apart=(*planner.holding, *planner.reserved),
         )
-        if not adder.place(req, has_chunked=planner.chunked is not None):
+        if not adder.reserve(req, has_chunked=planner.chunked is not None):
             return False
         planner.reserved.add(req)
         return True

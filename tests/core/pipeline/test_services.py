@@ -11,8 +11,8 @@ from pegboard.core.interfaces.batch import StageWork
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.stage import Stage
-from pegboard.core.interfaces.step import SETTLE, CoreServices, Launched, Settle, StageStep, StepSource, TokenValues
-from pegboard.core.pipeline.stages import StepHooks
+from pegboard.core.interfaces.step import SETTLE, BaseStep, CoreServices, Settle, StageStep, StepSource, TokenValues
+from pegboard.core.pipeline.components import StepHooks
 from tests.core.pipeline.harness import IGNORE, FakeModel, Harness, oracle
 from tests.core.pipeline.test_sources import CountingModel
 
@@ -25,10 +25,10 @@ class Sums(StepSource[StageStep, int]):
     def __init__(self, core: CoreServices, harness: Harness) -> None:
         self.core, self.harness, self.found = core, harness, -1
 
-    def next(self, flight: Launched | None) -> StageStep | Settle | None:
+    def next(self, in_flight: BaseStep | None) -> StageStep | Settle | None:
         if self.found >= 0 or not self.core.decoding:
             return None
-        if flight is not None:
+        if in_flight is not None:
             return SETTLE
         (req,) = self.harness.scheduler.running.reqs
         self.slots = self.core.slots(req)
@@ -38,7 +38,7 @@ class Sums(StepSource[StageStep, int]):
         step.source = self
         return step
 
-    def settle(self, step: StageStep, result: int) -> None:
+    def process_result(self, step: StageStep, result: int) -> None:
         self.found = result
 
     def failed(self, step: StageStep, error: Exception) -> None:
@@ -91,7 +91,7 @@ def test_a_source_ends_requests_that_are_to_blame(loop: str) -> None:
 
 
 class Named(Sums):
-    def next(self, flight: Launched | None) -> None:
+    def next(self, in_flight: BaseStep | None) -> None:
         return None
 
 

@@ -10,6 +10,7 @@ from pegboard.toolkit.parsing.output_parser import OutputParser, OutputParserCon
 from pegboard.toolkit.parsing.text_stream import Reading, TextStream
 
 _BEGIN, _END = "<think>", "</think>"
+_CALL = "<|tool_call>"
 _ANSWER, _ANSWER_END = "<answer>", "</answer>"
 
 
@@ -66,6 +67,23 @@ class GraniteParser(ThinkParser):
         return None if known else "the chat template does not say: Here is my thought process"
 
 
+class GemmaParser(ThinkParser):
+    """Gemma 4: a channel, which is there and empty in prompts that want no thought. A call ends a thought, too."""
+
+    skip_special_tokens = False
+
+    def __init__(self, options: Options, ctx: OutputParserContext) -> None:
+        super().__init__(options, ctx)
+        self._begin, self._end = "<|channel>thought", "<channel|>"
+
+    @classmethod
+    def supports(cls, options: Options, ctx: OutputParserContext) -> str | None:
+        return None if "<|channel>" in ctx.chat_template else "the chat template has no <|channel>"
+
+    def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
+        return _ThinkStream(self._begin, self._end, prompt.rstrip().endswith(self._begin), _CALL)
+
+
 class MarkedParser(ThinkParser):
     """Markers from the config."""
 
@@ -109,11 +127,11 @@ class ThoughtStream(TextStream):
 
 
 class _ThinkStream(ThoughtStream):
-    """A thought, if the answer begins with one, and the rest."""
+    """A thought, if the answer begins with one, and the rest. What `follows` ends a thought as well, and is content."""
 
-    def __init__(self, begin: str, end: str, opened: bool) -> None:
+    def __init__(self, begin: str, end: str, opened: bool, *follows: str) -> None:
         super().__init__()
-        self._begin, self._end, self._opened = begin, end, opened
+        self._begin, self._end, self._opened, self._follows = begin, end, opened, follows
 
     def run(self) -> Reading[None]:
         source = self.source
@@ -121,7 +139,8 @@ class _ThinkStream(ThoughtStream):
         if not (yield from source.read_marker(self._begin)) and not self._opened:
             self.sink.content(space)
             return
-        if (yield from self.read_thought(self._end)):
+        if found := (yield from self.read_thought(self._end, *self._follows)):
+            source.put_back(found if found in self._follows else "")
             source.stop_record()
             yield from source.skip_space()
 

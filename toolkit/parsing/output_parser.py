@@ -63,10 +63,13 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins, the `index`th of this answer; the name is complete."""
+    """A call begins, the `index`th of this answer; the name is complete. `id` is the one that the model wrote, "" where
+    it writes none: the call then gets one of `OutputParser.call_id`.
+    """
 
     index: int
     name: str
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 from pegboard.core.interfaces.options import Options
 from pegboard.plugins.parsers_reasoning.options import MarkerOptions
-from pegboard.toolkit.parsing.output_parser import OutputParser, OutputParserContext, ParserStream, ToolFunction
+from pegboard.toolkit.parsing.output_parser import (
+    OutputParser,
+    OutputParserContext,
+    ParserStream,
+    ThoughtForm,
+    ToolFunction,
+)
 from pegboard.toolkit.parsing.text_stream import Reading, TextStream
 
 _BEGIN, _END = "<think>", "</think>"
@@ -16,6 +22,9 @@ _ANSWER, _ANSWER_END = "<answer>", "</answer>"
 
 class ThinkParser(OutputParser[Options]):
     """DeepSeek-R1 and those like it: a thought at the beginning, of which the prompt may have written the marker."""
+
+    follows: tuple[str, ...] = ()
+    """What ends a thought beside its marker, and is content."""
 
     def __init__(self, options: Options, ctx: OutputParserContext) -> None:
         super().__init__(options, ctx)
@@ -27,10 +36,16 @@ class ThinkParser(OutputParser[Options]):
         return None if _END in ctx.chat_template else f"the chat template has no {_END}"
 
     def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
+        return _ThinkStream(self._begin, self._end, self._opened(prompt))
+
+    def thought_form(self, *, prompt: str = "") -> ThoughtForm | None:
+        return ThoughtForm(self._begin, (self._end, *self.follows), (self._end,), self._opened(prompt))
+
+    def _opened(self, prompt: str) -> bool:
         # Only at the very end: what a user wrote about markers comes before the answer's header.
         opened = prompt.rstrip().endswith(self._begin)
         closed = prompt.rstrip().endswith(self._end)
-        return _ThinkStream(self._begin, self._end, opened or (self._starts_open and not closed))
+        return opened or (self._starts_open and not closed)
 
 
 class QwenParser(ThinkParser):
@@ -51,7 +66,7 @@ class HunyuanParser(ThinkParser):
         return None if _ANSWER in ctx.chat_template else f"the chat template has no {_ANSWER}"
 
     def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
-        return _AnswerStream(self._begin, self._end, prompt.rstrip().endswith(self._begin))
+        return _AnswerStream(self._begin, self._end, self._opened(prompt))
 
 
 class GraniteParser(ThinkParser):
@@ -71,6 +86,7 @@ class GemmaParser(ThinkParser):
     """Gemma 4: a channel, which is there and empty in prompts that want no thought. A call ends a thought, too."""
 
     skip_special_tokens = False
+    follows = (_CALL,)
 
     def __init__(self, options: Options, ctx: OutputParserContext) -> None:
         super().__init__(options, ctx)
@@ -81,7 +97,7 @@ class GemmaParser(ThinkParser):
         return None if "<|channel>" in ctx.chat_template else "the chat template has no <|channel>"
 
     def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
-        return _ThinkStream(self._begin, self._end, prompt.rstrip().endswith(self._begin), _CALL)
+        return _ThinkStream(self._begin, self._end, self._opened(prompt), *self.follows)
 
 
 class MarkedParser(ThinkParser):

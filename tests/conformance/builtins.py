@@ -120,6 +120,7 @@ CASES: Mapping[str, Mapping[str, Mapping[str, object]]] = {
             ),
             **_THINK,
         },
+        "gemma4": {"chat_template": "<|channel>", "begin": "<|channel>thought", "end": "<channel|>"},
         "harmony": {
             "chat_template": "<|channel|>analysis<|message|>",
             "begin": "<|channel|>analysis<|message|>",
@@ -138,6 +139,7 @@ CASES: Mapping[str, Mapping[str, Mapping[str, object]]] = {
         },
     },
     "parsers_tools": {
+        "gemma4": {"chat_template": "<|tool_call>call:"},
         "harmony": {"chat_template": "<|start|>assistant<|channel|>"},
         "glm": {"chat_template": "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>"},
         "glm of_47": {"chat_template": "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>"},

@@ -12,7 +12,7 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 17_150,
+    "conformance": 17_170,
     "core.cli": 180,
     "core.config": 1_990,
     "core.engine": 1_860,
@@ -22,8 +22,8 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_360,
     "core.worker": 600,
-    "plugins": 57_620,
-    "toolkit": 16_680,
+    "plugins": 58_280,
+    "toolkit": 16_750,
     "tools": 12_260,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -45,6 +45,12 @@ class Turn:
         """The prompt as text, media being what the template made of them."""
         return prompt_text(self.prompt)
 
+    @property
+    def before_prefill(self) -> str:
+        """The prompt without the beginning of the answer. Templates may have trimmed that."""
+        own = self.prefill if self.text.endswith(self.prefill) else self.prefill.rstrip()
+        return self.text.removesuffix(own)
+
     def stream(self, *, stream_reasoning: bool = True) -> ChatStream:
         """Return a reader of one answer."""
         return ChatStream(
@@ -173,8 +179,3 @@ def _longest(info: ModelInfo) -> int | None:
 
 def _fits(grammar: Grammar, most: int | None) -> bool:
     return most is None or len(grammar.source.encode("utf-8", "replace")) <= most
-
-
-def effort_hints(effort: str | None) -> dict[str, object]:
-    """Return what `reasoning_effort` is to chat templates that know of such a thing."""
-    return {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}

@@ -23,7 +23,7 @@ ROOMS = {
     "core.server": 1_360,
     "core.worker": 600,
     "plugins": 58_280,
-    "toolkit": 16_750,
+    "toolkit": 16_740,
     "tools": 12_260,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

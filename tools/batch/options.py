@@ -26,9 +26,7 @@ class SamplingOptions:
 
     max_new_tokens: Annotated[int, typer.Option(help="Maximum tokens to generate.")] = 128
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0
-    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens that reach this probability.")] = (
-        None
-    )
+    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens that reach this share.")] = None
     top_k: Annotated[int | None, typer.Option(help="Draw from this many of the likeliest tokens.")] = None
     seed: Annotated[int | None, typer.Option(help="Makes draws repeatable.")] = None
     stop: Annotated[list[str] | None, typer.Option(help="A text that ends the answer; may be given again.")] = None
@@ -74,7 +72,7 @@ class MediaOptions:
     )
     video: Annotated[
         list[Path] | None,
-        typer.Option(help="A video for the prompt, a file; may be given again. Videos go after pictures."),
+        typer.Option(help="A video, also repeatable; videos go after pictures."),
     ] = None
 
     def read(self) -> list[MediaInput]:
@@ -108,9 +106,7 @@ class FileOptions:
     ] = False
     retry_failed: Annotated[
         bool,
-        typer.Option(
-            "--retry-failed", help="The same as --resume, and try failed requests again.", rich_help_panel=_FILE
-        ),
+        typer.Option("--retry-failed", help="As --resume; try failed requests again too.", rich_help_panel=_FILE),
     ] = False
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing output.", rich_help_panel=_FILE)

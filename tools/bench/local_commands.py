@@ -36,9 +36,7 @@ _Concurrency = Annotated[
 ]
 _Stream = Annotated[
     bool,
-    typer.Option(
-        "--stream", help="Read each token as it comes, to measure latencies.", rich_help_panel=options.REQUESTS
-    ),
+    typer.Option("--stream", help="Read each token as it comes, for latencies.", rich_help_panel=options.REQUESTS),
 ]
 
 

@@ -73,9 +73,9 @@ class ServerOptions:
     """The server that is measured."""
 
     url: Annotated[str, typer.Option(help="Where the server is.", rich_help_panel=SERVER)] = "http://127.0.0.1:30000"
-    api: Annotated[
-        ApiName, typer.Option(help="Protocol to use; auto: the first that works.", rich_help_panel=SERVER)
-    ] = ApiName.AUTO
+    api: Annotated[ApiName, typer.Option(help="Protocol; auto: the first that works.", rich_help_panel=SERVER)] = (
+        ApiName.AUTO
+    )
     model: Annotated[
         str, typer.Option(help="The model's name; the server's first by default.", rich_help_panel=SERVER)
     ] = ""
@@ -139,7 +139,7 @@ class WorkloadOptions:
     ] = None
     prompt_kind: Annotated[
         PromptKind,
-        typer.Option(help="Token ids, or text; auto: ids, if the server accepts them.", rich_help_panel=WORKLOAD),
+        typer.Option(help="Token ids, or text; auto: ids, if accepted.", rich_help_panel=WORKLOAD),
     ] = PromptKind.AUTO
     seed: Seed = 0
 
@@ -192,9 +192,7 @@ class ArrivalOptions:
 class RunOptions:
     """How often it is measured."""
 
-    repeat: Annotated[
-        int, typer.Option(min=1, help="Number of runs, over which medians are taken.", rich_help_panel=LOAD)
-    ] = 1
+    repeat: Annotated[int, typer.Option(min=1, help="Runs, over which medians are taken.", rich_help_panel=LOAD)] = 1
     warmup: Annotated[int, typer.Option(min=0, help="Requests before the first run.", rich_help_panel=LOAD)] = 1
 
 

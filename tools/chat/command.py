@@ -72,7 +72,7 @@ def chat(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--setting", metavar="NAME=VALUE", help="The same as /set: top_p, stop, seed, ..."),
+        typer.Option("--setting", metavar="NAME=VALUE", help="As /set: top_p, stop, seed, ..."),
     ] = None,
     load: Annotated[Path | None, typer.Option(help="Continue a conversation that /save has written.")] = None,
     history: Annotated[

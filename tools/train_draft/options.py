@@ -112,9 +112,9 @@ class TrainOptions:
             min=1, max=MAX_TTT, help="Steps of test-time training: drafts in a row.", rich_help_panel=_TRAINING
         ),
     ] = TrainSettings.ttt
-    epochs: Annotated[
-        int, typer.Option(min=1, help="Number of passes over the answers.", rich_help_panel=_TRAINING)
-    ] = TrainSettings.epochs
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the answers.", rich_help_panel=_TRAINING)] = (
+        TrainSettings.epochs
+    )
     batch_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of a batch, prompts included.", rich_help_panel=_TRAINING)
     ] = TrainSettings.batch_tokens

@@ -48,7 +48,7 @@ def contract_page(contract: Contract, registry: Registry, home: str) -> str:
         "",
         GENERATED,
         "",
-        f"A provider of this contract {contract.summary}.",
+        f"{contract.summary[0].upper()}{contract.summary[1:]}.",
         "",
         f"- **Config**: [`{key}`](../config.md#{key.replace('.', '')}), {MEANING[contract.cardinality.value]}",
         f"- **Version**: {contract.version}",

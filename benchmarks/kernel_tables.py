@@ -31,7 +31,7 @@ COLUMNS = "| case | {targets} |\n|---|{rules}|"
 def page(found: Sequence[Built], command: str, version: str) -> str:
     """Return the page in Markdown. `command` wrote it, with Triton's `version`."""
     spills = [one for one in found if one.spilled]
-    spilled = "No kernel spills registers." if not spills else f"{len(spills)} kernels spill registers, as their cells say."
+    spilled = f"{len(spills)} kernels spill registers, as their cells say." if spills else "No kernel spills registers."
     date = datetime.now(UTC).date().isoformat()
     parts = [PAGE.format(command=command, date=date, version=version, count=len(found), spilled=spilled)]
     for kernel in dict.fromkeys(one.kernel for one in found):

@@ -1,4 +1,4 @@
-"""What speculators have in common that judge their drafts by thresholds, if they are told to."""
+"""For speculators that judge drafts by thresholds: shared options and code."""
 
 from __future__ import annotations
 

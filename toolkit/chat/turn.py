@@ -1,6 +1,4 @@
-"""For chat APIs: a conversation's next turn: the prompt that asks for it, what the answer has to look like, and how to
-read it.
-"""
+"""For chat APIs: a conversation's next turn: its prompt, the format of the answer, and how to parse it."""
 
 from __future__ import annotations
 

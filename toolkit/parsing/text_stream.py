@@ -1,4 +1,4 @@
-"""For output parsers: reading text that comes in pieces as if it were there.
+"""For output parsers: reading text that arrives in pieces as if it were complete.
 
 A parser is written as a generator that reads from a `Source` and tells a `Sink`; it is suspended wherever the text
 ends, and goes on with the next piece. So it cannot tell how the text was cut, and no part of the text is looked at

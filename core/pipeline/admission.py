@@ -74,19 +74,16 @@ class PrefillAdder:
         self._held = False  # some stage has a step of its own to come first
         self._memory = memory
         self._page = memory.page_size
-        # However many decodes are mixed in, one request may join them.
+        # However many decodes are mixed in, one request may join them, and a chunk gets on by at least one page.
         self._rem_input = max(1, max_prefill_tokens - decode_tokens)
-        # However many decodes are mixed in, a chunk gets on by at least one page.
         self._rem_chunk = None if chunk_size is None else max(self._page, chunk_size - decode_tokens)
         self._max_new_rows = max_new_rows
         self._rem_load, self._loads = max_load_tokens, False
-        # A decode mixed in takes its page in this very step.
-        self._expected = decode_tokens * self._page
         self._ratio = ratio
         self._running = running
         self._apart = apart
-        # And everybody who has memory is expected to grow.
-        self._expected += ratio.shares(running) + sum(map(ratio.share, apart))
+        # A decode mixed in takes its page in this very step, and everybody who has memory is expected to grow.
+        self._expected = decode_tokens * self._page + ratio.shares(running) + sum(map(ratio.share, apart))
 
     def add_chunked(self, req: Req) -> AddResult:
         """Offer the request whose prompt is partly computed. On CONTINUE it goes on; on LATER others may be added, and
@@ -101,9 +98,13 @@ class PrefillAdder:
             self._max_new_rows += 1  # it has its row already
             self._accept(req, done, take, take < left)
         elif result is AddResult.LATER:
-            self._apart = (*self._apart, req)
-            self._expected += left + self._ratio.most(req)
+            self.count_chunked(req)
         return result
+
+    def count_chunked(self, req: Req) -> None:
+        """Count what a request takes yet whose prompt is partly computed: the rest of it, and its output."""
+        self._apart = (*self._apart, req)
+        self._expected += req.seq_len - req.kv.scheduled_len + self._ratio.most(req)
 
     def add(self, req: Req, *, has_chunked: bool) -> AddResult:
         """Offer a waiting request. On CONTINUE it was added, with row and slots; otherwise it is as it was before.
@@ -144,7 +145,7 @@ class PrefillAdder:
             self._rem_load, self._loads = self._rem_load - found.promised, True
         return AddResult.CONTINUE
 
-    def reserve(self, req: Req, *, has_chunked: bool) -> bool:
+    def reserve(self, req: Req) -> bool:
         """Give a request row and slots for KV that is computed elsewhere; False where there is no room. What is
         promised of its prefix is left out: it comes as the rest does.
         """
@@ -152,7 +153,7 @@ class PrefillAdder:
             return False
         found = self._memory.match(req)
         left = req.seq_len - len(found)
-        alone = not (self._running or self._apart or has_chunked)
+        alone = not (self._running or self._apart)
         fits = left <= self._memory.available_tokens if alone else self._affordable(req, left)
         if not fits:
             self._memory.unmatch(req)

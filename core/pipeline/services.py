@@ -11,7 +11,6 @@ import numpy as np
 from pegboard.core.interfaces.batch import SplitPart
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.status import ReqStatus
-from pegboard.core.pipeline.admission import PrefillAdder
 from pegboard.core.pipeline.logprobs import keep_first
 from pegboard.core.pipeline.step import Step
 
@@ -102,21 +101,13 @@ class Services:
         self._planner.closed(_ours(step))
 
     def reserve(self, req: Req) -> bool:
-        planner, memory = self._planner, self._memory
+        planner = self._planner
         if any(waiting.status is ReqStatus.RETRACTED for waiting in planner.waiting):
             return False  # what was taken from a running request is its own by right
-        adder = PrefillAdder(
-            memory,
-            planner.running,
-            ratio=planner.ratio,
-            max_prefill_tokens=1,
-            chunk_size=None,
-            decode_tokens=0,
-            max_new_rows=memory.rows.free_rows,
-            max_load_tokens=0,
-            apart=(*planner.holding, *planner.reserved),
-        )
-        if not adder.reserve(req, has_chunked=planner.chunked is not None):
+        adder = planner.adder(mixed=False)
+        if planner.chunked is not None:
+            adder.count_chunked(planner.chunked)
+        if not adder.reserve(req):
             return False
         planner.reserved.add(req)
         return True

@@ -50,20 +50,21 @@ def patch_once(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return patch_if_new
 
 
-def hasten(interpreter: Any, language: ModuleType) -> None:
+def hasten(interpreter: ModuleType, language: ModuleType) -> None:
     """Make the module triton.runtime.interpreter faster."""
-    if hasattr(interpreter, "_patch_lang"):
-        interpreter._patch_lang = patch_once(interpreter._patch_lang)
-    builder: Any = getattr(interpreter, "interpreter_builder", None)
+    names = vars(interpreter)
+    if (patch := names.get("_patch_lang")) is not None:
+        names["_patch_lang"] = patch_once(patch)
+    builder: Any = names.get("interpreter_builder")
     options: Any = getattr(builder, "options", None)
     if hasattr(options, "sanitize_overflow") and not options.debug:
         builder.options = dataclasses.replace(options, sanitize_overflow=False)
-    if hasattr(interpreter, "_get_np_dtype"):
-        known = cache(interpreter._get_np_dtype)
+    if (look_up := names.get("_get_np_dtype")) is not None:
+        known = cache(look_up)
         address = known(language.uint64)
 
         def by_scalar(dtype: Any) -> Any:
             scalar = dtype.scalar
             return address if isinstance(scalar, language.pointer_type) else known(scalar)
 
-        interpreter._get_np_dtype = by_scalar
+        names["_get_np_dtype"] = by_scalar

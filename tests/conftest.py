@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 
 from tests import tiers
+from tests.triton_interpreter import hasten
 
 pytest_plugins = ["pytester"]
 
@@ -42,7 +43,9 @@ def _import_triton() -> bool:
         return False
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        for module in ("triton.language", *KERNELS):
+        language = importlib.import_module("triton.language")
+        hasten(importlib.import_module("triton.runtime.interpreter"), language)
+        for module in KERNELS:
             importlib.import_module(module)
     return True
 

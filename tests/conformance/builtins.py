@@ -58,6 +58,7 @@ def _extra(**extra: object) -> SamplingParams:
 CASES: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "api_anthropic": {"anthropic with_media": {"takes_media": True}},
     "api_native": {"native with_media": {"takes_media": True}},
+    "api_ollama": {"ollama with_media": {"takes_media": True}},
     "api_openai": {"openai with_media": {"takes_media": True}},
     "cache_hiradix": {
         "hiradix selective": {

@@ -22,7 +22,7 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_360,
     "core.worker": 600,
-    "plugins": 57_640,
+    "plugins": 58_140,
     "toolkit": 16_680,
     "tools": 12_260,
 }

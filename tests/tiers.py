@@ -215,6 +215,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_(one_accident|two_are)",
         r"test_one_that_(takes|was_killed)",
     ),
+    "plugins/tracing_otel/test_served.py": (r"test_a_collector_that_is_away",),
     "plugins/profiler/test_profiler.py": (r"test_a_process_may_end",),
     "core/cli/test_main.py": (
         r"test_check_(runs_the_suite_and_matrix|as_json)",

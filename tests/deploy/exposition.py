@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pegboard.plugins.metrics_prometheus.collector import SchedulerCollector
 from pegboard.plugins.metrics_prometheus.http_metrics import HttpMetrics
 from pegboard.plugins.metrics_prometheus.media import ENCODES, MediaCollector
+from pegboard.plugins.tracing_otel.metrics import SpanCounts
 
 STATS: dict[str, object] = {
     ENCODES: 1,
@@ -24,6 +25,7 @@ def exposed() -> dict[str, set[str]]:
     """Return labels by the name of the sample, those that a scrape adds included."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(SchedulerCollector("m", lambda: STATS))
+    registry.register(SpanCounts({"sent": 1}))
     ProcessCollector(namespace="pegboard_scheduler", registry=registry)
     http = HttpMetrics()
     http.requests.labels("/generate", "200").inc()

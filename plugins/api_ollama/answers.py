@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from pegboard.toolkit.http.openapi import error_responses
 from pegboard.toolkit.parsing.output_parser import Content, OutputEvent, Reasoning, ToolCallStart
 
 if TYPE_CHECKING:
@@ -47,6 +48,12 @@ class GenerateAnswer(Ended):
     thinking: str | None = None
 
 
+class ErrorAnswer(BaseModel):
+    """What an answer with an error has."""
+
+    error: str
+
+
 class EmbedAnswer(BaseModel):
     """The answer of `/api/embed`. Durations are nanoseconds."""
 
@@ -62,6 +69,9 @@ class EmbeddingAnswer(BaseModel):
 
     embedding: list[float]
 
+
+ERRORS = error_responses(404, 429, model=ErrorAnswer)
+"""What the server's document says of each route's errors."""
 
 Part = dict[str, object]
 """Some of `content`, `thinking` and `tool_calls`."""

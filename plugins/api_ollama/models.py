@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from pegboard.plugins.api_ollama.answers import stamp
+from pegboard.plugins.api_ollama.answers import ERRORS, stamp
 from pegboard.plugins.api_ollama.bodies import ModelBody
 from pegboard.toolkit.http.answers import json_response
 from pegboard.toolkit.http.bodies import parse_body
@@ -67,20 +67,20 @@ class Models:
         self._ctx, self._client, self._version = ctx, ctx.client, version
 
     def add_to(self, router: APIRouter) -> None:
-        cards = json_answer(ModelCards)
+        cards = {**json_answer(ModelCards), **ERRORS}
         router.get("/api/tags", summary="The models that are served", responses=cards)(self.tags)
         router.get("/api/ps", summary="The models that are loaded", responses=cards)(self.running)
         router.get(
             "/api/version",
             summary="The version of Ollama that this API follows",
-            responses=json_answer(Version),
+            responses={**json_answer(Version), **ERRORS},
             dependencies=[PUBLIC],
         )(self.version)
         router.post(
             "/api/show",
             summary="What a model is and can do",
             openapi_extra=body_docs(ModelBody, {"model": self._client.info.served_name}),
-            responses=json_answer(ModelDescription),
+            responses={**json_answer(ModelDescription), **ERRORS},
         )(self.show)
 
     async def version(self) -> Response:

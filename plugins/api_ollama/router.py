@@ -13,6 +13,7 @@ from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.client import EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.api_ollama.answers import (
+    ERRORS,
     AnswerWriter,
     ChatAnswer,
     EmbedAnswer,
@@ -199,7 +200,7 @@ class OllamaRouter(ApiRouter[OllamaOptions]):
 
 def _docs(body: type[BaseModel], example: Mapping[str, object], answers: Documented) -> Documented:
     """Return arguments of a route that takes prompts."""
-    return {"openapi_extra": body_docs(body, example), "responses": answers, "dependencies": [LARGE]}
+    return {"openapi_extra": body_docs(body, example), "responses": {**answers, **ERRORS}, "dependencies": [LARGE]}
 
 
 async def _lines(answers: Answers, writer: AnswerWriter) -> AsyncGenerator[bytes, None]:

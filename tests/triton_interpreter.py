@@ -1,4 +1,4 @@
-"""Makes Triton's interpreter three times as fast, for the tests: its answers stay the same.
+"""Makes Triton's interpreter faster, for the tests: its answers stay the same.
 
 Left out is what has no effect:
 

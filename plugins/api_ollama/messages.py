@@ -89,10 +89,10 @@ class _Reader:
 
     def _answered(self, identity: str, name: str) -> tuple[str, str]:
         """Return the call that a result belongs to, of which it says one of these, or nothing."""
-        for one in self._open:
-            if one[0] == identity or (not identity and name in ("", one[1])):
-                self._open.remove(one)
-                return one
+        for call in self._open:
+            if call[0] == identity or (not identity and name in ("", call[1])):
+                self._open.remove(call)
+                return call
         return identity, name
 
 

@@ -55,9 +55,10 @@ class Version(BaseModel):
 def checked_name(info: ModelInfo, name: str) -> str:
     """Return a served name by which a client calls the model. Raises InvalidRequest (404) for any other model."""
     plain = name.removesuffix(LATEST)
-    known = name in info.names or plain not in info.names
-    check_model(info, name if known else plain)
-    return name if name in info.names else plain if plain in info.names else info.served_name
+    if name not in info.names and plain in info.names:
+        name = plain
+    check_model(info, name)
+    return name if name in info.names else info.served_name
 
 
 class Models:

@@ -19,6 +19,7 @@ from pegboard.plugins.api_ollama.answers import (
     EmbedAnswer,
     EmbeddingAnswer,
     GenerateAnswer,
+    Part,
     loaded,
     reason_of,
 )
@@ -133,10 +134,10 @@ class OllamaRouter(ApiRouter[OllamaOptions]):
         return json_response(
             {
                 "model": name,
-                "embeddings": [one.vector for one in found],
+                "embeddings": [embedding.vector for embedding in found],
                 "total_duration": time.perf_counter_ns() - began,
                 "load_duration": 0,
-                "prompt_eval_count": sum(one.prompt_tokens for one in found),
+                "prompt_eval_count": sum(embedding.prompt_tokens for embedding in found),
             }
         )
 
@@ -203,23 +204,25 @@ def _docs(body: type[BaseModel], example: Mapping[str, object], answers: Documen
     return {"openapi_extra": body_docs(body, example), "responses": {**answers, **ERRORS}, "dependencies": [LARGE]}
 
 
-async def _lines(answers: Answers, writer: AnswerWriter) -> AsyncGenerator[bytes, None]:
+async def _parts(answers: Answers, writer: AnswerWriter) -> AsyncGenerator[Part, None]:
     async for _, chunk in answers.chunks():
         for part in writer.more(chunk.text):
-            yield line(writer.line(part))
+            yield part
     [answer] = answers.answers
     for part in writer.rest(ended=reason_of(answer) == "stop"):
+        yield part
+
+
+async def _lines(answers: Answers, writer: AnswerWriter) -> AsyncGenerator[bytes, None]:
+    async for part in _parts(answers, writer):
         yield line(writer.line(part))
-    yield line(writer.end(answer))
+    yield line(writer.end(answers.answers[0]))
 
 
 async def _read(answers: Answers, writer: AnswerWriter) -> None:
     """Read a whole answer."""
     try:
-        async for _, chunk in answers.chunks():
-            for _ in writer.more(chunk.text):
-                pass
-        for _ in writer.rest(ended=reason_of(answers.answers[0]) == "stop"):
+        async for _ in _parts(answers, writer):
             pass
     finally:
         await answers.aclose()

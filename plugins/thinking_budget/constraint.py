@@ -96,8 +96,9 @@ class BudgetConstraint(TokenConstraint):
             closes = self._asked.closes
             close = closes[min(self._closed, len(closes) - 1)]
             # The model may have begun to write it.
-            written = self._req.output_ids[-self._since :].tolist() if self._since else []
-            begun = (n for n in range(min(len(written), len(close) - 1), 0, -1) if written[-n:] == list(close[:n]))
+            most = min(self._since, len(close) - 1)
+            written = self._req.output_ids[-most:].tolist() if most else []
+            begun = (n for n in range(most, 0, -1) if written[-n:] == list(close[:n]))
             self._left = list(close[next(begun, 0) :])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,11 +11,11 @@ from opentelemetry import trace
 from pegboard.core.interfaces.frontend import FrontendStage
 from pegboard.plugins.tracing_otel.stage import NAME
 from pegboard.plugins.tracing_otel.tracing import PROPAGATOR, Tracing
-from pegboard.toolkit.http.errors import CLIENT_CLOSED_REQUEST
+from pegboard.toolkit.http.watching import watched
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, ModelInfo
 
@@ -70,23 +69,13 @@ class TraceMiddleware:
         span = self._tracer.start_span("POST", PROPAGATOR.extract(carrier), kind=trace.SpanKind.SERVER)
         current = _Current(span)
         token = _CURRENT.set(current)
-        status = 500
 
-        async def noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noting)
-        except asyncio.CancelledError:
-            status = CLIENT_CLOSED_REQUEST
-            raise
-        finally:
+        def done(status: int) -> None:
             _CURRENT.reset(token)
             if current.used:
                 _end(span, scope, status)
+
+        await watched(self._app, scope, receive, send, done)
 
 
 def _end(span: Span, scope: Scope, status: int) -> None:

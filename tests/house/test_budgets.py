@@ -22,8 +22,8 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_360,
     "core.worker": 600,
-    "plugins": 59_650,
-    "toolkit": 16_750,
+    "plugins": 59_640,
+    "toolkit": 16_780,
     "tools": 12_260,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -131,12 +131,9 @@ class FakeEngineClient(EngineClient):
         extra: dict[str, object] | None = None,
     ) -> None:
         self.script: Script = script if callable(script) else tuple(script)
-        self.failure = failure
-        self.uneven = uneven
-        self.refuse = refuse
-        self.fail_at, self.stall_at = fail_at, stall_at
-        self.extra = extra
-        self.finish_reason = finish_reason or {"type": "stop", "matched": 3}
+        self.failure, self.refuse = failure, refuse
+        self.fail_at, self.stall_at, self.uneven = fail_at, stall_at, uneven
+        self.finish_reason, self.extra = finish_reason or {"type": "stop", "matched": 3}, extra
         self.busy, self.is_ready = False, True
         self.requests: list[GenerateRequest] = []
         self.laid_out: list[LaidOut] = []

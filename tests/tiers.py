@@ -415,6 +415,9 @@ FULL: dict[str, tuple[str, ...]] = {
     "toolkit/system/test_stop_signals.py": (r"test_(a_log_that|a_program_goes|they_are_heard)",),
     "plugins/kv_handoff/test_staging_mutants.py": (ALL,),
     # Each format has its suite in `make test`, and two go through a whole engine.
+    "plugins/quantization/test_refused.py": (
+        r"test_(codes_are_missing|a_scale_that|a_column|a_matrix|groups|other_formats)",
+    ),
     "plugins/quantization/test_served.py": (
         r"test_logits_are\w+\[(?!fp8 blocks\]|gptq act-order\])",
         r"test_(answers_are|codes_that_stay|through_transformers|native_runner)",

@@ -7,6 +7,7 @@ What multiplies by such a matrix may keep it as it likes, and is compared with t
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -41,12 +42,8 @@ class Code(enum.Enum):
 
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-STORED_AS = {
-    Code.INT8: torch.int8,
-    Code.E4M3: torch.float8_e4m3fn,
-    Code.E5M2: torch.float8_e5m2,
-}
-"""Types of tensors of codes; uint8 for the others."""
+_AT_ONCE = 2**20
+"""Numbers that become float32 at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,37 +96,61 @@ class Codes:
 
 
 def exact(layout: Layout, codes: Codes, dtype: torch.dtype) -> Tensor:
-    """Return the matrix [rows, cols] that codes mean: (code - zero) * scale in float32, rounded to `dtype` once."""
+    """Return the matrix [rows, cols] that codes mean: (code - zero) * scale in float32, rounded to `dtype` once.
+
+    Some rows at a time, so that little memory is needed beside it. Nothing looks at data.
+    """
     if layout.code is Code.PLAIN:
         return codes.codes.to(dtype)
-    values = _numbers(layout.code, codes.codes)
-    if codes.zeros is not None:
-        values.sub_(_spread(codes.zeros.float(), layout, codes, values.shape))
-    if codes.scales is not None:
-        values.mul_(_spread(codes.scales.float(), layout, codes, values.shape))
-    return values.to(dtype)
+    rows, cols = codes.codes.shape[0], codes.codes.shape[1] * (2 if layout.code.packed else 1)
+    high = layout.block[0]
+    # Whole blocks of rows, or rows of one block.
+    step = max(_AT_ONCE // cols, 1)
+    step = -(-step // high) * high if high < rows else step
+    found = torch.empty(rows, cols, dtype=dtype, device=codes.codes.device)
+    for start in range(0, rows, step):
+        part = slice(start, min(start + step, rows))
+        values = _numbers(layout.code, codes.codes[part])
+        if codes.zeros is not None:
+            values.sub_(_spread(codes.zeros, part, layout, codes, cols))
+        if codes.scales is not None:
+            values.mul_(_spread(codes.scales, part, layout, codes, cols))
+        found[part] = values
+    return found
 
 
 def _numbers(code: Code, codes: Tensor) -> Tensor:
     """Return what codes stand for before zeros and scales: a new float32 [rows, cols]."""
     if not code.packed:
         return codes.to(torch.float32, copy=True)
-    nibbles = unpack(codes)
     if code is Code.E2M1:
-        table = torch.tensor([*E2M1_VALUES, *(-one for one in E2M1_VALUES)], device=codes.device)
-        return table[nibbles.int()]
-    return nibbles.float().sub_(8.0 if code is Code.INT4 else 0.0)
+        return _e2m1(codes.device)[unpack(codes).int()]
+    return unpack(codes).float().sub_(8.0 if code is Code.INT4 else 0.0)
 
 
-def _spread(blocks: Tensor, layout: Layout, codes: Codes, shape: torch.Size) -> Tensor:
-    """Return each number's own of what blocks have: [rows, cols], or something that broadcasts to it."""
-    rows, cols = shape
+@functools.cache
+def _e2m1(device: torch.device) -> Tensor:
+    """Return the numbers of all codes: made once, since a graph cannot bring them to a device."""
+    return torch.tensor([*E2M1_VALUES, *(-one for one in E2M1_VALUES)], device=device)
+
+
+def _spread(blocks: Tensor, part: slice, layout: Layout, codes: Codes, cols: int) -> Tensor:
+    """Return what each number of some rows has of its block: float32 [rows, cols], or what broadcasts to that."""
     high, wide = layout.block[0], layout.block[1] or cols
+    first, last = part.start // high, -(-part.stop // high)
+    found = blocks[first:last].float()
     if codes.groups is not None:
-        blocks = blocks.index_select(1, codes.groups)
-    elif blocks.shape[1] > 1:
-        blocks = blocks.repeat_interleave(wide, 1)[:, :cols]
-    return blocks.repeat_interleave(high, 0)[:rows] if high > 1 else blocks
+        found = found.index_select(1, codes.groups)
+    elif found.shape[1] > 1:
+        found = _repeated(found, wide)[:, :cols]
+    if high == 1 or last - first == 1:
+        return found
+    return _repeated(found.t(), high).t()[: part.stop - part.start]
+
+
+def _repeated(blocks: Tensor, times: int) -> Tensor:
+    """Return each column so many times."""
+    return blocks[:, :, None].expand(-1, -1, times).flatten(1)
 
 
 def unpack(packed: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pegboard.conformance.rig.no_looks import NoLooks
 from pegboard.conformance.suite import ContractSuite
 from pegboard.core.interfaces.options import Options
 from pegboard.plugins.quantization.api import LinearContext, Linears
@@ -121,6 +122,15 @@ class LinearContract(ContractSuite):
             assert torch.equal(first, second), "the same product twice"
         assert torch.equal(x, before)
         assert torch.equal(bias, bias_before)
+
+    def test_never_looks_at_data(self, linears: Linears[Options], ctx: LinearContext) -> None:
+        """So that decode steps can be graphs, once it has computed."""
+        x = _random(ctx, 4, COLS)
+        for site, parts in sites():
+            method = linears.build(site, parts)
+            method.apply(x)
+            with NoLooks(ctx.device):
+                method.apply(x)
 
     def test_tells_its_memory(self, linears: Linears[Options], ctx: LinearContext) -> None:
         for site, parts in sites():

@@ -415,6 +415,7 @@ FULL: dict[str, tuple[str, ...]] = {
     "toolkit/system/test_stop_signals.py": (r"test_(a_log_that|a_program_goes|they_are_heard)",),
     "plugins/kv_handoff/test_staging_mutants.py": (ALL,),
     # Each format has its suite in `make test`, and two go through a whole engine.
+    "plugins/quantization/test_libraries.py": (r"test_gpt_oss",),
     "plugins/quantization/test_refused.py": (
         r"test_(codes_are_missing|a_scale_that|a_column|a_matrix|groups|other_formats)",
     ),

@@ -1,4 +1,4 @@
-"""Contracts: formats of quantised weights, and products with them. What plugins that bring one import of this one."""
+"""Contract: formats of quantised weights, and products with them. What plugins that bring one import of this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Broken formats of weights, and broken products with them, each caught by the test that is meant for it."""
+"""Broken formats of weights, each caught by the test that is meant for it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-import torch
 from torch import Tensor
 
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.quantization.api import FormatContext
-from pegboard.plugins.quantization.dense import Dense
 from pegboard.plugins.quantization.formats.awq import ORDER, Awq
 from pegboard.plugins.quantization.formats.compressed import CompressedTensors
 from pegboard.plugins.quantization.formats.fp8 import Fp8
 from pegboard.plugins.quantization.formats.gptq import Gptq
-from pegboard.plugins.quantization.suite.linear import LinearContract
-from pegboard.plugins.quantization.torch_products import TorchProducts
 from pegboard.toolkit.model.coded import Blocks, CodedMatrix
-from pegboard.toolkit.model.layouts import Codes, Layout, exact
-from pegboard.toolkit.model.linear import LinearMethod, Site
+from pegboard.toolkit.model.layouts import Layout
 from tests.plugins.quantization.test_conformance import TestAwq as OfAwq
 from tests.plugins.quantization.test_conformance import TestCompressedTensors as OfCompressedTensors
 from tests.plugins.quantization.test_conformance import TestFp8 as OfFp8
@@ -158,51 +153,7 @@ class KeepsNeighbours(Gptq):
         return {name: replace(one, layout=replace(one.layout, ordered=False)) for name, one in found.items()}
 
 
-class TurnsParts(TorchProducts):
-    """The last one first."""
-
-    def build(self, site: Site, parts: Sequence[tuple[Layout, Codes]]) -> LinearMethod:
-        return super().build(site, parts[::-1])
-
-
-class FirstLayoutForAll(TorchProducts):
-    """As if the parts of a site were kept alike."""
-
-    def build(self, site: Site, parts: Sequence[tuple[Layout, Codes]]) -> LinearMethod:
-        first = parts[0][0]
-        alike = [(first, codes) for layout, codes in parts if layout == first]
-        return super().build(site, alike)
-
-
-class RoundsTwice(Dense):
-    """Through bfloat16."""
-
-    def build(self, site: Site, parts: Sequence[tuple[Layout, Codes]]) -> LinearMethod:
-        from pegboard.toolkit.model.layouts import PLAIN
-
-        rounded = [(PLAIN, Codes(exact(layout, codes, torch.bfloat16))) for layout, codes in parts]
-        return super().build(site, rounded)
-
-
-class LosesTheBias(Dense):
-    """Of all products."""
-
-    def build(self, site: Site, parts: Sequence[tuple[Layout, Codes]]) -> LinearMethod:
-        method = super().build(site, parts)
-
-        class Without(LinearMethod):
-            def apply(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-                return method.apply(x)
-
-            @property
-            def nbytes(self) -> int:
-                return method.nbytes
-
-        return Without()
-
-
 MEANING = "test_means_what_its_authors_mean"
-PRODUCT = "test_products_are_those_of_the_exact_weights"
 MUTANTS = [
     Mutant(DividesByScales, OfFp8, MEANING),
     Mutant(StretchesTheLastBlock, OfFp8, MEANING),
@@ -215,10 +166,6 @@ MUTANTS = [
     Mutant(InOrder, OfAwq, MEANING),
     Mutant(OneMore, OfGptq, MEANING),
     Mutant(KeepsNeighbours, OfGptq, MEANING),
-    Mutant(TurnsParts, LinearContract, PRODUCT),
-    Mutant(FirstLayoutForAll, LinearContract, PRODUCT),
-    Mutant(RoundsTwice, LinearContract, PRODUCT),
-    Mutant(LosesTheBias, LinearContract, PRODUCT),
 ]
 
 

@@ -36,22 +36,22 @@ class Written(WeightFormatContract):
         return found
 
 
-class TestFp8(Written):
+class TestFp8(Written, WeightFormatContract):
     provider = "fp8"
     words = ("fp8",)
 
 
-class TestCompressedTensors(Written):
+class TestCompressedTensors(Written, WeightFormatContract):
     provider = "compressed_tensors"
     words = ("ct",)
 
 
-class TestAwq(Written):
+class TestAwq(Written, WeightFormatContract):
     provider = "awq"
     words = ("awq",)
 
 
-class TestGptq(Written):
+class TestGptq(Written, WeightFormatContract):
     provider = "gptq"
     words = ("gptq",)
 

@@ -50,9 +50,9 @@ class SchedulerView(EngineView):
 
     def _retract_all(self) -> None:
         scheduler, planner = self._scheduler, self._scheduler.planner
-        flight, scheduler.loop.flight = scheduler.loop.flight, None
-        if flight is not None:
-            scheduler.settle(flight)
+        in_flight, scheduler.loop.in_flight = scheduler.loop.in_flight, None
+        if in_flight is not None:
+            scheduler.settle(in_flight)
         planner.abandon()
         chunked = [] if planner.chunked is None else [planner.chunked]
         # Each goes to the head of the queue, so the first to run is the last to go.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,7 @@ def load_model(ctx: ModelContext, parameters: int) -> torch.nn.Module:
     bridge.register()
     try:
         with _quiet(), progress("reading weights"):
-            model, info = _class_of(ctx).from_pretrained(
+            model, info = _reader_of(ctx)(
                 str(ctx.directory) if weights is None else None,
                 state_dict=None if weights is None else _dequantized(ctx, weights),
                 config=config_of(ctx.hf_config),
@@ -70,13 +70,16 @@ def load_model(ctx: ModelContext, parameters: int) -> torch.nn.Module:
     return loaded
 
 
-def _class_of(ctx: ModelContext) -> Any:
-    """Return the class that reads a checkpoint; of quantised weights, which come as tensors, the model's own."""
+def _reader_of(ctx: ModelContext) -> Callable[..., tuple[torch.nn.Module, dict[str, object]]]:
+    """Return what reads a checkpoint: `from_pretrained` of the model's own class for quantised weights, which come as
+    tensors.
+    """
     import transformers
 
-    if quantized_weights(ctx) is None:
-        return transformers.AutoModelForCausalLM
-    return getattr(transformers, ctx.architecture)
+    coded = quantized_weights(ctx) is not None
+    model_class = getattr(transformers, ctx.architecture) if coded else transformers.AutoModelForCausalLM
+    read: Callable[..., tuple[torch.nn.Module, dict[str, object]]] = model_class.from_pretrained
+    return read
 
 
 def _dequantized(ctx: ModelContext, weights: QuantizedWeights) -> dict[str, torch.Tensor]:

@@ -12,18 +12,18 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 17_150,
+    "conformance": 17_120,
     "core.cli": 180,
-    "core.config": 1_990,
+    "core.config": 1_980,
     "core.engine": 1_865,
     "core.frontend": 930,
     "core.interfaces": 5_860,
-    "core.pipeline": 5_870,
+    "core.pipeline": 5_860,
     "core.registry": 910,
     "core.server": 1_310,
     "core.worker": 600,
-    "plugins": 59_000,
-    "toolkit": 17_300,
+    "plugins": 61_020,
+    "toolkit": 17_400,
     "tools": 12_260,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

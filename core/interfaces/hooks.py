@@ -112,7 +112,8 @@ class HookSpecs:
     def model_services(self, model: ModelContext, chooser: Chooser) -> Mapping[str, object] | None:
         """Once in the scheduler process, when the model's config is read and before its family is chosen: objects for
         the family and the runner by name, which they find in `ModelContext.services`. `chooser` builds providers of
-        contracts that the plugin declares. Raise ModelError or ConfigError to stop the start.
+        contracts that the plugin declares. Raise ModelError or ConfigError to stop the start. `pegboard config check`
+        calls it as well, with a model on the CPU in float32.
 
         Example::
 

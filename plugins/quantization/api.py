@@ -30,6 +30,10 @@ class FormatContext:
         """Its `quant_method`, in small letters; "" where it does not say."""
         return str(self.config.get("quant_method") or "").lower()
 
+    def other_method(self, *methods: str) -> str | None:
+        """Return None where its method is one of these, or the reason why a format of these does not read it."""
+        return None if self.method in methods else f"it reads quant_method {' and '.join(methods)}"
+
     def need(self, name: str, why: str) -> StoredSlot:
         """Return a tensor. Raises ModelError where there is none: ``why`` names the one that it belongs to."""
         if name not in self.tensors:

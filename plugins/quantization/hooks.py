@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.hooks import hookimpl
 from pegboard.plugins.quantization import LINEAR, WEIGHT_FORMAT
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.choosing import Chooser
     from pegboard.core.interfaces.model_family import ModelContext
     from pegboard.core.interfaces.options import Options
+    from pegboard.plugins.quantization.api import FormatContext, WeightFormat
     from pegboard.toolkit.model.coded import QuantizedWeights
 
 logger = logging.getLogger(__name__)
@@ -39,13 +42,26 @@ class QuantizationHooks:
         from pegboard.toolkit.model.coded import SERVICE, QuantizedWeights, slots_of
 
         tensors = slots_of(model.directory)
-        chosen = chooser.choose(WEIGHT_FORMAT, FormatContext(config, tensors))
+        chosen = _chosen(chooser, FormatContext(config, tensors))
         linears = chooser.choose(LINEAR, LinearContext(model.device, model.dtype))
         weights = QuantizedWeights(chosen.matrices(), chosen.unused(), tensors, linears)
         for matrix in weights.matrices.values():
             matrix.check()
         _log(weights)
         return {SERVICE: weights}
+
+
+def _chosen(chooser: Chooser, ctx: FormatContext) -> WeightFormat[Options]:
+    """Return the format of a checkpoint. Raises ConfigError where there is none, with what each of them reads."""
+    try:
+        return chooser.choose(WEIGHT_FORMAT, ctx)
+    except ConfigError as error:
+        text = (
+            f"the checkpoint is quantised (quant_method {ctx.method!r:.80}), in a way that is not supported; use its "
+            "16-bit weights, or another format: "
+        )
+        problems = [replace(one, message=text + one.message) for one in error.problems]
+        raise ConfigError(problems) from error
 
 
 def _log(weights: QuantizedWeights) -> None:

@@ -24,7 +24,7 @@ ROOMS = {
     "core.worker": 600,
     "plugins": 61_020,
     "toolkit": 17_400,
-    "tools": 12_260,
+    "tools": 12_280,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 

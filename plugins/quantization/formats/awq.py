@@ -22,8 +22,8 @@ class Awq(WeightFormat[NoOptions]):
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: FormatContext) -> str | None:
-        if ctx.method != "awq":
-            return f"quant_method is {ctx.method!r}, not awq"
+        if reason := ctx.other_method("awq"):
+            return reason
         version, bits = str(ctx.config.get("version") or "gemm").lower(), ctx.config.get("bits", 4)
         if version != "gemm":
             return f"its version is {version}, and only gemm is supported"

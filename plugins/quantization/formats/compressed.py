@@ -33,8 +33,8 @@ class CompressedTensors(WeightFormat[NoOptions]):
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: FormatContext) -> str | None:
-        if ctx.method != "compressed-tensors":
-            return f"quant_method is {ctx.method!r}, not compressed-tensors"
+        if reason := ctx.other_method("compressed-tensors"):
+            return reason
         sparse = ctx.config.get("sparsity_config")
         if isinstance(sparse, Mapping) and sparse.get("format") not in (None, "dense"):
             return f"its weights are sparse ({sparse.get('format')}), which is not supported"

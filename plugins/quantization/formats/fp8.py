@@ -24,7 +24,7 @@ class Fp8(WeightFormat[NoOptions]):
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: FormatContext) -> str | None:
-        return None if ctx.method in METHODS else f"quant_method is {ctx.method!r}, not one of {', '.join(METHODS)}"
+        return ctx.other_method(*METHODS)
 
     def matrices(self) -> Mapping[str, CodedMatrix]:
         found = {

@@ -25,8 +25,8 @@ class Gptq(WeightFormat[NoOptions]):
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: FormatContext) -> str | None:
-        if ctx.method != "gptq":
-            return f"quant_method is {ctx.method!r}, not gptq"
+        if reason := ctx.other_method("gptq"):
+            return reason
         version = str(ctx.config.get("checkpoint_format") or "gptq").lower()
         if version not in VERSIONS:
             return f"its checkpoint_format is {version}, and supported are {', '.join(VERSIONS)}"

@@ -23,7 +23,7 @@ class MxFp4(WeightFormat[NoOptions]):
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: FormatContext) -> str | None:
-        return None if ctx.method == "mxfp4" else f"quant_method is {ctx.method!r}, not mxfp4"
+        return ctx.other_method("mxfp4")
 
     def matrices(self) -> Mapping[str, CodedMatrix]:
         found = {

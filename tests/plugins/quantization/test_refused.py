@@ -10,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from typer.testing import CliRunner
 
 from pegboard import Engine
+from pegboard.core.cli.main import app
 from pegboard.core.config.compose import compose
 from pegboard.core.interfaces.errors import ConfigError, ModelError
 from tests.plugins.quantization.published import WRITERS, published, tiny
@@ -117,8 +119,12 @@ def test_codes_that_no_format_explains(coded: Callable[[str], Path], tmp_path: P
 @pytest.mark.parametrize(
     ("name", "config", "reason"),
     [
-        ("fp8 blocks", {"quant_method": "bitsandbytes"}, "fp8: quant_method is 'bitsandbytes', not one of fp8"),
-        ("fp8 blocks", {"quant_method": None}, "quant_method is ''"),
+        (
+            "fp8 blocks",
+            {"quant_method": "bitsandbytes"},
+            "quantised (quant_method 'bitsandbytes'), in a way that is not",
+        ),
+        ("fp8 blocks", {"quant_method": None}, "fp8: it reads quant_method fp8 and fbgemm_fp8"),
         ("awq", {"version": "gemv"}, "awq: its version is gemv, and only gemm is supported"),
         ("awq", {"bits": 3}, "awq: it has 3 bits, and 4 are supported"),
         ("gptq", {"bits": 2}, "gptq: it has 2 bits, and 4 and 8 are supported"),
@@ -135,6 +141,20 @@ def test_other_formats(
     with pytest.raises(ConfigError, match="no provider of weight_format can be used") as caught:
         start(there)
     assert reason in str(caught.value)
+
+
+def test_config_check_tells(coded: Callable[[str], Path], tmp_path: Path) -> None:
+    """Before a start, for a model that is a directory."""
+    run = CliRunner().invoke
+    assert run(app, ["config", "check", str(coded("awq"))]).stdout.startswith("ok ")
+    there = changed(coded("awq"), tmp_path / "x", lambda tensors: None, quant_method="bitsandbytes")
+    (problem,) = json.loads(run(app, ["config", "check", str(there), "--json"]).stdout)["problems"]
+    assert problem["path"] == "quantization.format.use"
+    assert "(quant_method 'bitsandbytes'), in a way that is not supported" in problem["message"]
+    there = changed(coded("awq"), tmp_path / "y", lambda tensors: tensors.pop(f"{Q}.scales"))
+    (problem,) = json.loads(run(app, ["config", "check", str(there), "--json"]).stdout)["problems"]
+    assert problem["path"] == "model.path"
+    assert problem["message"] == f"the checkpoint lacks {Q}.scales, which {Q}.qweight needs"
 
 
 def test_without_the_plugin(coded: Callable[[str], Path]) -> None:

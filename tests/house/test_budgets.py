@@ -15,16 +15,16 @@ ROOMS = {
     "conformance": 17_120,
     "core.cli": 180,
     "core.config": 1_980,
-    "core.engine": 1_860,
+    "core.engine": 1_870,
     "core.frontend": 930,
-    "core.interfaces": 5_840,
+    "core.interfaces": 5_860,
     "core.pipeline": 5_860,
     "core.registry": 910,
-    "core.server": 1_360,
+    "core.server": 1_310,
     "core.worker": 600,
-    "plugins": 59_650,
-    "toolkit": 16_780,
-    "tools": 12_260,
+    "plugins": 60_900,
+    "toolkit": 17_360,
+    "tools": 12_280,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 

@@ -12,18 +12,18 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 17_150,
+    "conformance": 17_235,
     "core.cli": 180,
     "core.config": 1_990,
-    "core.engine": 1_860,
+    "core.engine": 1_866,
     "core.frontend": 930,
-    "core.interfaces": 5_840,
-    "core.pipeline": 5_870,
+    "core.interfaces": 5_892,
+    "core.pipeline": 5_720,
     "core.registry": 910,
     "core.server": 1_360,
     "core.worker": 600,
-    "plugins": 57_620,
-    "toolkit": 16_680,
+    "plugins": 58_060,
+    "toolkit": 16_930,
     "tools": 12_260,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -60,12 +60,16 @@ $(STAMP): pyproject.toml setup.py requirements.lock
 	@$(BIN)/python -m pegboard.plugins.cpu_native || true
 	@touch $(STAMP)
 
-# Versions stay as they are where they can; `make lock LOCK_ARGS=--upgrade` takes the newest.
+# Versions stay as they are where they can; `make lock LOCK_ARGS=--upgrade` takes the newest. The second one, for images, has
+# the packages of a server alone, in the same versions.
+LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes --no-annotate \
+  --no-emit-package torch --system-certs --custom-compile-command 'make lock'
 lock: $(STAMP)
 	@$(PIP) install $(UV)
-	$(BIN)/uv pip compile -q pyproject.toml --group setup --group dev --extra server --extra redis --extra conformance --extra triton --extra video --extra xgrammar --extra lab \
-	  --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-package torch --system-certs \
-	  --custom-compile-command 'make lock' --output-file requirements.lock $(LOCK_ARGS)
+	$(LOCK) --group setup --group dev --extra server --extra otel --extra redis --extra conformance --extra triton --extra video \
+	  --extra xgrammar --extra lab --output-file requirements.lock $(LOCK_ARGS)
+	@cp requirements.lock deploy/requirements.lock
+	$(LOCK) --group image --extra server --extra otel --extra redis --extra video --output-file deploy/requirements.lock
 
 serve: $(STAMP)
 	$(BIN)/pegboard serve $(CONFIG)

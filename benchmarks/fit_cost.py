@@ -68,7 +68,7 @@ def features(work: ModelWorkerBatch) -> list[float]:
 
 def measure(engine: Engine) -> tuple[list[list[float]], list[float]]:
     timed = Timed(engine)
-    engine.built.scheduler.stages.executor._launch = lambda work: Done(timed(work))  # type: ignore[attr-defined]
+    engine.built.scheduler.components.executor._launch = lambda work: Done(timed(work))  # type: ignore[attr-defined]
     draw = np.random.default_rng(0)
     rows: dict[tuple[float, ...], list[float]] = {}
     for count, length, decode in [(*one, False) for one in SHAPES] + [(*one, True) for one in DECODES]:

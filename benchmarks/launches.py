@@ -182,10 +182,10 @@ class Rig:
             extend_lens=np.ones(self.batch, np.int64),
             prefix_lens=np.full(self.batch, length - 1),
             out_cache_loc=slots,
-            sample_rows=None,
+            logits_indices=None,
             sampling=info,
             sampled_rows=rows,
-            pending=np.arange(self.batch),
+            future_indices=np.arange(self.batch),
             table=TableChanges(rows * CONTEXT + length - 1, slots.astype(np.int32)),
         )
 

@@ -64,13 +64,13 @@ def engine_of(model: Path, loop: str, device: float, host: float) -> Engine:
         }
     )
     built = engine.built
-    stages, runner = built.scheduler.stages, built.runner
-    rows = stages.memory.rows
+    components, runner = built.scheduler.components, built.runner
+    rows = components.memory.rows
     rows.mirrored = True  # a device has a table of its own
     instant = cast(ModelRunner, AnswersAtOnce(runner.ctx))
     worker = Worker(instant, runner.ctx.attention, built.pool, rows, TimelineQueue(device))
-    stages.executor.close()
-    stages.executor = LocalExecutor(worker.launch, worker.again, thread=loop == "overlap")
+    components.executor.close()
+    components.executor = LocalExecutor(worker.launch, worker.rerun, thread=loop == "overlap")
     built.scheduler.on_step = work
     return engine
 

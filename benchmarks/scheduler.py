@@ -30,11 +30,11 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
+from pegboard.core.pipeline.components import Components, Limits, StepHooks
 from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.memory import MemoryManager
-from pegboard.core.pipeline.results import ResultStage
+from pegboard.core.pipeline.results import ResultProcessor
 from pegboard.core.pipeline.scheduler import Scheduler
-from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.registry.registry import Registry
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.system.wire import encode
@@ -60,7 +60,7 @@ class InstantModel:
 
 
 class Bench:
-    """A scheduler with the real stages, filled as asked."""
+    """A scheduler with the real components, filled as asked."""
 
     def __init__(self, *, policy: str, page_size: int, running: int, tokens: int, cache: str = "radix") -> None:
         registry = Registry.discover(())
@@ -76,15 +76,15 @@ class Bench:
         seen: list[int] = []
         watch: tuple[Callable[..., Any], ...] = (lambda batch: seen.append(1) if not batch else None,)
         hooks = StepHooks(batch_scheduled=watch, batch_committed=watch, requests_finished=watch)
-        stages = Stages(
+        components = Components(
             memory,
             chosen,
             BatchBuilder(memory, (), VOCAB),
-            ResultStage(None, {EOS}),
+            ResultProcessor(None, {EOS}),
             LocalExecutor(lambda work: Done(self.model(work))),
             hooks=hooks,
         )
-        self.scheduler = Scheduler(config, stages, Limits(16384, eos_ids=frozenset({EOS})))
+        self.scheduler = Scheduler(config, components, Limits(16384, eos_ids=frozenset({EOS})))
         self.random = np.random.default_rng(1)
         self._count = 0
 

@@ -288,7 +288,7 @@ def beside(size: Size, prompts: Prompts) -> dict[str, list[float]]:
         prompt = prompts.new()
         first_token(made, prompt)
         settle(made)
-        cache, pool = made.built.scheduler.stages.memory.cache, made.built.pool
+        cache, pool = made.built.scheduler.components.memory.cache, made.built.pool
         assert isinstance(cache, HiRadixCache)
         tiers = cache.tiers
         assert isinstance(tiers, LocalTiers)

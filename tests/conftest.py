@@ -9,12 +9,14 @@ import os
 import shutil
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
 from tests import tiers
+from tests.triton_interpreter import hasten
 
 pytest_plugins = ["pytester"]
 
@@ -41,7 +43,9 @@ def _import_triton() -> bool:
         return False
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        for module in ("triton.language", *KERNELS):
+        language = importlib.import_module("triton.language")
+        hasten(importlib.import_module("triton.runtime.interpreter"), language)
+        for module in KERNELS:
             importlib.import_module(module)
     return True
 
@@ -97,6 +101,17 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_open() -> Iterator[None]:
+    """Show a file's own tests the sockets and files that they left open, not those that run when garbage is collected.
+
+    What lives on was imported, or belongs to the whole run: it is left to itself from here.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -44,6 +44,8 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_(cancelled|parsed|responses_call|results_of|the_stream_helper)",
     ),
     "e2e/test_clients_overflow.py": (ALL,),
+    # Teaches a model and serves it for 15 s; what it shows is looked at without a server in `make test`.
+    "e2e/test_served_formats.py": (ALL,),
     "e2e/test_correctness.py": (
         r"interpreted_triton",
         r"test_forced_logits_of_few",
@@ -213,6 +215,7 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_(one_accident|two_are)",
         r"test_one_that_(takes|was_killed)",
     ),
+    "plugins/tracing_otel/test_served.py": (r"test_a_collector_that_is_away",),
     "plugins/profiler/test_profiler.py": (r"test_a_process_may_end",),
     "core/cli/test_main.py": (
         r"test_check_(runs_the_suite_and_matrix|as_json)",

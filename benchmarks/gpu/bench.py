@@ -258,10 +258,10 @@ class Model:
             extend_lens=np.ones(count, np.int64),
             prefix_lens=np.full(count, length - 1),
             out_cache_loc=slots,
-            sample_rows=None,
+            logits_indices=None,
             sampling=SamplingInfo(count, numbers, np.zeros(count, np.int64)),
             sampled_rows=rows,
-            pending=np.arange(count),
+            future_indices=np.arange(count),
             table=TableChanges(rows * self.rows.host.shape[1] + length - 1, slots.astype(np.int32)),
         )
         return self.worker.launch(work)

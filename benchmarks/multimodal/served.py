@@ -9,13 +9,12 @@ import os
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.peers.processes import Running, ServerError, free_port, running, wait_healthy
+from benchmarks.peers.processes import Running, free_port, running, wait_healthy
 from pegboard.core.interfaces.hooks import hookimpl
 from pegboard.core.interfaces.plugin import Plugin
 
@@ -98,7 +97,7 @@ def build(resolved: ResolvedConfig, scratch: Path) -> BuiltScheduler:
 
     built = build_scheduler(resolved, scratch)
     out = Path(os.environ[STEPS]).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115 - until the process ends
-    figures = built.scheduler.stages.points.reports.figures
+    figures = built.scheduler.components.points.reports.figures
     built.scheduler.on_step = StepLog(built.scheduler.counters, figures, out.write)
     return built
 
@@ -202,7 +201,7 @@ def serving(
             env["PYTHONPATH"] = os.pathsep.join((str(ROOT), folder))
             _install(Path(folder))
         with running(name, command, f"http://127.0.0.1:{port}", Path(folder, "log"), env=env) as process:
-            _wait_ready(process)
+            wait_healthy(process, START_S, "/ready")
             try:
                 yield Server(name, process, seen)
             except Exception:
@@ -216,15 +215,3 @@ def _install(folder: Path) -> None:
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: bench-loop-watch\nVersion: 0\n", "utf-8")
     (about / "entry_points.txt").write_text(f"[pegboard]\nbench_loop_watch = {HERE}:plugin\n", "utf-8")
-
-
-def _wait_ready(process: Running) -> None:
-    """Wait until the model is loaded. Raises ServerError where that takes too long, or the server ends."""
-    wait_healthy(process, START_S)
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        process.check()
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{process.url}/v1/models", timeout=5):
-            return
-        time.sleep(0.1)
-    raise ServerError(f"{process.name} is not ready after {START_S:g} s; the end of its log:\n{process.end_of_log()}")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 
-from pegboard.conformance.attention.batches import AttentionRig, Lens, make_sinks
+from pegboard.conformance.attention.batches import AttentionRig, Lens, make_layer, make_sinks
+from pegboard.conformance.covering import covering
 from pegboard.conformance.suite import ContractSuite
 from pegboard.core.interfaces.attention import AttentionBackend
 from pegboard.core.interfaces.errors import Unsupported
@@ -29,6 +33,18 @@ RAGGED: Lens = ((0, 5), (9, 3), (0, 1), (17, 11), (6, 1))
 DECODES: Lens = ((0, 1), (3, 1), (16, 1), (40, 1), (21, 1))
 
 
+SHAPES = ((4, 4, 16, 16), (9, 3, 24, 16), (20, 1, 13, 40))
+"""(heads, KV heads, dimension of q and k, of v)."""
+
+
+def matrix(
+    pages: Sequence[object], windows: Sequence[int | None], kept: Sequence[torch.dtype | None]
+) -> list[tuple[object, ...]]:
+    """Return settings of which each two stand together in one: pages, shape, window, cap, sinks, dtype, type of KV."""
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    return covering(itertools.product(pages, SHAPES, windows, (None, 2.0), (False, True), dtypes, kept))
+
+
 class AttentionSuite(ContractSuite):
     """Builds the backend under test, and compares what it answers."""
 
@@ -43,6 +59,27 @@ class AttentionSuite(ContractSuite):
         """Return the backend for a rig's layers. Skips where it does not support them."""
         backend: AttentionBackend = self.build(rig.context_for())
         return backend
+
+    def layer_of(
+        self,
+        shape: tuple[int, int, int, int],
+        window: int | None = None,
+        cap: float | None = None,
+        sinks: bool = False,
+        layer_id: int = 0,
+    ) -> LayerSpec:
+        """Return a layer with as much of this as the backend has."""
+        window, cap = window if self.has("sliding_window") else None, cap if self.has("logit_cap") else None
+        return make_layer(*shape, layer_id=layer_id, window=window, logit_cap=cap, sinks=sinks and self.has("sinks"))
+
+    def all_layers(self, window: int) -> list[LayerSpec]:
+        """Return layers with all that the backend has, and with row tables of their own."""
+        return [
+            make_layer(),
+            make_layer(6, 3, 24, layer_id=1, kv_group=1, scale=0.4),
+            self.layer_of((4, 2, 16, 16), window, layer_id=2),
+            self.layer_of((5, 1, 8, 16), None, 2.0, True, layer_id=3),
+        ]
 
     def check(self, rig: AttentionRig, out: torch.Tensor, index: int = 0, sinks: torch.Tensor | None = None) -> None:
         """Compare an output for one of the rig's layers."""

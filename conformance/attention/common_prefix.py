@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from pegboard.conformance.attention.base import TOLERANCES, AttentionSuite
+from pegboard.conformance.attention.base import TOLERANCES, AttentionSuite, matrix
 from pegboard.conformance.attention.batches import AttentionRig, Lens, make_layer, make_sinks
-from pegboard.conformance.covering import covering
 from pegboard.conformance.suite import capability, lacks
 from pegboard.core.interfaces.layers import LayerSpec
 
 _RESTS: Lens = ((0, 1), (5, 1), (40, 1), (1, 1), (17, 1))
 """Tokens behind the prefix: of one request the new one alone."""
 
-_SHAPES = covering(
-    itertools.product(
-        ((1, 33), (16, 16), (64, 192)),
-        ((4, 4, 16, 16), (9, 3, 24, 16), (20, 1, 13, 40)),
-        (None, 20, 1000),
-        (None, 2.0),
-        (False, True),
-        (torch.float32, torch.float16, torch.bfloat16),
-        (None, torch.float8_e4m3fn),
-    )
-)
-"""(page size, common prefix), (heads, KV heads, dimensions), window, cap, sinks, dtype, type of KV."""
+_CASES = matrix(((1, 33), (16, 16), (64, 192)), (None, 20, 1000), (None, torch.float8_e4m3fn))
+"""With (page size, common prefix) for pages."""
 
 
 class AttentionPrefixTests(AttentionSuite):
@@ -80,15 +68,15 @@ class AttentionPrefixTests(AttentionSuite):
     @torch.inference_mode()
     def test_common_prefix_over_layers(self, device: torch.device) -> None:
         """With row tables of their own, windows and without, caps and scales."""
-        window = 20 if self.has("sliding_window") else None
-        layers = [make_layer(), make_layer(6, 3, 24, layer_id=1, kv_group=1, scale=0.4)]
-        layers += [make_layer(layer_id=2, window=window), make_layer(5, 1, 8, 16, layer_id=3)]
+        layers = self.all_layers(window=20)
         rig = self.shared(layers, 32, page_size=16, device=device)
         backend = self.make(rig)
         batch = rig.batch(backend)
         backend.prepare(batch)
         for index, layer in enumerate(layers):
-            self.check(rig, backend.forward(rig.q[index], *rig.new_kv(index), layer, batch), index)
+            sinks = make_sinks(layer, device)
+            out = backend.forward(rig.q[index], *rig.new_kv(index), layer, batch, sinks=sinks)
+            self.check(rig, out, index, sinks)
 
     @capability("shared_prefix")
     def test_common_prefix_of_one(self, device: torch.device) -> None:
@@ -96,7 +84,7 @@ class AttentionPrefixTests(AttentionSuite):
 
     @pytest.mark.full
     @capability("shared_prefix")
-    @pytest.mark.parametrize(("paging", "shape", "window", "cap", "sinks", "dtype", "kept"), _SHAPES, ids=str)
+    @pytest.mark.parametrize(("paging", "shape", "window", "cap", "sinks", "dtype", "kept"), _CASES, ids=str)
     def test_common_prefix_matrix(
         self,
         paging: tuple[int, int],
@@ -108,12 +96,7 @@ class AttentionPrefixTests(AttentionSuite):
         kept: torch.dtype | None,
         device: torch.device,
     ) -> None:
-        layer = make_layer(
-            *shape,
-            window=window if self.has("sliding_window") else None,
-            logit_cap=cap if self.has("logit_cap") else None,
-            sinks=sinks and self.has("sinks"),
-        )
+        layer = self.layer_of(shape, window, cap, sinks)
         page_size, common = paging
         kept = kept if self.has("kv_fp8") else None
         rig = self.shared([layer], common, page_size=page_size, dtype=dtype, kv_dtype=kept, device=device)

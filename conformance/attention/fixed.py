@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 
-from pegboard.conformance.attention.base import DECODES, RAGGED, TOLERANCES, AttentionSuite
+from pegboard.conformance.attention.base import DECODES, RAGGED, TOLERANCES, AttentionSuite, matrix
 from pegboard.conformance.attention.batches import AttentionRig, make_layer
 from pegboard.conformance.attention.fixed_rig import FixedRig
-from pegboard.conformance.covering import covering
 from pegboard.conformance.rig.tape import TapeCapture
 from pegboard.conformance.suite import capability
 from pegboard.core.interfaces.attention import AttentionBackend
 from pegboard.core.interfaces.graphs import GraphCapture
-from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.toolkit.graphs import capture_of
 
 Steps = Sequence[tuple[int, Sequence[int]]]
 """Size of a batch, and the lengths of its real requests; those behind are padding."""
 
-_SHAPES = covering(
-    itertools.product(
-        (1, 16, 64),
-        ((4, 4, 16, 16), (9, 3, 24, 16), (20, 1, 13, 40)),
-        (None, 20, 150),
-        (None, 2.0),
-        (False, True),
-        (torch.float32, torch.float16, torch.bfloat16),
-        (None, torch.float8_e4m3fn, torch.float8_e5m2),
-    )
-)
-"""Page size, (heads, KV heads, dimensions), window, cap, sinks, dtype, type of KV."""
+_CASES = matrix((1, 16, 64), (None, 20, 150), (None, torch.float8_e4m3fn, torch.float8_e5m2))
 
 
 class AttentionFixedTests(AttentionSuite):
@@ -84,14 +70,8 @@ class AttentionFixedTests(AttentionSuite):
     @capability("graph")
     def test_fixed_layers(self, device: torch.device) -> None:
         """All kinds of layers in one graph."""
-        self.check_steps(FixedRig(self.all_layers(), (4,), 70, device=device), [(4, (70, 2)), (4, (3, 66, 9, 30))])
-
-    def all_layers(self) -> list[LayerSpec]:
-        """Layers with all that the backend has, and with row tables of their own."""
-        window = 11 if self.has("sliding_window") else None
-        layers = [make_layer(), make_layer(6, 3, 24, layer_id=1, kv_group=1), make_layer(layer_id=2, window=window)]
-        cap, sinks = 2.0 if self.has("logit_cap") else None, self.has("sinks")
-        return [*layers, make_layer(5, 1, 8, 16, layer_id=3, logit_cap=cap, sinks=sinks)]
+        rig = FixedRig(self.all_layers(window=11), (4,), 70, device=device)
+        self.check_steps(rig, [(4, (70, 2)), (4, (3, 66, 9, 30))])
 
     @capability("graph")
     @torch.inference_mode()
@@ -116,7 +96,7 @@ class AttentionFixedTests(AttentionSuite):
 
     @pytest.mark.full
     @capability("graph")
-    @pytest.mark.parametrize(("page_size", "shape", "window", "cap", "sinks", "dtype", "kept"), _SHAPES, ids=str)
+    @pytest.mark.parametrize(("page_size", "shape", "window", "cap", "sinks", "dtype", "kept"), _CASES, ids=str)
     def test_fixed_matrix(
         self,
         page_size: int,
@@ -128,12 +108,7 @@ class AttentionFixedTests(AttentionSuite):
         kept: torch.dtype | None,
         device: torch.device,
     ) -> None:
-        layer = make_layer(
-            *shape,
-            window=window if self.has("sliding_window") else None,
-            logit_cap=cap if self.has("logit_cap") else None,
-            sinks=sinks and self.has("sinks"),
-        )
+        layer = self.layer_of(shape, window, cap, sinks)
         kept = kept if self.has("kv_fp8") else None
         rig = FixedRig([layer], (2, 5), 200, page_size=page_size, dtype=dtype, kv_dtype=kept, device=device)
         random = np.random.default_rng(page_size)

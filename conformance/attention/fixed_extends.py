@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from pegboard.conformance.attention.base import DECODES, TOLERANCES
+from pegboard.conformance.attention.base import DECODES, SHAPES, TOLERANCES
 from pegboard.conformance.attention.batches import AttentionRig, Lens, make_layer
 from pegboard.conformance.attention.fixed import AttentionFixedTests
 from pegboard.conformance.attention.fixed_rig import FixedRig, Shape
@@ -83,7 +82,7 @@ class AttentionFixedExtendTests(AttentionFixedTests):
     @capability("graph_extend")
     def test_fixed_extend_layers(self, device: torch.device) -> None:
         """All kinds of layers in one graph."""
-        rig = FixedRig(self.all_layers(), (9,), 70, device=device)
+        rig = FixedRig(self.all_layers(window=11), (9,), 70, device=device)
         self.check_extends(rig, [(MIXED, ((30, 9), (69, 1), (0, 25))), (MIXED, ((2, 1), (20, 35)))])
 
     @capability("graph_extend")
@@ -108,17 +107,12 @@ class AttentionFixedExtendTests(AttentionFixedTests):
     @pytest.mark.full
     @capability("graph_extend")
     @pytest.mark.parametrize("page_size", [1, 16])
-    @pytest.mark.parametrize("shape", [(4, 4, 16, 16), (9, 3, 24, 16), (20, 1, 13, 40)], ids=str)
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
     def test_fixed_extends_matrix(
         self, page_size: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> None:
-        window = 20 if self.has("sliding_window") else None
-        sinks, cap = self.has("sinks"), 2.0 if self.has("logit_cap") else None
-        layers = [
-            make_layer(*shape),
-            replace(make_layer(*shape, sinks=sinks, logit_cap=cap), layer_id=1, window=window),
-        ]
+        layers = [make_layer(*shape), self.layer_of(shape, 20, 2.0, True, layer_id=1)]
         rig = FixedRig(layers, (9,), 200, page_size=page_size, dtype=dtype, device=device)
         random = np.random.default_rng(page_size)
         steps = []

@@ -163,7 +163,7 @@ class Rig:
         batch.tail_lens_cpu = np.array(tails, dtype=np.int64)
         batch.tail_lens, batch.tail_bits = torch.from_numpy(batch.tail_lens_cpu), torch.from_numpy(as_int64(bits))
         if not decode:
-            batch.forward_mode, batch.sample_rows = ForwardMode.TARGET_VERIFY, torch.arange(batch.num_tokens)
+            batch.forward_mode, batch.logits_indices = ForwardMode.TARGET_VERIFY, torch.arange(batch.num_tokens)
         sampling = make_sampling([{} for _ in range(batch.num_tokens)], self.run.spec.vocab_size)
         return self.runner.execute(batch, sampling, return_logits=True)
 
@@ -217,7 +217,7 @@ class Rig:
         chosen = list(new) if sampled is None else list(sampled)
         if not decode:
             ends = dict(zip(new, np.cumsum([len(tokens) for tokens in new.values()]) - 1, strict=True))
-            batch.sample_rows = torch.tensor(
+            batch.logits_indices = torch.tensor(
                 [int(ends[one]) for one in chosen] if rows is not None else [], dtype=torch.int64
             )
         if rows is None:

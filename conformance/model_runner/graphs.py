@@ -195,7 +195,7 @@ class RunnerGraphTests(RunnerSuite):
         found = []
         for rig in (pair.graphs, pair.eager):
             batch = rig.run.batch({0: [5], 1: [6], 2: [7]}, decode=True)
-            batch.sample_rows = torch.tensor([2, 0])
+            batch.logits_indices = torch.tensor([2, 0])
             if "hidden_states" in self.capabilities:
                 batch.hidden_rows = torch.tensor([1, 2])
             sampling = make_sampling([{}, {}], rig.run.spec.vocab_size)

@@ -144,7 +144,7 @@ class RunnerPrefillGraphTests(RunnerGraphTests):
             outputs = []
             for rig in (pair.graphs, pair.eager):
                 batch = rig.run.batch({2: [4, 5, 6]})
-                batch.sample_rows = torch.tensor([2])
+                batch.logits_indices = torch.tensor([2])
                 _add(batch, what, rig.run.spec.hidden_size)
                 sampling = make_sampling([{}], rig.run.spec.vocab_size)
                 outputs.append(rig.runner.execute(batch, sampling, return_logits=True))

@@ -35,12 +35,13 @@ def run_of(*chars: int, page_size: int) -> list[int]:
 
 @dataclass(eq=False)
 class Lock:
-    """A lock on the path of the first `length` tokens of a key."""
+    """A lock on the path of the first `length` tokens of a key, and on the `promised` ones that were found after it."""
 
     handle: CacheHandle
     tokens: tuple[int, ...]
     namespace: str
     length: int
+    promised: int = 0
 
 
 class Books:
@@ -81,11 +82,14 @@ class Books:
     def lock(self, tokens: Sequence[int], namespace: str = "", *, memo: PrefixMemo | None = None) -> Lock:
         """Match and lock what is found."""
         found = self.match(tokens, namespace, memo=memo)
-        return self.lock_handle(found.handle, tokens, namespace, len(found))
+        lock = self.lock_handle(found.handle, tokens, namespace, len(found))
+        lock.promised = found.promised
+        return lock
 
     def lock_handle(self, handle: CacheHandle, tokens: Sequence[int], namespace: str, length: int) -> Lock:
         self.cache.lock(handle)
-        self.locks.append(Lock(handle, tuple(tokens), namespace, length))
+        promised = next((lock.promised for lock in self.locks if lock.handle is handle), 0)
+        self.locks.append(Lock(handle, tuple(tokens), namespace, length, promised))
         self.check()
         return self.locks[-1]
 
@@ -118,6 +122,7 @@ class Books:
         """Insert with new pages, or with the given slots, whose pages the caller or the cache has."""
         if slots is None:
             slots = self.alloc(len(tokens))
+        self.compute(tokens, namespace, slots)
         given = slots.copy()
         taken = self.page_size * (len(tokens) // self.page_size)
         wanted = self.expected(tokens, namespace)
@@ -143,6 +148,7 @@ class Books:
         assert tuple(tokens[:start]) == lock.tokens[:start], "a path is extended by what it does not begin"
         if slots is None:
             slots = self.alloc(len(tokens) - start)
+        self.compute(tokens, lock.namespace, slots, start)
         given = slots.copy()
         taken = self.page_size * (len(tokens) // self.page_size)
         wanted = self.expected(tokens, lock.namespace)
@@ -204,6 +210,9 @@ class Books:
         self.held.update((slots // self.page_size).tolist())
         return slots
 
+    def compute(self, tokens: Sequence[int], namespace: str, slots: NDArray[np.int64], start: int = 0) -> None:
+        """Before the tokens from `start` on are given to the cache: write their KV at `slots`, where any is kept."""
+
     def expected(self, tokens: Sequence[int], namespace: str = "") -> list[int]:
         """Return the slots of the longest known prefix."""
         slots: list[int] = []
@@ -224,7 +233,7 @@ class Books:
     @property
     def locked(self) -> bool:
         """Whether a lock holds anything, so that a reset is refused."""
-        return bool(self.locked_pages)
+        return bool(self.locked_pages) or any(lock.promised for lock in self.locks)
 
     @property
     def evictable(self) -> int:

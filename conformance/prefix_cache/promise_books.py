@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.prefix_cache import (
-        CacheHandle,
-        InsertResult,
         PrefixCache,
         PrefixCacheContext,
         PrefixMatch,
@@ -43,17 +41,10 @@ class Elsewhere(Protocol):
 
 
 @dataclass(eq=False)
-class PromiseLock(Lock):
-    """A lock on a path and on the `promised` tokens that its match found behind it."""
-
-    promised: int = 0
-
-
-@dataclass(eq=False)
 class Request:
     """One that has its prefix loaded: `slots` are those of the load, its own."""
 
-    lock: PromiseLock
+    lock: Lock
     load: object
     slots: NDArray[np.int64]
 
@@ -109,51 +100,7 @@ class PromiseBooks(Books):
         assert whole <= len(tokens), f"{whole} of {len(tokens)} tokens are found"
         return found
 
-    def lock(self, tokens: Sequence[int], namespace: str = "", *, memo: PrefixMemo | None = None) -> PromiseLock:
-        found = self.match(tokens, namespace, memo=memo)
-        lock = self.lock_handle(found.handle, tokens, namespace, len(found))
-        lock.promised = found.promised
-        return lock
-
-    def lock_handle(self, handle: CacheHandle, tokens: Sequence[int], namespace: str, length: int) -> PromiseLock:
-        self.cache.lock(handle)
-        others = [lock for lock in self.locks if lock.handle is handle and isinstance(lock, PromiseLock)]
-        lock = PromiseLock(handle, tuple(tokens), namespace, length, others[0].promised if others else 0)
-        self.locks.append(lock)
-        self.check()
-        return lock
-
-    def insert(
-        self,
-        tokens: Sequence[int],
-        namespace: str = "",
-        *,
-        slots: NDArray[np.int64] | None = None,
-        priority: int = 0,
-        memo: PrefixMemo | None = None,
-    ) -> InsertResult:
-        slots = self.alloc(len(tokens)) if slots is None else slots
-        self.compute(tokens, namespace, slots)
-        return super().insert(tokens, namespace, slots=slots, priority=priority, memo=memo)
-
-    def extend(
-        self,
-        lock: Lock,
-        tokens: Sequence[int],
-        *,
-        slots: NDArray[np.int64] | None = None,
-        priority: int = 0,
-        memo: PrefixMemo | None = None,
-    ) -> InsertResult:
-        slots = self.alloc(len(tokens) - lock.length) if slots is None else slots
-        self.compute(tokens, lock.namespace, slots, lock.length)
-        return super().extend(lock, tokens, slots=slots, priority=priority, memo=memo)
-
-    @property
-    def locked(self) -> bool:
-        return super().locked or any(isinstance(lock, PromiseLock) and lock.promised for lock in self.locks)
-
-    def load(self, lock: PromiseLock) -> Request:
+    def load(self, lock: Lock) -> Request:
         """Have what is promised behind a lock loaded into new pages."""
         slots = self.alloc(lock.promised)
         request = Request(lock, self.cache.load(lock.handle, slots), slots)
@@ -173,7 +120,7 @@ class PromiseBooks(Books):
         self.cache.loaded(request.load, ok)
         self.check()
 
-    def keep(self, request: Request) -> PromiseLock:
+    def keep(self, request: Request) -> Lock:
         """Insert what was loaded and goes on to be locked, as after a step."""
         lock = request.lock
         tokens = lock.tokens[: lock.length + lock.promised]

@@ -98,6 +98,20 @@ class ReasoningParserContract(ContractSuite):
         stream = parser.stream(prompt=f"{PROMPT}{self.begin}\n\n{self.end}\n\n")
         assert feed(stream, one_by_one("Hi")).content == "Hi"
 
+    def test_a_thought_that_is_ended_is_over(self, parser: OutputParser) -> None:
+        """By what `thought_form` says; it knows the same beginnings and ends as the stream."""
+        for opened in (False, True):
+            form = parser.thought_form(prompt=f"{PROMPT}{self.begin}\n" if opened else PROMPT)
+            if form is None:
+                continue
+            assert form.opened == opened, "thought_form() and stream() read prompts in different ways"
+            begin = "" if opened else form.begin
+            for end in (form.closes[0], self.end):
+                found = feed(self.stream(parser, opened=opened), one_by_one(f"{begin}so{end}"))
+                assert (found.reasoning, found.content) == ("so", ""), f"{end!r} does not end a thought"
+            last = f"{begin}so{form.closes[-1]}Hi"
+            assert feed(self.stream(parser, opened=opened), one_by_one(last)).content.endswith("Hi")
+
     def test_thoughts_are_told_as_they_come(self, parser: OutputParser) -> None:
         self.needs_markers()
         stream = self.stream(parser, opened=True)

@@ -249,7 +249,7 @@ class StageContract:
 
     def submit_all(self, rig: StageRig, suffix: str = "") -> None:
         """All prompts; every second request asks for the stage."""
-        (stage,) = rig.stages.points.stages
+        (stage,) = rig.components.points.stages
         for number, (rid, prompt) in enumerate(PROMPTS.items()):
             rig.submit(rid + suffix, prompt, LENGTH, {} if number % 2 else {stage.name: self.feature()})
 

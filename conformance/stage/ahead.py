@@ -161,7 +161,7 @@ class AheadContract:
             rig.close()
         if failures:
             raise failures[0]
-        assert rig.stages.memory.idle_error() is None, "memory is lost"
+        assert rig.components.memory.idle_error() is None, "memory is lost"
         return rig
 
     def _accepts(self, part: DevicePart, payload: object, work: ModelWorkerBatch) -> bool:

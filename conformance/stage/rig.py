@@ -24,12 +24,12 @@ from pegboard.core.interfaces.step import CoreServices, TokenValues
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.pipeline.batch import BatchBuilder
+from pegboard.core.pipeline.components import Components, Limits
 from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.points import Points, encoded
-from pegboard.core.pipeline.results import ResultStage
+from pegboard.core.pipeline.results import ResultProcessor
 from pegboard.core.pipeline.scheduler import Scheduler
-from pegboard.core.pipeline.stages import Limits, Stages
 from pegboard.core.registry.registry import Registry
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.sampling import tree
@@ -66,14 +66,14 @@ class HashModel:
         if self.fails(work):
             raise RuntimeError("the model of the suite fails here")
         ids = work.input_ids.copy()
-        if work.pending is not None:
-            ids[work.pending] = self._last[work.rows[work.pending + len(work.rows) - len(ids)]]
+        if work.future_indices is not None:
+            ids[work.future_indices] = self._last[work.rows[work.future_indices + len(work.rows) - len(ids)]]
         self._slots[work.out_cache_loc] = ids
         parts = {name: self._compute(payload, work) for name, payload in work.payloads.items()}
         if work.trees is not None:
             return self._verify(work, work.trees, parts)
         ends = np.cumsum(work.extend_lens) - 1
-        sampled = set(ends.tolist() if work.sample_rows is None else work.sample_rows.tolist())
+        sampled = set(ends.tolist() if work.logits_indices is None else work.logits_indices.tolist())
         tokens = [
             next_token(self._slots[self._table[row, : work.seq_lens[index]]])
             for index, row in enumerate(work.rows.tolist())
@@ -85,10 +85,14 @@ class HashModel:
 
     def _verify(self, work: ModelWorkerBatch, trees: TokenTrees, parts: Mapping[str, Parts]) -> BatchResult:
         """Draw a token at each node, after what its path says, and keep what agrees with that."""
-        assert work.sample_rows is not None
-        slots, ends, firsts = work.out_cache_loc[work.sample_rows], np.cumsum(work.extend_lens), np.cumsum(trees.counts)
+        assert work.logits_indices is not None
+        slots, ends, firsts = (
+            work.out_cache_loc[work.logits_indices],
+            np.cumsum(work.extend_lens),
+            np.cumsum(trees.counts),
+        )
         drawn = []
-        for node, packed in enumerate(work.sample_rows.tolist()):
+        for node, packed in enumerate(work.logits_indices.tolist()):
             index = int(np.searchsorted(ends, packed, "right"))
             count = int(trees.counts[np.searchsorted(firsts, node, "right")])
             before = self._slots[self._table[work.rows[index], : work.seq_lens[index] - count]]
@@ -145,15 +149,15 @@ class StageRig:
             self.model.launch, self.model, stages=does, send_table=self.model.send_table, thread=loop == "overlap"
         )
         points = Points(stages)
-        self.stages = Stages(
+        self.components = Components(
             memory,
             _build(registry, "schedule_policy", "fcfs", SchedulePolicyContext(cache, 0)),
             BatchBuilder(memory, (), VOCAB, points=points),
-            ResultStage(None, points=points),
+            ResultProcessor(None, points=points),
             executor,
             points=points,
         )
-        self.scheduler = Scheduler(config, self.stages, Limits(rows.host.shape[1], 16))
+        self.scheduler = Scheduler(config, self.components, Limits(rows.host.shape[1], 16))
         self.outputs: dict[str, list[TokenOutput]] = {}
         self.reqs: dict[str, Req] = {}
 
@@ -198,7 +202,7 @@ class StageRig:
         core.begin_computed(req, req.input_len, token, TokenValues(logprob=0.0, rows=rows))
 
     def close(self) -> None:
-        self.stages.executor.close()
+        self.components.executor.close()
 
 
 def _build(registry: Registry, contract: str, name: str, ctx: Any) -> Any:

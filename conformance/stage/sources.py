@@ -21,12 +21,12 @@ import pytest
 from pegboard.conformance.stage.rig import StageRig
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.stage import Stage
-from pegboard.core.interfaces.step import SETTLE, AnySource, BatchStep, CoreServices, Launched, Settle
+from pegboard.core.interfaces.step import SETTLE, AnySource, BaseStep, BatchStep, CoreServices, Settle
 
 LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
 PROMPTS = {f"r{n}": [(n * 7 + i) % 250 for i in range(5 + 9 * n)] for n in range(5)}
 LENGTH = 8
-ENDS = ("settle", "failed", "behind_failed", "undo")
+ENDS = ("process_result", "failed", "behind_failed", "undo")
 
 
 class SourceContract:
@@ -92,7 +92,7 @@ class SourceContract:
             rig.run()
         finally:
             rig.close()
-        raised = [reason.message for reason in rig.stages.points.broken.values()]
+        raised = [reason.message for reason in rig.components.points.broken.values()]
         assert not raised, f"a source has raised, and would not be asked any more: {'; '.join(raised)}"
         return watch
 
@@ -103,7 +103,7 @@ class _Watch:
     def __init__(self, stage: Stage) -> None:
         self.rig: StageRig
         self.reqs: list[Req] = []
-        self.steps: list[Launched] = []
+        self.steps: list[BaseStep] = []
         self.sources: list[AnySource] = []
         self._ends = Counter[int]()
         self._closed = Counter[int]()
@@ -122,27 +122,27 @@ class _Watch:
     def _watch(self, source: AnySource) -> None:
         plan, begin = source.next, source.begin
 
-        def planned(flight: Launched | None) -> Launched | Settle | None:
-            step = plan(flight)
+        def planned(in_flight: BaseStep | None) -> BaseStep | Settle | None:
+            step = plan(in_flight)
             if step is SETTLE:
-                if flight is None:
+                if in_flight is None:
                     self._wrong.append("next(None) answers SETTLE, and no step is under way")
-                again = plan(flight)
+                again = plan(in_flight)
                 if again is not SETTLE:
                     self._wrong.append("it plans over a SETTLE: asked again with the same step under way, it has one")
                     step = again
-            if isinstance(step, Launched):
+            if isinstance(step, BaseStep):
                 self._note(step)
             return step
 
-        def begun(step: Launched) -> Launched:
-            made: Launched = begin(step)
+        def begun(step: BaseStep) -> BaseStep:
+            made: BaseStep = begin(step)
             self._note(made)
             return made
 
         vars(source).update(next=planned, begin=begun, **{name: self._ended(getattr(source, name)) for name in ENDS})
 
-    def _note(self, step: Launched) -> None:
+    def _note(self, step: BaseStep) -> None:
         if not hasattr(step, "source"):
             self._wrong.append(f"{type(step).__name__}.source is not set")
         if any(other.number == step.number for other in self.steps if other is not step):
@@ -150,7 +150,7 @@ class _Watch:
         self.steps.append(step)
 
     def _ended(self, call: Callable[..., None]) -> Callable[..., None]:
-        def ended(step: Launched, *rest: Any) -> None:
+        def ended(step: BaseStep, *rest: Any) -> None:
             self._ends[id(step)] += self._depth == 0
             self._depth += 1
             try:
@@ -183,7 +183,7 @@ class _Watch:
             assert source.under_way is None, f"a step of {type(source).__name__} is still under way"
             held = [req.rid for req in self.reqs if source.holds(req)]
             assert not held, f"{type(source).__name__} holds requests that have ended: {', '.join(held)}"
-        assert (error := self.rig.stages.memory.idle_error()) is None, error
+        assert (error := self.rig.components.memory.idle_error()) is None, error
         for rid in PROMPTS:
             tokens, alone = self.rig.tokens(rid), _alone(rid)
             same = tokens == (alone if rid in ended else alone[: len(tokens)])

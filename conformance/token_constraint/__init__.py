@@ -82,7 +82,8 @@ class TokenConstraintContract:
                     break
                 assert not (more and found), "it forces tokens although the next one is known"
             other, alone = self.along(path[: at + length])
-            assert isinstance(found, FinishReason) == other.finished, "tokens that come together end it elsewhere"
+            ended = isinstance(found, FinishReason) or not req.remaining_tokens
+            assert ended == other.finished, "tokens that come together end it elsewhere"
             if not (found or other.finished):
                 assert same(constraint.mask(), alone.mask()), "after several tokens its mask is another one"
 

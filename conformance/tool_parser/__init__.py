@@ -25,6 +25,7 @@ from pegboard.toolkit.parsing.output_parser import (
     OutputParserContext,
     ParserStream,
     ToolCallArguments,
+    ToolCallStart,
     ToolFunction,
 )
 
@@ -352,6 +353,13 @@ class ToolParserContract(ContractSuite):
         ids = {parser.call_id() for _ in range(200)}
         assert len(ids) == 200
         assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", one) for one in ids)
+
+    def test_ids_that_it_reads_are_new(self, parser: OutputParser) -> None:
+        """A call has the id that the model wrote, where it writes ids, unless another one has that already."""
+        stream, text = self.stream(parser), parser.write_calls([{"name": "now", "arguments": {}}])
+        events = [*stream.feed(text * 2), *stream.finish()]
+        ids = [one.id for one in events if isinstance(one, ToolCallStart) and one.id]
+        assert len(set(ids)) == len(ids), f"two calls of one answer have the same id: {ids}"
 
     def test_imports_no_torch(self) -> None:
         module = self.provider_class().__module__

@@ -26,7 +26,7 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on: server.hos
 Port = Annotated[int | None, typer.Option(help="Port to listen on: server.port.", show_default=False)]
 ApiKey = Annotated[
     list[str] | None,
-    typer.Option(help="Key that requests must bring, visible to other users of this machine: server.api_key."),
+    typer.Option(help="Key that requests must have; other users of this machine can read it: server.api_key."),
 ]
 ServedName = Annotated[list[str] | None, typer.Option(help="Name under which APIs offer the model: model.served_name.")]
 

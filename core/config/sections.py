@@ -30,44 +30,44 @@ class ModelSection(UseSection):
     source: UseSection = UseSection()
     """Where the model comes from; `auto` asks every model source whether it understands `path`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and KV; `auto` takes the checkpoint's own on a GPU, and on a CPU bfloat16 for 16-bit checkpoints
-    where the CPU computes with it (AMX, AVX-512 bf16), else float32."""
+    """Type of weights and KV. `auto`: on a GPU the checkpoint's type; on a CPU bfloat16 for 16-bit checkpoints if the
+    CPU computes with it (AMX, AVX-512 bf16), else float32."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    """Where it runs: `cpu`, `cuda`, `cuda:N`, or `auto`: the first GPU where there is one."""
+    """Where the model runs: `cpu`, `cuda`, `cuda:N`, or `auto`: the first GPU if there is one, else the CPU."""
     context_length: PositiveInt | None = None
-    """Most tokens of prompt and output together; unset: what the model was made for."""
+    """Maximum number of tokens of prompt and output together. Unset: the model's own."""
     cache_dir: str | None = None
-    """Where converted models are kept; unset: `pegboard` in the user's cache directory."""
+    """Directory for converted models. Unset: `pegboard` in the user's cache directory."""
     chat_template: str | None = None
-    """File with a chat template (Jinja) to use in place of the model's own."""
+    """File with a chat template (Jinja) that replaces the model's own."""
     hidden_states: bool = False
-    """Let requests ask for hidden states: they are large, and say much about a model."""
+    """Let requests ask for hidden states. They are large, and reveal much about a model."""
     served_name: NameList = ()
-    """Name under which APIs offer the model, or several: answers have the first, requests may use any. Unset: the last
-    part of `path`."""
+    """One or several names of the model: answers have the first, requests may use any. Unset: the last part of
+    `path`."""
 
 
 class CorsSection(Section):
     """Web pages of other origins that may use the server."""
 
     allow_origins: tuple[Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s?#@]+)$")], ...] = ()
-    """Origins whose pages may call, such as `https://chat.example.com`; `*` is all. Empty: browsers keep pages of other
-    origins from it. Cookies are never asked for: pages send a key as everybody does."""
+    """Origins whose pages may call the server, such as `https://chat.example.com`; `*`: all. Empty: browsers refuse
+    pages of other origins. Cookies are never used: pages send a key as other clients do."""
     max_age: Annotated[int, Field(ge=0)] = 600
-    """Seconds for which a browser may remember that it was allowed."""
+    """Seconds for which a browser may cache the permission."""
 
 
 class TlsSection(Section):
     """HTTPS instead of HTTP."""
 
     cert_file: str | None = None
-    """The certificate, with the chain after it, in PEM format; set, the server speaks HTTPS only."""
+    """The certificate, followed by its chain, in PEM format. If set, the server speaks only HTTPS."""
     key_file: str | None = None
-    """Its private key, in PEM format; unset: it lies in `cert_file` as well."""
+    """The certificate's private key, in PEM format. Unset: it is in `cert_file`."""
     key_password_file: str | None = None
-    """File with the password of the private key, where that is encrypted."""
+    """File with the password of an encrypted private key."""
     client_ca_file: str | None = None
-    """Certificates, in PEM format, one of which must have signed a client's own: others are not let in."""
+    """Certificates in PEM format. Only clients with a certificate signed by one of them may connect."""
 
 
 class BudgetSection(Section):
@@ -75,16 +75,16 @@ class BudgetSection(Section):
     unset lengths of answers with log-probabilities or hidden states are cut to what is left."""
 
     request_bytes: PositiveInt = 64 * 1024 * 1024
-    """Most memory that one HTTP request may take in the API process, for log-probabilities (320 bytes each), vectors,
-    prompts and answers; one that asks for more is answered with 400."""
+    """Maximum memory of one HTTP request in the API process, for log-probabilities (320 bytes each), vectors, prompts
+    and answers. A request for more gets 400."""
     total_bytes: PositiveInt = 192 * 1024 * 1024
-    """The same of all requests in progress; one more costly request is answered with 503."""
+    """The same for all requests in progress together. A further costly request gets 503."""
     request_steps: PositiveInt = 4096
-    """Most steps per character of output that the stop strings (1 each) and stop expressions (1 per state, and 1 per 16
-    characters once) of one HTTP request may take, all its answers together; 16 per answer are free. More is answered
-    with 400."""
+    """Maximum steps per character of output for stop strings (1 each) and stop expressions (1 per state, and once 1 per
+    16 characters) of one HTTP request, for all of its answers together; 16 per answer are free. A request for more gets
+    400."""
     total_steps: PositiveInt = 8192
-    """The same of all requests in progress; one more costly request is answered with 503."""
+    """The same for all requests in progress together. A further costly request gets 503."""
 
 
 class ServerSection(Section):
@@ -95,19 +95,18 @@ class ServerSection(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 30000
     """Port to listen on; 0 picks a free one."""
     api_key: Annotated[KeyList, Field(repr=False)] = ()
-    """One key or several, one of which requests must bring as `Authorization: Bearer KEY` or `x-api-key: KEY`. Options
-    of the command line are public on a machine: prefer `api_key_file`, or `PEGBOARD__SERVER__API_KEY`."""
+    """API keys. Requests must have one of them, as `Authorization: Bearer KEY` or `x-api-key: KEY`. Other users of the
+    machine can read command lines, so prefer `api_key_file` or `PEGBOARD__SERVER__API_KEY`."""
     api_key_file: str | None = None
-    """File with further API keys, one per line; with a name in front (`NAME: KEY`), which gates and logs may tell, or
-    else a key is called by its number."""
+    """File with further API keys, one per line. `NAME: KEY` gives a key a name, which gates and logs use; otherwise it
+    has a number."""
     admin_key: Annotated[KeyList, Field(repr=False)] = ()
-    """One key or several for the routes of admins, and for all others. Without one, but with an API key, no client may
-    use the routes of admins."""
+    """Admin keys, which open all routes. If there are API keys but no admin key, no client may use admin routes."""
     admin_key_file: str | None = None
-    """File with further admin keys, one per line, with or without a name."""
+    """File with further admin keys, one per line, with or without names."""
     cache_salt_by_key: bool = False
-    """Let requests share cached prefixes only with those that bring the same key: no client can find out what others
-    have asked. Their own `cache_salt` separates further."""
+    """Let requests share cached prefixes only with requests of the same key, so that clients cannot find out what
+    others have sent. `cache_salt` in a request separates further."""
     cors: CorsSection = CorsSection()
     """Web pages of other origins that may use the server."""
     tls: TlsSection = TlsSection()
@@ -115,10 +114,9 @@ class ServerSection(Section):
     access_log: bool = False
     """Log a line per HTTP request: its method, path, status and time, never its query, headers or body."""
     shutdown_timeout: Annotated[float, Field(ge=0)] = 30.0
-    """Seconds that running requests get to finish when the server is asked to stop."""
+    """Seconds that running requests have to finish when the server is told to stop."""
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
-    """Largest request body that is read, in bytes; a larger one is answered with 413. Routes that take no prompts read
-    1 MiB at most."""
+    """Largest request body in bytes; a larger body gets 413. On routes without prompts the limit is 1 MiB."""
     budget: BudgetSection = BudgetSection()
     """What requests may cost beyond what is ordinary."""
 
@@ -137,18 +135,17 @@ class MemorySection(Section):
     page_size: PositiveInt = 1
     """Tokens per page: the unit in which KV memory is allocated, shared and evicted."""
     max_total_tokens: PositiveInt | None = None
-    """Tokens that the KV pool holds; unset: what fits into the memory that the weights leave free."""
+    """Size of the KV pool in tokens. Unset: what fits into the memory that the weights leave free."""
     gpu_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of a GPU's memory, of what the weights leave free, that the KV pool takes; unset: all that the largest
-    steps do not need, which are run at the start to find that out."""
+    """Size of the KV pool as a share of the GPU memory that the weights leave free. Unset: all that the largest steps
+    do not need; the start runs these steps to find out."""
     prepare_seconds: Annotated[float, Field(ge=0)] = 3.0
-    """How long a server's start may take to get the memory of KV, on the device and on the host, from the system, where
-    that is given only when it is written to, as on a CPU; 0 leaves all of it to the first requests, which are slower
-    then."""
+    """Seconds in which a server's start may allocate KV memory on the host, which the system only provides when it is
+    written to. The rest is allocated by the first requests, which are then slower. 0: all of it."""
     kv_dtype: Literal["auto", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2"] = "auto"
-    """The type in which keys and values are kept. Those of 8 bits take half the memory of bfloat16. One that is not the
-    model's needs an attention backend with the capability `kv_fp8`. `auto`: the model's, or on a GPU `fp8_e4m3` for a
-    checkpoint whose config says that it was made for that."""
+    """Type of stored keys and values. 8-bit types take half the memory of bfloat16. Any type but the model's needs an
+    attention backend with the capability `kv_fp8`. `auto`: the model's type, or on a GPU `fp8_e4m3` if the checkpoint's
+    config asks for it."""
     pool: UseSection = UseSection()
     """The buffers in which keys and values live."""
     allocator: UseSection = UseSection()
@@ -161,13 +158,13 @@ class SchedulerSection(SchedulerSettings, Section):
     policy: UseSection = UseSection()
     """Order of the waiting queue, and which requests are retracted first."""
     chunked_prefill_size: Annotated[int, Field(ge=0)] | None = None
-    """Most prompt tokens per step: longer prompts run in chunks. Unset: 2048 on a GPU, with `mixed_chunk: false` by its
-    memory, and 512 on a CPU; 0: no chunks."""
+    """Maximum number of prompt tokens per step; longer prompts run in chunks. 0: no chunks. Unset: 512 on a CPU, 2048
+    on a GPU (with `mixed_chunk: false` it depends on its memory)."""
     watchdog_timeout: Annotated[float, Field(gt=0)] = 300.0
-    """Seconds that one step may take before the scheduler counts as hung; it is restarted then. One that is stopped, or
-    hangs elsewhere, is noticed after a quarter more and two seconds."""
+    """Seconds after which a step counts as hung, and the scheduler is restarted. If it is stopped, or hangs elsewhere,
+    this is noticed after a quarter more and two seconds."""
     decode_log_interval: Annotated[int, Field(ge=0)] = 40
-    """Decode steps per log line about them; 0: none. Prefills get a line each."""
+    """Number of decode steps per log line; 0: no lines. Each prefill gets a line."""
 
 
 class PluginsSection(Section):
@@ -176,7 +173,7 @@ class PluginsSection(Section):
     """
 
     disable: tuple[str, ...] = ()
-    """Plugins that are not even imported, by name."""
+    """Names of plugins that are not imported."""
 
 
 class EngineConfig(Section):
@@ -185,9 +182,9 @@ class EngineConfig(Section):
     preset: str | None = None
     """A named set of defaults that files, environment and options override."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """How much is logged."""
+    """The lowest level that is logged."""
     log_format: Literal["text", "json"] = "text"
-    """`json`: one object per line, with the figures of a line as fields of their own."""
+    """`json`: one object per line, with the line's figures as fields."""
     model: ModelSection
     """The model, and the family of networks that runs it."""
     runner: UseSection = UseSection()
@@ -197,18 +194,19 @@ class EngineConfig(Section):
     memory: MemorySection = MemorySection()
     """KV memory."""
     prefix_cache: UseSection = UseSection()
-    """What is remembered of finished requests' prompts and outputs."""
+    """The KV that is kept of prompts and outputs."""
     scheduler: SchedulerSection = SchedulerSection()
     """What runs when."""
     gates: tuple[UseSection, ...] = ()
-    """What a request passes before it may wait for its turn, in this order: names, or `{use: name, option: value}`."""
+    """Admission gates that a request passes before it enters the queue, in this order: names, or `{use: name, option:
+    value}`."""
     logits_processors: tuple[UseSection, ...] = ()
-    """What changes logits before sampling, in this order: names, or `{use: name, option: value}`."""
+    """Logits processors, in the order in which they run: names, or `{use: name, option: value}`."""
     sampler: UseSection = UseSection()
-    """What turns logits into tokens."""
+    """The sampler: logits to tokens."""
     sampling_defaults: SamplingDefaults = "model"
-    """What holds for sampling parameters that a request leaves open. `model`: what the model's generation_config.json
-    says; `none`: the defaults of the APIs; or values such as `{temperature: 0.6, top_k: 20}`, laid over the model's."""
+    """Defaults of sampling parameters that a request leaves out. `model`: those of the model's generation_config.json;
+    `none`: those of the APIs; or values such as `{temperature: 0.6, top_k: 20}`, which override the model's."""
     apis: tuple[UseSection, ...] = ()
     """HTTP APIs to offer: names, or `{use: name, option: value}`."""
     server: ServerSection = ServerSection()

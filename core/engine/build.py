@@ -39,12 +39,12 @@ from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContex
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocator, TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
+from pegboard.core.pipeline.components import Components, Limits, StepHooks
 from pegboard.core.pipeline.guards import GuardedHooks
 from pegboard.core.pipeline.memory import MemoryManager
-from pegboard.core.pipeline.results import ResultStage
+from pegboard.core.pipeline.results import ResultProcessor
 from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.shared import CommonPrefix
-from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.pipeline.unsampled import Unsampled
 from pegboard.core.worker.worker import Worker
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
@@ -88,7 +88,7 @@ class BuiltScheduler:
         with torch.inference_mode():
             ready, wanted = self.pool.prepare(seconds), self.pool.num_slots
             left = max(0.0, seconds - (time.monotonic() - started))
-            beyond, of_beyond = self.scheduler.stages.memory.cache.prepare(left)
+            beyond, of_beyond = self.scheduler.components.memory.cache.prepare(left)
             ready, wanted = ready + beyond, wanted + of_beyond
         took = time.monotonic() - started
         if took > 0.5 or ready < wanted:
@@ -96,16 +96,16 @@ class BuiltScheduler:
 
     def close(self) -> None:
         """End the helper processes and threads. Nothing may be running any more."""
-        stages = self.scheduler.stages
-        stages.executor.close()
-        stages.memory.cache.close()
-        if stages.gates is not None:
-            stages.gates.close()
+        components = self.scheduler.components
+        components.executor.close()
+        components.memory.cache.close()
+        if components.gates is not None:
+            components.gates.close()
 
 
 def build_scheduler(resolved: ResolvedConfig, scratch: Path) -> BuiltScheduler:
-    """Prepare the model, choose providers, load weights, size memory, join the stages. `scratch` is a directory that
-    this process shares with that of the API.
+    """Prepare the model, choose providers, load weights, size memory, join the components. `scratch` is a directory
+    that this process shares with that of the API.
 
     Raises ConfigError, PluginError, ModelError or OutOfMemory with a message for the operator.
     """
@@ -183,7 +183,7 @@ def _possible(eos_token_ids: frozenset[int], spec: ModelSpec) -> frozenset[int]:
 
 
 def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> BuiltScheduler:
-    """Build the stages around a loaded runner, and the scheduler of them."""
+    """Build the components around a loaded runner, and the scheduler of them."""
     config = chosen.resolved.engine
     settings = _scheduler_settings(chosen, splits=parts.splits)
     allocator, cache = _cache(chosen, loaded, hooks)
@@ -197,11 +197,11 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
     gates = build_gates(chosen, loaded, parts.points, gate_ctx)
     worker = _worker(chosen, loaded, rows, hooks, parts)
     executor = executor_of(settings.loop, worker, stage_parts(chosen, worker, loaded.memory.pool), chosen.model.device)
-    stages = Stages(
+    components = Components(
         memory,
         _made(chosen, SCHEDULE_POLICY, SchedulePolicyContext(cache, settings.seed)),
         _builder(chosen, memory, parts),
-        ResultStage(chosen.tokenizer, chosen.spec.eos_token_ids, parts.points),
+        ResultProcessor(chosen.tokenizer, chosen.spec.eos_token_ids, parts.points),
         executor,
         gates=gates,
         points=parts.points,
@@ -212,7 +212,7 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
         unsampled=Unsampled(chosen.processors, chosen.culprits, executor),
     )
     limits = Limits(loaded.memory.max_context_len, parts.chunk_size, chosen.spec.eos_token_ids)
-    return _built(chosen, loaded, hooks, Scheduler(settings, stages, limits), worker)
+    return _built(chosen, loaded, hooks, Scheduler(settings, components, limits), worker)
 
 
 def _built(chosen: Chosen, loaded: Loaded, hooks: Hooks, scheduler: Scheduler, worker: Worker) -> BuiltScheduler:

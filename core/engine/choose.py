@@ -12,7 +12,7 @@ import torch
 from pegboard.core.engine.memory_profiler import MemoryProfiler
 from pegboard.core.engine.reserving import Providers, further_layers
 from pegboard.core.engine.sizing import KVMemory, most_new_tokens, pool_context, size_memory
-from pegboard.core.interfaces.ahead import LoadedModel, ReserveContext
+from pegboard.core.interfaces.ahead import KVLayersContext, LoadedModel
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
 from pegboard.core.interfaces.contracts import ATTENTION, KV_POOL, LOGITS_PROCESSOR, RUNNER, SAMPLER
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
@@ -100,7 +100,7 @@ def choose_providers(
     """
     config, culprits, queue = resolved.engine, Culprits(), queue_of(model.device)
     kv_dtype, capture = _kv_dtype(resolved, model), capture_of(model.device)
-    further = further_layers(hooks, ReserveContext(config, spec, model, providers := Providers(selection, culprits)))
+    further = further_layers(hooks, KVLayersContext(config, spec, model, providers := Providers(selection, culprits)))
     attention_ctx = _attention_context(config, model, spec, spec.layers + further, kv_dtype)
     attention_ctx = replace(attention_ctx, graph_sizes=_graph_sizes(resolved, capture), bring=queue.bring)
     sampler_ctx = SamplerContext(spec.vocab_size, model.device)
@@ -203,7 +203,7 @@ def _attached(
     model = LoadedModel(runner.ends, chosen.attention, chosen.model.device, chosen.queue.bring)
     for part in parts:
         part.attach(model)
-    memory = _sized(chosen, family, runner, chunk, sum(part.reserved for part in parts))
+    memory = _sized(chosen, family, runner, chunk, sum(part.device_bytes for part in parts))
     return memory, (runner.numerics(), "".join(part.numerics() for part in parts))
 
 

@@ -51,7 +51,7 @@ def executor_of(loop: str, worker: Worker, stages: Mapping[str, RunStage], devic
     """
     thread = loop == "overlap" and device.type != "cuda"
     send_table = worker.batches.send_table
-    return LocalExecutor(worker.launch, worker.again, worker.healthy, stages, send_table=send_table, thread=thread)
+    return LocalExecutor(worker.launch, worker.rerun, worker.healthy, stages, send_table=send_table, thread=thread)
 
 
 def stage_parts(chosen: Chosen, worker: Worker, pool: KVPool) -> dict[str, RunStage]:

@@ -278,7 +278,7 @@ class Engine:
 
     def flush_cache(self) -> None:
         """Forget every cached prefix."""
-        self._scheduler.stages.memory.cache.reset()
+        self._scheduler.components.memory.cache.reset()
 
     def stats(self) -> dict[str, Any]:
         """Return the scheduler's counters, queues and memory."""

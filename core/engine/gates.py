@@ -47,6 +47,7 @@ def stage_gates(points: Points, ctx: AdmissionGateContext) -> list[tuple[str, Ad
     for stage in points.stages:
         gate: object = stage.gate(ctx)
         if isinstance(gate, AdmissionGate):
+            points.culprits.know_gate(stage.name, stage, gate)
             found.append((stage.name, gate))
         elif gate is not None:
             who = points.culprits.known(stage) or f"the stage {stage.name!r}"

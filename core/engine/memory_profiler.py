@@ -96,7 +96,7 @@ class MemoryProfiler:
             extend_lens=lengths,
             prefix_lens=np.full(count, prefix),
             out_cache_loc=positions + self._page_size,
-            sample_rows=None if decode else ends - 1,
+            logits_indices=None if decode else ends - 1,
             sampling=SamplingInfo(next(self._versions), numbers, np.zeros(count, np.int64), logprobs),
             sampled_rows=rows,
         )

@@ -29,14 +29,14 @@ def model_info(chosen: Chosen, scheduler: Scheduler) -> ModelInfo:
         model_type=str(hf_config.get("model_type") or ""),
         max_context_len=scheduler.max_context_len,
         vocab_size=spec.vocab_size,
-        max_total_tokens=scheduler.stages.memory.total_tokens,
+        max_total_tokens=scheduler.components.memory.total_tokens,
         dtype=str(chosen.model.dtype).removeprefix("torch."),
         version=__version__,
         created=int(time.time()),
         providers={contract: [one.name for one in some] for contract, some in chosen.selection.choices.items()},
-        features=_features(chosen, scheduler.stages.points.offers),
+        features=_features(chosen, scheduler.components.points.offers),
         hidden_size=spec.hidden_size,
-        stages=scheduler.stages.points.reports.info(),
+        stages=scheduler.components.points.reports.info(),
         sampling_defaults=chosen.sampling_defaults,
     )
 

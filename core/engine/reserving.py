@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from pegboard.core.interfaces.ahead import Reserve
+from pegboard.core.interfaces.ahead import KVLayers
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.toolkit.system.blame import DELIBERATE, describe
 
 if TYPE_CHECKING:
     from pegboard.core.config.select import Selection
-    from pegboard.core.interfaces.ahead import ReserveContext
+    from pegboard.core.interfaces.ahead import KVLayersContext
     from pegboard.core.interfaces.contract import Contract, Ctx, T
     from pegboard.core.interfaces.layers import LayerSpec
     from pegboard.core.registry.hooks import Hooks
@@ -36,14 +36,14 @@ class Providers:
         return found
 
 
-def further_layers(hooks: Hooks, ctx: ReserveContext) -> tuple[LayerSpec, ...]:
-    """Return the layers that plugins add to the KV pool. Raises PluginError for other answers of `reserve`."""
+def further_layers(hooks: Hooks, ctx: KVLayersContext) -> tuple[LayerSpec, ...]:
+    """Return the layers that plugins add to the KV pool. Raises PluginError for other answers of `kv_layers`."""
     layers: tuple[LayerSpec, ...] = ()
-    for plugin, origin, found in answers(hooks, "reserve", lambda found: found, ctx=ctx):
+    for plugin, origin, found in answers(hooks, "kv_layers", lambda found: found, ctx=ctx):
         if found is None:
             continue
-        if not isinstance(found, Reserve):
-            raise PluginError(f"reserve of plugin {plugin!r} ({origin}): {found!r} is not a Reserve")
+        if not isinstance(found, KVLayers):
+            raise PluginError(f"kv_layers of plugin {plugin!r} ({origin}): {found!r} is not a KVLayers")
         layers += found.layers
     return layers
 

@@ -32,10 +32,10 @@ class SchedulerView(EngineView):
 
     @property
     def prefix_cache(self) -> PrefixCache[Options]:
-        return self._scheduler.stages.memory.cache
+        return self._scheduler.components.memory.cache
 
     def points(self) -> list[ShownPoint]:
-        stages = self._scheduler.stages.points.stages
+        stages = self._scheduler.components.points.stages
         return [*hook_points(self._hooks.listeners), *stage_points(Stage, stages, SCHEDULER)]
 
     def add_control(self, action: str, run: Control) -> None:
@@ -63,9 +63,9 @@ class SchedulerView(EngineView):
 
     def _retract_all(self) -> None:
         scheduler, planner = self._scheduler, self._scheduler.planner
-        flight, scheduler.loop.flight = scheduler.loop.flight, None
-        if flight is not None:
-            scheduler.settle(flight)
+        in_flight, scheduler.loop.in_flight = scheduler.loop.in_flight, None
+        if in_flight is not None:
+            scheduler.settle(in_flight)
         planner.abandon()
         chunked = [] if planner.chunked is None else [planner.chunked]
         # Each goes to the head of the queue, so the first to run is the last to go.

@@ -102,18 +102,18 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.stage import Column as Column
     from pegboard.core.interfaces.stage import DevicePart as DevicePart
     from pegboard.core.interfaces.stage import Interest as Interest
-    from pegboard.core.interfaces.stage import LaunchedStep as LaunchedStep
     from pegboard.core.interfaces.stage import Sent as Sent
     from pegboard.core.interfaces.stage import Stage as Stage
     from pegboard.core.interfaces.stage import StageContext as StageContext
     from pegboard.core.interfaces.stage import StepResult as StepResult
+    from pegboard.core.interfaces.stage import StepView as StepView
     from pegboard.core.interfaces.stage import Wait as Wait
     from pegboard.core.interfaces.status import FinishReason as FinishReason
     from pegboard.core.interfaces.status import FinishType as FinishType
     from pegboard.core.interfaces.step import SETTLE as SETTLE
+    from pegboard.core.interfaces.step import BaseStep as BaseStep
     from pegboard.core.interfaces.step import BatchStep as BatchStep
     from pegboard.core.interfaces.step import CoreServices as CoreServices
-    from pegboard.core.interfaces.step import Launched as Launched
     from pegboard.core.interfaces.step import StageStep as StageStep
     from pegboard.core.interfaces.step import StepLost as StepLost
     from pegboard.core.interfaces.step import StepSource as StepSource

@@ -30,7 +30,7 @@ class GateOptions(Options):
     """Seconds that a request may wait at this gate; then it ends with status 504. null: for ever."""
 
     hold_timeout: float | None = None
-    """Seconds that this gate may keep what a finished request had in memory; then it has to let go. null: for ever."""
+    """Seconds for which this gate may keep the KV of a finished request. null: no limit."""
 
 
 @dataclass(frozen=True, slots=True)

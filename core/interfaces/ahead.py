@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class AheadRoom(Protocol):
     """Running requests that compute one token in the step that is planned, and what there is for tokens ahead of it.
 
-    Arrays int64 [requests]: `rows` in the row table, `seq_lens` (tokens known, the newest included), the `newest`
+    Arrays int64 [requests]: `rows` in the row table, `known_lens` (tokens known, the newest included), the `newest`
     tokens, and the `most` nodes that a tree may have, its root included. 1: none ahead of this request. `running`
     counts all requests that run, those that compute several tokens included.
     """
@@ -38,7 +38,7 @@ class AheadRoom(Protocol):
     @property
     def rows(self) -> NDArray[np.int64]: ...
     @property
-    def seq_lens(self) -> NDArray[np.int64]: ...
+    def known_lens(self) -> NDArray[np.int64]: ...
     @property
     def newest(self) -> NDArray[np.int64]: ...
     @property
@@ -90,7 +90,7 @@ class DeviceServices:
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model whose weights are read. `ends` lends its embedding and head, and raises Unsupported where the runner
-    cannot; `attention` attends over the layers of `Reserve`, too; `bring` brings arrays to the device.
+    cannot; `attention` attends over the layers of `KVLayers`, too; `bring` brings arrays to the device.
     """
 
     ends: Callable[[], ModelEnds]
@@ -100,7 +100,7 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class ReserveContext:
+class KVLayersContext:
     """What is known before attention, runner and pool are chosen. `config` is the EngineConfig; for `provider` see
     StageContext.
     """
@@ -112,7 +112,7 @@ class ReserveContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Reserve:
+class KVLayers:
     """What a plugin needs of an engine: further `layers` of the KV pool, in its first KV group, with ids after the
     model's. Their memory starts as zeros, and their KV of a token depends on the tokens up to it alone: it stays with
     cached prefixes.

@@ -190,15 +190,15 @@ class ModelWorkerBatch:
 
     `input_ids`, `positions` ([axes, tokens] where a prompt with TokenPositions is computed) and `out_cache_loc` int64
     [tokens]; `rows`, `seq_lens`, `extend_lens`, `prefix_lens`
-    int64 [batch]; `sample_rows` int64 [sampled] or None for every token (decode). `sampling` is None when nothing is
-    sampled; `sampled_rows` int64 [sampled] are the rows that a token is sampled for.
+    int64 [batch]; `logits_indices` int64 [sampled] or None for every token (decode). `sampling` is None when nothing is
+    sampled; `sampled_rows` int64 [sampled] are the row table's rows of the requests that a token is sampled for.
 
-    `pending` int64 [n] are the packed tokens whose id only the worker knows: it is the one it sampled last for the
-    token's row; `input_ids` is -1 there. `table` are changes of the row table since the batch before. `part` is set for
-    a part of a split prefill.
+    `future_indices` int64 [n] are the packed tokens whose id only the worker knows: it is the one it sampled last for
+    the token's row; `input_ids` is -1 there. `table` are changes of the row table since the batch before. `part` is set
+    for a part of a split prefill.
 
-    With tokens ahead `trees` are those of the sampled rows, whose `sampling` and `sample_rows` have an entry per node.
-    Branches need `tail_lens` int64 [batch] and `tail_bits` int64 [tokens], see ForwardBatch; chains leave them
+    With tokens ahead `trees` are those of the sampled rows, whose `sampling` and `logits_indices` have an entry per
+    node. Branches need `tail_lens` int64 [batch] and `tail_bits` int64 [tokens], see ForwardBatch; chains leave them
     None.
 
     `common_prefix`: see ForwardBatch. `extras`: see BatchExtras. `payloads` are for device parts, by their names: those
@@ -214,10 +214,10 @@ class ModelWorkerBatch:
     extend_lens: NDArray[np.int64]
     prefix_lens: NDArray[np.int64]
     out_cache_loc: NDArray[np.int64]
-    sample_rows: NDArray[np.int64] | None
+    logits_indices: NDArray[np.int64] | None
     sampling: SamplingInfo | None
     sampled_rows: NDArray[np.int64]
-    pending: NDArray[np.int64] | None = None
+    future_indices: NDArray[np.int64] | None = None
     table: TableChanges | None = None
     part: SplitPart | None = None
     trees: TokenTrees | None = None

@@ -34,7 +34,7 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def again(self, work: ModelWorkerBatch) -> BatchResult:
+    def rerun(self, work: ModelWorkerBatch) -> BatchResult:
         """Run part of a failed batch now, without step hooks and with nothing under way. Raises what the forward pass
         raises.
         """

@@ -144,9 +144,9 @@ class ForwardBatch:
     `req_pool_indices` int64 [batch] are rows of the row table. `seq_lens` int64 [batch] count a request's KV with this
     batch's tokens included. In extend-like modes `extend_lens` (new tokens), `extend_prefix_lens` (KV before them) and
     `extend_start_loc` (first packed token), all int64 [batch], are set; in decode they are None (1, seq_lens - 1 and
-    arange). `sample_rows` int64 [sampled] are the packed tokens whose logits are wanted; None means every token, as in
-    decode. `attn_metadata` belongs to the attention backend, which sets it in `prepare`. `overlay` has the states that
-    take the place of token embeddings (capability `overlay`).
+    arange). `logits_indices` int64 [sampled] are the packed tokens whose logits are wanted; None means every token, as
+    in decode. `attn_metadata` belongs to the attention backend, which sets it in `prepare`. `overlay` has the states
+    that take the place of token embeddings (capability `overlay`).
 
     `logprob_rows` int64 [p] are packed tokens of prompts whose successors' logprobs are wanted; `logprob_targets` int64
     [p] are those successors, and `logprob_requests` says for each what else (capability `input_logprobs`).
@@ -193,7 +193,7 @@ class ForwardBatch:
     extend_start_loc: torch.Tensor | None = None
     extend_lens_cpu: NDArray[np.int64] | None = None
     extend_prefix_lens_cpu: NDArray[np.int64] | None = None
-    sample_rows: torch.Tensor | None = None
+    logits_indices: torch.Tensor | None = None
     overlay: EmbedOverlay | None = None
     logprob_rows: torch.Tensor | None = None
     logprob_targets: torch.Tensor | None = None

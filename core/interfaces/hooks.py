@@ -22,7 +22,7 @@ import pluggy
 if TYPE_CHECKING:
     import fastapi
 
-    from pegboard.core.interfaces.ahead import Reserve, ReserveContext
+    from pegboard.core.interfaces.ahead import KVLayers, KVLayersContext
     from pegboard.core.interfaces.batch import ScheduleBatch
     from pegboard.core.interfaces.choosing import Chooser, MemoryContext
     from pegboard.core.interfaces.client import EngineClient, ModelInfo
@@ -57,7 +57,7 @@ BOTH, API, SCHEDULER, DEVICE = "both", "API", "scheduler", "where batches run"
 POINTS = (
     Point("configure", BOTH, "first of all, before anything is built"),
     Point("guard_http", API, "when the server's socket listens, before the model is loaded"),
-    Point("reserve", SCHEDULER, "before attention, runner and KV memory are chosen: layers that plugins add to it"),
+    Point("kv_layers", SCHEDULER, "before attention, runner and KV memory are chosen: layers that plugins add to it"),
     Point("pipeline_stages", SCHEDULER, "when providers are chosen, before weights are read: what takes part in steps"),
     Point("device_parts", DEVICE, "when providers are chosen, before weights are read: what stages compute there"),
     Point("frontend_stages", API, "before the first request: what stages do with requests and answers"),
@@ -107,16 +107,16 @@ class HookSpecs:
         """
 
     @hookspec
-    def reserve(self, ctx: ReserveContext) -> Reserve | None:
+    def kv_layers(self, ctx: KVLayersContext) -> KVLayers | None:
         """Once in the scheduler process, before attention, runner and KV memory are chosen, and before weights are
         read: layers that KV memory is to have beside the model's.
 
         Example::
 
             @hookimpl
-            def reserve(self, ctx):
+            def kv_layers(self, ctx):
                 layer = replace(ctx.spec.layers[-1], layer_id=len(ctx.spec.layers))
-                return Reserve(layers=(layer,))
+                return KVLayers(layers=(layer,))
         """
 
     @hookspec

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req, ReqKV
     from pegboard.core.interfaces.sampling import SamplingParams
     from pegboard.core.interfaces.status import FinishReason
-    from pegboard.core.interfaces.step import AnySource, CoreServices, Launched
+    from pegboard.core.interfaces.step import AnySource, BaseStep, CoreServices
     from pegboard.core.interfaces.stops import CompiledStops, Ending
     from pegboard.core.interfaces.tokenizer import Tokenizer
     from pegboard.core.interfaces.trees import Accepted, TokenTrees
@@ -86,13 +86,13 @@ class Column:
     dtype: type[np.generic] = np.int64
 
 
-class LaunchedStep(Protocol):
+class StepView(Protocol):
     """A step as stages see it, to be read only. Halves of a failed step are steps of their own, with the same `number`.
 
     `kvs` are the `Req.kv` of `batch.reqs` as they were at launch: a request that ended or was retracted since has
     another one. `sampled` are the requests that a token is drawn for, in the batch's order. In `notes` a stage keeps,
-    under its name, what it needs when results arrive. `again` int64 [requests] or None: so many tokens at a request's
-    front were computed before, and are computed once more.
+    under its name, what it needs when results arrive. `recomputed` int64 [requests] or None: so many tokens at a
+    request's front were computed before, and are computed once more.
     """
 
     @property
@@ -108,7 +108,7 @@ class LaunchedStep(Protocol):
     @property
     def notes(self) -> dict[str, object]: ...
     @property
-    def again(self) -> NDArray[np.int64] | None: ...
+    def recomputed(self) -> NDArray[np.int64] | None: ...
 
 
 class StepResult(Protocol):
@@ -247,7 +247,7 @@ class Stage:
         """
         return take
 
-    def must_settle(self, running: Sequence[Req], flight: Launched) -> bool:
+    def must_settle(self, running: Sequence[Req], in_flight: BaseStep) -> bool:
         """When a step is planned while another one is under way: return whether the results of that one are needed
         first, so that `ahead` is asked for these requests. Where it may gain several tokens, the core waits by itself.
         """
@@ -267,7 +267,7 @@ class Stage:
         """Once the trees that the stage has brought are cut: note how many seconds that took."""
 
     # ---- a step ----------------------------------------------------------------------------------------------------
-    def pack(self, step: LaunchedStep, extras: BatchExtras) -> object | None:
+    def pack(self, step: StepView, extras: BatchExtras) -> object | None:
         """Each time a batch with a request of this stage is about to run: bring arrays for the model into `extras`, and
         return the payload for the DevicePart, if any. Change neither the batch nor its requests.
 
@@ -276,15 +276,15 @@ class Stage:
         """
         return None
 
-    def arrived(self, step: LaunchedStep, result: StepResult) -> None:
+    def arrived(self, step: StepView, result: StepResult) -> None:
         """When the results of a batch are there, before its tokens are appended: keep what was computed. Requests that
         have ended since are in it still; `req.kv is not kvs[i]` where one was retracted.
         """
 
-    def commit(self, step: LaunchedStep, result: StepResult) -> None:
+    def commit(self, step: StepView, result: StepResult) -> None:
         """After the batch's tokens have been appended and what ends was noted."""
 
-    def closed(self, step: LaunchedStep) -> None:
+    def closed(self, step: StepView) -> None:
         """Exactly once for each packed step, halves not counted: it is committed, all its halves are through, or it was
         undone.
         """
@@ -331,7 +331,7 @@ class DevicePart:
 
     name: str = ""
     loads: bool = False
-    reserved: int = 0
+    device_bytes: int = 0
     """Bytes on the device that it takes beside its weights, which KV does not get."""
 
     def load(self) -> None:

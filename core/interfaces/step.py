@@ -36,7 +36,7 @@ SETTLE: Final = Settle.SETTLE
 
 
 @dataclass(slots=True)
-class Launched:
+class BaseStep:
     """A step from its plan until its result is taken. `source` is set by the source that plans it. `touched` says that
     some request has ended while it was under way.
     """
@@ -53,7 +53,7 @@ class Launched:
 
 
 @dataclass(slots=True)
-class BatchStep(Launched):
+class BatchStep(BaseStep):
     """A step with a batch. One that is not `final` is a part of the split prefill `whole`, with nothing to commit."""
 
     batch: ScheduleBatch
@@ -66,7 +66,7 @@ class BatchStep(Launched):
 
 
 @dataclass(slots=True)
-class StageStep(Launched):
+class StageStep(BaseStep):
     """A step without a batch: a stage's own work."""
 
     work: StageWork
@@ -97,7 +97,7 @@ class CoreServices(Protocol):
         """Return the number of a step that the source makes."""
 
     @property
-    def flight(self) -> Launched | None:
+    def in_flight(self) -> BaseStep | None:
         """Return the step that is under way between two turns of the loop."""
 
     def slots(self, req: Req) -> NDArray[np.int64]:
@@ -144,7 +144,7 @@ class CoreServices(Protocol):
         ends.
 
         Its pages may have been those of a request that has ended, to which the step under way still writes. So nothing
-        but later steps may touch them before `flight` is another one.
+        but later steps may touch them before `in_flight` is another one.
         """
 
     def reserved_slots(self, req: Req) -> NDArray[np.int32]:
@@ -164,15 +164,15 @@ class CoreServices(Protocol):
         """
 
 
-S = TypeVar("S", bound=Launched)
+S = TypeVar("S", bound=BaseStep)
 R = TypeVar("R")
 
 
 class StepSource(ABC, Generic[S, R]):
     """Plans steps of one kind, S, and takes their results, R. All calls come from the scheduler's loop.
 
-    For each step that is launched one of `settle`, `failed` and `behind_failed` is called, once, or `undo` after
-    StepLost. Where steps overlap, the next one may have been launched when a step fails: that one is `behind_failed`.
+    For each step that is launched one of `process_result`, `failed` and `behind_failed` is called, once, or `undo`
+    after StepLost. Where steps overlap, the next one may be launched when a step fails: that one is `behind_failed`.
     """
 
     turn: Literal["prefill", "decode"] = "prefill"
@@ -181,11 +181,11 @@ class StepSource(ABC, Generic[S, R]):
     """Whether it is asked before the core's own sources of its turn, and not after them."""
 
     @abstractmethod
-    def next(self, flight: Launched | None) -> Launched | Settle | None:
+    def next(self, in_flight: BaseStep | None) -> BaseStep | Settle | None:
         """Plan a step, with its memory allocated, to be launched at once; None where there is nothing to do.
 
-        `flight` is the step under way. SETTLE asks for its results first: later sources of this turn are still asked,
-        those of the other turn are not.
+        `in_flight` is the step under way. SETTLE asks for its results first: later sources of this turn are still
+        asked, those of the other turn are not.
         """
 
     @property
@@ -209,7 +209,7 @@ class StepSource(ABC, Generic[S, R]):
         raise NotImplementedError
 
     @abstractmethod
-    def settle(self, step: S, result: R) -> None:
+    def process_result(self, step: S, result: R) -> None:
         """Take what a step has computed."""
 
     @abstractmethod
@@ -222,7 +222,7 @@ class StepSource(ABC, Generic[S, R]):
     def undo(self, step: S) -> None:
         """Give up a step, or the rest of one of several launches. Its requests are computed again."""
 
-    def behind_failed(self, step: S, failed: Launched, own_error: Exception | None) -> None:
+    def behind_failed(self, step: S, failed: BaseStep, own_error: Exception | None) -> None:
         """Deal with a step launched after one that failed, now through; `own_error` is its own. By default, undo it."""
         self.undo(step)
 

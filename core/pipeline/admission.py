@@ -74,19 +74,16 @@ class PrefillAdder:
         self._held = False  # some stage has a step of its own to come first
         self._memory = memory
         self._page = memory.page_size
-        # However many decodes are mixed in, one request may join them.
+        # However many decodes are mixed in, one request may join them, and a chunk gets on by at least one page.
         self._rem_input = max(1, max_prefill_tokens - decode_tokens)
-        # However many decodes are mixed in, a chunk gets on by at least one page.
         self._rem_chunk = None if chunk_size is None else max(self._page, chunk_size - decode_tokens)
         self._max_new_rows = max_new_rows
         self._rem_load, self._loads = max_load_tokens, False
-        # A decode mixed in takes its page in this very step.
-        self._reserved = decode_tokens * self._page
         self._ratio = ratio
         self._running = running
         self._apart = apart
-        # And everybody who has memory is expected to grow.
-        self._reserved += ratio.shares(running) + sum(map(ratio.share, apart))
+        # A decode mixed in takes its page in this very step, and everybody who has memory is expected to grow.
+        self._expected = decode_tokens * self._page + ratio.shares(running) + sum(map(ratio.share, apart))
 
     def add_chunked(self, req: Req) -> AddResult:
         """Offer the request whose prompt is partly computed. On CONTINUE it goes on; on LATER others may be added, and
@@ -101,9 +98,13 @@ class PrefillAdder:
             self._max_new_rows += 1  # it has its row already
             self._accept(req, done, take, take < left)
         elif result is AddResult.LATER:
-            self._apart = (*self._apart, req)
-            self._reserved += left + self._ratio.most(req)
+            self.count_chunked(req)
         return result
+
+    def count_chunked(self, req: Req) -> None:
+        """Count what a request takes yet whose prompt is partly computed: the rest of it, and its output."""
+        self._apart = (*self._apart, req)
+        self._expected += req.seq_len - req.kv.scheduled_len + self._ratio.most(req)
 
     def add(self, req: Req, *, has_chunked: bool) -> AddResult:
         """Offer a waiting request. On CONTINUE it was added, with row and slots; otherwise it is as it was before.
@@ -144,7 +145,7 @@ class PrefillAdder:
             self._rem_load, self._loads = self._rem_load - found.promised, True
         return AddResult.CONTINUE
 
-    def place(self, req: Req, *, has_chunked: bool) -> bool:
+    def reserve(self, req: Req) -> bool:
         """Give a request row and slots for KV that is computed elsewhere; False where there is no room. What is
         promised of its prefix is left out: it comes as the rest does.
         """
@@ -152,7 +153,7 @@ class PrefillAdder:
             return False
         found = self._memory.match(req)
         left = req.seq_len - len(found)
-        alone = not (self._running or self._apart or has_chunked)
+        alone = not (self._running or self._apart)
         fits = left <= self._memory.available_tokens if alone else self._affordable(req, left)
         if not fits:
             self._memory.unmatch(req)
@@ -190,7 +191,7 @@ class PrefillAdder:
             if req.sampling.ignore_eos:
                 fits = self._survives(req, req.seq_len, free, {id(one) for one in victims[:count]})
             else:
-                fits = free - self._reserved + share >= self._pages(req.seq_len + self._ratio.most(req))
+                fits = free - self._expected + share >= self._pages(req.seq_len + self._ratio.most(req))
             if fits:
                 return count
         return 0
@@ -198,7 +199,7 @@ class PrefillAdder:
     def gave_way(self, victim: Req) -> None:
         """Note that a running request was retracted: its row is free, and its growth no longer counts."""
         self._max_new_rows += 1
-        self._reserved -= self._ratio.share(victim)
+        self._expected -= self._ratio.share(victim)
 
     def full(self) -> bool:
         """Return whether a budget of this prefill is used up."""
@@ -250,12 +251,12 @@ class PrefillAdder:
             self._rem_chunk -= take
         req.kv.scheduled_len = prefix_len + take
         later = req.seq_len - prefix_len - take
-        self._reserved += later + self._ratio.most(req)
+        self._expected += later + self._ratio.most(req)
 
     def _affordable(self, req: Req, left: int) -> bool:
         if req.sampling.ignore_eos:
             return self._survives(req, left, self._memory.available_tokens)
-        return self._pages(left + self._ratio.most(req)) <= self._memory.available_tokens - self._reserved
+        return self._pages(left + self._ratio.most(req)) <= self._memory.available_tokens - self._expected
 
     def _survives(self, req: Req, left: int, free: int, gone: AbstractSet[int] = frozenset()) -> bool:
         others = [*self._apart, *(item.req for item in self.items)]

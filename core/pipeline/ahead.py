@@ -38,7 +38,7 @@ class Ahead:
         first = tree.chains((root, ()) for root in roots)
         return Ahead(tree.join((first, self.trees)), (*(None for _ in roots), *self.masks))
 
-    def part(self, requests: NDArray[np.int64]) -> Ahead | None:
+    def select(self, requests: NDArray[np.int64]) -> Ahead | None:
         """Return the trees of some of the requests, by their indices; None where none of them has tokens ahead."""
         trees = tree.take_part(self.trees, requests)
         if not (trees.counts > 1).any():
@@ -57,7 +57,7 @@ class Room:
     most: NDArray[np.int64]
     reqs: Sequence[Req]
     rows: NDArray[np.int64]
-    seq_lens: NDArray[np.int64]
+    known_lens: NDArray[np.int64]
     newest: NDArray[np.int64]
     flags: NDArray[np.int64]
 
@@ -95,7 +95,7 @@ def pack(
     counts, own = trees.counts, tree.places(trees.counts)
     ends = np.cumsum(work.extend_lens)[places]
     rows = np.repeat(ends - counts, counts) + own
-    work.trees, work.sample_rows = trees, rows
+    work.trees, work.logits_indices = trees, rows
     work.input_ids[rows] = trees.tokens
     depths = tree.depths(trees)
     if not tree.is_chain(trees):

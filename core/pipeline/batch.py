@@ -11,7 +11,7 @@ import numpy as np
 from pegboard.core.interfaces.batch import ModelWorkerBatch, ScheduleBatch
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.pipeline.ahead import pack
-from pegboard.core.pipeline.flags import SHIFTED, asks_of, flags_of
+from pegboard.core.pipeline.flags import SHIFTED, flags_any_of, flags_of
 from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.positions import positions_of
 from pegboard.core.pipeline.running import NEVER
@@ -65,10 +65,10 @@ class BatchBuilder:
         """Return the flags of a new request. Raises what the `wants` of a processor or the sampler raises."""
         return flags_of(req, self._asked, self._alone)
 
-    def decode(self, running: RunningBatch, flight: int) -> Step | None:
+    def decode(self, running: RunningBatch, stamp: int) -> Step | None:
         """Make a batch of one token for each running request that may have one more token; None when there is none.
 
-        Each has one to compute, and room for it. `flight` is the number of the step under way (NEVER: none): the tokens
+        Each has one to compute, and room for it. `stamp` is the number of the step under way (NEVER: none): the tokens
         that it samples are not known yet. The running batch then counts the new tokens as scheduled.
         """
         number = next(self.numbers)
@@ -77,7 +77,7 @@ class BatchBuilder:
         reqs = list(running.reqs) if whole else [running.reqs[place] for place in active.tolist()]
         if not reqs:
             return None
-        seq_lens, rows = _of(running.seq_lens, active, whole), _of(running.rows, active, whole)
+        seq_lens, rows = _of(running.known_lens, active, whole), _of(running.rows, active, whole)
         positions = seq_lens - 1
         batch = ScheduleBatch(
             bid=number,
@@ -88,7 +88,7 @@ class BatchBuilder:
             prefix_lens=positions,
             decoding=len(reqs),
         )
-        input_ids, pending = _inputs(running, active, flight)
+        input_ids, future = _inputs(running, active, stamp)
         work = ModelWorkerBatch(
             bid=number,
             forward_mode=ForwardMode.DECODE,
@@ -99,10 +99,10 @@ class BatchBuilder:
             extend_lens=batch.extend_lens,
             prefix_lens=positions,
             out_cache_loc=self._memory.rows.host[rows, positions].astype(np.int64),
-            sample_rows=None,
-            sampling=self._infos.decoding(running, active, whole, flight),
+            logits_indices=None,
+            sampling=self._infos.decoding(running, active, whole, stamp),
             sampled_rows=rows,
-            pending=pending,
+            future_indices=future,
             table=self._memory.rows.take_changes(),
             common_prefix=0 if self._shared is None else self._shared.of(running),
         )
@@ -119,7 +119,7 @@ class BatchBuilder:
         running: RunningBatch,
         *,
         mixed: bool,
-        flight: int,
+        stamp: int,
         split: bool = False,
         ahead: Ahead | None = None,
     ) -> Step:
@@ -132,13 +132,13 @@ class BatchBuilder:
         active = running.decoding() if mixed else np.empty(0, np.int64)
         decoding = [running.reqs[place] for place in active.tolist()]
         reqs = [item.req for item in items] + decoding
-        ends = running.seq_lens[active]
+        ends = running.known_lens[active]
         prefix = np.fromiter((item.prefix_len for item in items), np.int64, len(items))
         extend = np.fromiter((item.extend_len for item in items), np.int64, len(items))
-        again = computed_again(items, len(reqs), self.points.lookback)
-        if again is not None:
-            prefix -= again[: len(items)]
-            extend += again[: len(items)]
+        recomputed = computed_again(items, len(reqs), self.points.lookback)
+        if recomputed is not None:
+            prefix -= recomputed[: len(items)]
+            extend += recomputed[: len(items)]
         prefix_lens = np.concatenate([prefix, ends - 1])
         new = np.ones(len(decoding), np.int64) if ahead is None else ahead.trees.counts
         extend_lens = np.concatenate([extend, new])
@@ -155,22 +155,22 @@ class BatchBuilder:
         )
         if ahead is not None:
             ahead = ahead.after([req.tokens.last for req in through])
-        work = _keep_out(self._work(batch, through + decoding, ahead), again)
+        work = _keep_out(self._work(batch, through + decoding, ahead), recomputed)
         loads = self._load(work, [item.req.kv for item in items if item.fresh])
         if decoding and ahead is None:
             at = work.input_ids.shape[0] - len(decoding)
-            ids, pending = _inputs(running, active, flight)
+            ids, future = _inputs(running, active, stamp)
             work.input_ids[at:] = ids
-            work.pending = None if pending is None else pending + at
+            work.future_indices = None if future is None else future + at
             if work.sampling is not None:
                 work.sampling.steps[len(through) :] = ends - running.input_lens[active]
-                if work.sampling.rows and pending is not None:
-                    mark_pending(work.sampling, pending + len(through))
+                if work.sampling.rows and future is not None:
+                    mark_pending(work.sampling, future + len(through))
         _schedule(running, active, False, number)
         if not split:
             running.join(through, number)
-        kvs, sampled = [req.kv for req in reqs], through + decoding
-        return Step(number, batch, work, kvs, sampled, asks_of(reqs), again=again, ahead=ahead, loads=loads)
+        kvs, sampled, flags = [req.kv for req in reqs], through + decoding, flags_any_of(reqs)
+        return Step(number, batch, work, kvs, sampled, flags, recomputed=recomputed, ahead=ahead, loads=loads)
 
     def prebuilt(self, req: Req, running: RunningBatch) -> Step:
         """Make a step of which nothing is to run: a request has its KV, and one token after it, from elsewhere. It
@@ -184,7 +184,7 @@ class BatchBuilder:
         running.join([req], number)
         return Step(number, batch, work, [req.kv], [req], req.flags)
 
-    def part(self, step: Step, start: int, stop: int) -> Step | None:
+    def half(self, step: Step, start: int, stop: int) -> Step | None:
         """Return requests [start, stop) of a failed step as a step of their own; None where none of them is left.
 
         Those that have ended since, or went back to the queue, are left out. Whatever was under way before it must be
@@ -213,11 +213,11 @@ class BatchBuilder:
             planned_at=whole.planned_at,
         )
         sampled = [req for req in reqs if req.rid not in whole.partial]
-        ahead = step.ahead and step.ahead.part(_sampled_places(whole)[keep][_is_sampled(batch)])
-        again = None if step.again is None else step.again[keep]
-        work = _keep_out(self._work(batch, sampled, ahead), again)
-        loads = self._load(work, kvs)
-        half = Step(step.number, batch, work, kvs, sampled, asks_of(reqs), again=again, ahead=ahead, loads=loads)
+        ahead = step.ahead and step.ahead.select(_sampled_places(whole)[keep][_is_sampled(batch)])
+        recomputed = None if step.recomputed is None else step.recomputed[keep]
+        work = _keep_out(self._work(batch, sampled, ahead), recomputed)
+        loads, flags = self._load(work, kvs), flags_any_of(reqs)
+        half = Step(step.number, batch, work, kvs, sampled, flags, recomputed=recomputed, ahead=ahead, loads=loads)
         half.touched = half.closed = True
         return half
 
@@ -235,10 +235,10 @@ class BatchBuilder:
         spans = list(zip(reqs, batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True))
         out_cache_loc = np.concatenate([host[req.kv.row, start:stop] for req, start, stop in spans]).astype(np.int64)
         if batch.forward_mode.is_decode:
-            sample_rows, sampled_rows = None, rows
+            logits_indices, sampled_rows = None, rows
         else:
             keep = _is_sampled(batch)
-            sample_rows, sampled_rows = (np.cumsum(batch.extend_lens) - 1)[keep], rows[keep]
+            logits_indices, sampled_rows = (np.cumsum(batch.extend_lens) - 1)[keep], rows[keep]
         work = ModelWorkerBatch(
             bid=batch.bid,
             forward_mode=batch.forward_mode,
@@ -249,7 +249,7 @@ class BatchBuilder:
             extend_lens=batch.extend_lens,
             prefix_lens=batch.prefix_lens,
             out_cache_loc=out_cache_loc,
-            sample_rows=sample_rows,
+            logits_indices=logits_indices,
             sampling=self._infos.of(sampled) if sampled else None,
             sampled_rows=sampled_rows,
             table=self._memory.rows.take_changes(),
@@ -260,10 +260,10 @@ class BatchBuilder:
         return work
 
 
-def _keep_out(work: ModelWorkerBatch, again: NDArray[np.int64] | None) -> ModelWorkerBatch:
-    """Have the KV of tokens that are computed `again` written to the padding slot: their own are in the cache."""
-    if again is not None:
-        work.out_cache_loc[(np.cumsum(work.extend_lens) - work.extend_lens)[again > 0]] = PADDING
+def _keep_out(work: ModelWorkerBatch, recomputed: NDArray[np.int64] | None) -> ModelWorkerBatch:
+    """Have the KV of tokens that are `recomputed` written to the padding slot: their own are in the cache."""
+    if recomputed is not None:
+        work.out_cache_loc[(np.cumsum(work.extend_lens) - work.extend_lens)[recomputed > 0]] = PADDING
     return work
 
 
@@ -289,25 +289,25 @@ def _of(values: NDArray[Any], active: NDArray[np.int64], whole: bool) -> NDArray
 
 
 def _inputs(
-    running: RunningBatch, active: NDArray[np.int64], flight: int
+    running: RunningBatch, active: NDArray[np.int64], stamp: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return the newest token of each; -1, and its index in the second array, where the step `flight` is sampling
+    """Return the newest token of each; -1, and its index in the second array, where the step `stamp` is sampling
     it.
     """
     ids = running.last[active]
-    if flight == NEVER:
+    if stamp == NEVER:
         return ids, None
-    late = np.flatnonzero(running.stamps[active] == flight)
-    if not late.shape[0]:
+    future = np.flatnonzero(running.stamps[active] == stamp)
+    if not future.shape[0]:
         return ids, None
-    ids[late] = -1
-    return ids, late
+    ids[future] = -1
+    return ids, future
 
 
 def _schedule(running: RunningBatch, active: NDArray[np.int64], whole: bool, number: int) -> None:
     """Count one more token of each as scheduled."""
     where = slice(None) if whole else active
-    running.seq_lens[where] += 1
+    running.known_lens[where] += 1
     running.left[where] -= 1
     running.stamps[where] = number
 

@@ -59,14 +59,14 @@ class LocalExecutor(Executor):
     asynchronous device, when it is under way there. With it, batches are launched in a thread of their own, so that the
     loop can plan the next one meanwhile.
 
-    `again` runs a part of a failed batch; `launch` does where it is None. `stages` run the work of stages, by name;
+    `rerun` runs a part of a failed batch; `launch` does where it is None. `stages` run the work of stages, by name;
     `send_table` brings changes of the row table before that.
     """
 
     def __init__(
         self,
         launch: Launch,
-        again: Callable[[ModelWorkerBatch], BatchResult] | None = None,
+        rerun: Callable[[ModelWorkerBatch], BatchResult] | None = None,
         healthy: Callable[[], bool] | None = None,
         stages: Mapping[str, RunStage] = MappingProxyType({}),
         *,
@@ -74,7 +74,7 @@ class LocalExecutor(Executor):
         thread: bool = False,
     ) -> None:
         self._launch = launch
-        self._again = again
+        self._rerun = rerun
         self._healthy = healthy
         self._stages = stages
         self._send_table = send_table
@@ -88,8 +88,8 @@ class LocalExecutor(Executor):
         except Exception as error:
             return Done(None, error)
 
-    def again(self, work: ModelWorkerBatch) -> BatchResult:
-        return self._now(self._again or (lambda part: self._launch(part).result()), work)
+    def rerun(self, work: ModelWorkerBatch) -> BatchResult:
+        return self._now(self._rerun or (lambda part: self._launch(part).result()), work)
 
     def ask(self, stage: str, payload: object, table: TableChanges | None = None) -> object:
         return self._now(lambda work: self._start(work).result(), StageWork(stage, payload, table))

@@ -46,6 +46,6 @@ def flags_of(req: Req, asked: Iterable[Any], alone: Sequence[object] = ()) -> in
     return flags
 
 
-def asks_of(reqs: Iterable[Req]) -> int:
+def flags_any_of(reqs: Iterable[Req]) -> int:
     """Return the flags that some of these requests have."""
     return reduce(or_, (req.flags for req in reqs), 0)

@@ -43,7 +43,7 @@ class NewTokenRatio:
 
     def raise_after_retraction(self, running: RunningBatch, lookahead: int) -> None:
         """Set it so that every running request may grow `lookahead` more tokens."""
-        outputs = running.seq_lens - running.input_lens
+        outputs = running.known_lens - running.input_lens
         allowed = int(np.minimum(outputs + running.left, self.clip).sum())
         done = int(outputs.sum())
         self.current = max(self.current, min(1.0, (done + lookahead * len(running)) / max(1, allowed)))

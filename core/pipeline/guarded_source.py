@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, TypeVar
 
 from pegboard.core.interfaces.errors import PluginError
-from pegboard.core.interfaces.step import BatchStep, Launched, Settle, StepSource
+from pegboard.core.interfaces.step import BaseStep, BatchStep, Settle, StepSource
 from pegboard.core.pipeline.memory import MemoryCorrupted
 from pegboard.core.pipeline.recovery import DeviceFailed
 from pegboard.toolkit.system.blame import DELIBERATE, in_words
@@ -28,7 +28,7 @@ FATAL = (DeviceFailed, MemoryCorrupted)
 """What the core raises to end the engine, through a source's call of it, too."""
 
 
-class GuardedSource(StepSource[Launched, object]):
+class GuardedSource(StepSource[BaseStep, object]):
     """Passes calls on to a source, until one raises.
 
     A source that raises while it plans, or about work of its stage's own, is set aside. It plans no more; the requests
@@ -47,24 +47,24 @@ class GuardedSource(StepSource[Launched, object]):
         self._raised: Exception | None = None
         """What `takes` has raised, until the next plan."""
 
-    def next(self, flight: Launched | None) -> Launched | Settle | None:
+    def next(self, in_flight: BaseStep | None) -> BaseStep | Settle | None:
         if self._raised is not None:
             error, self._raised = self._raised, None
             self._set_aside("takes", error, ())
-        step = self._plan("next", lambda: self._step(flight), None)
-        if isinstance(step, Launched):
+        step = self._plan("next", lambda: self._step(in_flight), None)
+        if isinstance(step, BaseStep):
             step.source = self
         return step
 
-    def _step(self, flight: Launched | None) -> Launched | Settle | None:
-        step: object = self.inner.next(flight)
-        if step is None or isinstance(step, Launched | Settle):
+    def _step(self, in_flight: BaseStep | None) -> BaseStep | Settle | None:
+        step: object = self.inner.next(in_flight)
+        if step is None or isinstance(step, BaseStep | Settle):
             return step
         raise TypeError(f"next() answers {step!r}, which is not a step")
 
     @property
-    def under_way(self) -> Launched | None:
-        step: Launched | None = self._plan("under_way", lambda: self.inner.under_way, None)
+    def under_way(self) -> BaseStep | None:
+        step: BaseStep | None = self._plan("under_way", lambda: self.inner.under_way, None)
         if step is not None:
             step.source = self
         return step
@@ -82,28 +82,28 @@ class GuardedSource(StepSource[Launched, object]):
             self._aside, self._raised = True, error
             return False
 
-    def begin(self, step: Launched) -> Launched:
+    def begin(self, step: BaseStep) -> BaseStep:
         self._began = True
         first = self._call("begin", lambda: self.inner.begin(step), step, step)
         first.source = self
         return first
 
-    def settle(self, step: Launched, result: object) -> None:
-        self._call("settle", lambda: self.inner.settle(step, result), None, step)
+    def process_result(self, step: BaseStep, result: object) -> None:
+        self._call("process_result", lambda: self.inner.process_result(step, result), None, step)
 
-    def failed(self, step: Launched, error: Exception) -> None:
+    def failed(self, step: BaseStep, error: Exception) -> None:
         self._call("failed", lambda: self.inner.failed(step, error), None, step)
 
-    def undo(self, step: Launched) -> None:
+    def undo(self, step: BaseStep) -> None:
         self._call("undo", lambda: self.inner.undo(step), None, step)
 
-    def behind_failed(self, step: Launched, failed: Launched, own_error: Exception | None) -> None:
+    def behind_failed(self, step: BaseStep, failed: BaseStep, own_error: Exception | None) -> None:
         self._call("behind_failed", lambda: self.inner.behind_failed(step, failed, own_error), None, step)
 
     def _plan(self, what: str, call: Callable[[], T], nothing: T) -> T:
         return nothing if self._aside else self._call(what, call, nothing)
 
-    def _call(self, what: str, call: Callable[[], T], nothing: T, step: Launched | None = None) -> T:
+    def _call(self, what: str, call: Callable[[], T], nothing: T, step: BaseStep | None = None) -> T:
         try:
             return call()
         except FATAL:

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.messages import TokenOutput
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.pipeline.components import Components
     from pegboard.core.pipeline.counters import Counters
     from pegboard.core.pipeline.gates import GateKeeper
     from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.loops import Loop
     from pegboard.core.pipeline.planner import Planner
-    from pegboard.core.pipeline.stages import Stages
     from pegboard.core.pipeline.step import Step
 
 
@@ -30,7 +30,7 @@ class Lifecycle:
     """
 
     def __init__(
-        self, planner: Planner, stages: Stages, counters: Counters, requests_finished: GuardedHooks, clock: Clock
+        self, planner: Planner, components: Components, counters: Counters, ended_hooks: GuardedHooks, clock: Clock
     ) -> None:
         self.alive: dict[str, Req] = {}
         self.prompt_tokens = 0
@@ -40,11 +40,11 @@ class Lifecycle:
         self.loop: Loop | None = None
         """Set by the scheduler: its step under way must hear that requests of it have ended."""
         self._planner = planner
-        self._memory = stages.memory
-        self._results = stages.results
-        self._gates = stages.gates
+        self._memory = components.memory
+        self._results = components.results
+        self._gates = components.gates
         self._counters = counters
-        self._requests_finished = requests_finished
+        self._requests_finished = ended_hooks
         self._clock = clock
 
     def begin(self, req: Req) -> None:
@@ -195,6 +195,6 @@ class Lifecycle:
 
     def _touch_flight(self) -> None:
         """Tell the step under way that requests of it have ended, and that results for them are to be dropped."""
-        flight = None if self.loop is None else self.loop.flight
-        if flight is not None:
-            flight.touched = True
+        in_flight = None if self.loop is None else self.loop.in_flight
+        if in_flight is not None:
+            in_flight.touched = True

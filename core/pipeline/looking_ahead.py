@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.constraint import NodeMasks
     from pegboard.core.interfaces.trees import TokenTrees
+    from pegboard.core.pipeline.components import Components
     from pegboard.core.pipeline.running import RunningBatch
-    from pegboard.core.pipeline.stages import Stages
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 class TokensAhead:
     """Plans tokens ahead of running requests. All calls come from the scheduler's loop."""
 
-    def __init__(self, stages: Stages) -> None:
-        self._points = stages.points
-        self._memory = stages.memory
-        self._executor = stages.executor
-        self._vocab_size = stages.builder.vocab_size
+    def __init__(self, components: Components) -> None:
+        self._points = components.points
+        self._memory = components.memory
+        self._executor = components.executor
+        self._vocab_size = components.builder.vocab_size
         self._seconds = 0.0
 
     def take_seconds(self) -> float:
@@ -54,7 +54,7 @@ class TokensAhead:
             return None
         reqs = [running.reqs[place] for place in places.tolist()]
         room = Room(
-            running, self._memory, self._executor, places, most, reqs, running.rows[places], running.seq_lens[places],
+            running, self._memory, self._executor, places, most, reqs, running.rows[places], running.known_lens[places],
             running.last[places], running.flags[places],
         )  # fmt: skip
         since = time.perf_counter()
@@ -73,7 +73,7 @@ class TokensAhead:
 
     def _most(self, running: RunningBatch, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return for each of the requests at `places` how many nodes its tree may have."""
-        width = self._memory.rows.width - running.seq_lens[places] + 1
+        width = self._memory.rows.width - running.known_lens[places] + 1
         most = np.minimum(np.minimum(width, running.left[places]), MAX_NODES)
         flags = running.flags[places]
         most[flags & (SINGLE | ALONE) != 0] = 1
@@ -136,7 +136,7 @@ def _find_room(
 ) -> tuple[TokenTrees, list[NodeMasks | None]]:
     """Get slots for the tokens, from memory that no request needs; cut those that get none."""
     counts = trees.counts
-    before = room.seq_lens - 1
+    before = room.known_lens - 1
     fits = counts.copy()
     for index in np.flatnonzero(before + counts > room.batch.allocated[room.places]).tolist():
         has = room.wish(index, int(before[index] + counts[index]))

@@ -1,4 +1,4 @@
-"""Loops: how steps follow each other. The stages are the scheduler's; a loop only decides what waits for what."""
+"""Loops: how steps follow each other. The components are the scheduler's; a loop only decides what waits for what."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import abc
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.step import Launched
+    from pegboard.core.interfaces.step import BaseStep
 
 
 class Driven(Protocol):
     """What a loop drives: the scheduler."""
 
-    def launch(self, flight: Launched | None) -> Launched | None: ...
+    def launch(self, in_flight: BaseStep | None) -> BaseStep | None: ...
 
-    def settle(self, step: Launched, behind: Launched | None = None) -> bool: ...
+    def settle(self, step: BaseStep, behind: BaseStep | None = None) -> bool: ...
 
 
 class Loop(abc.ABC):
-    """One turn is one new step at most. `flight` is the step that is under way between two turns."""
+    """One turn is one new step at most. `in_flight` is the step that is under way between two turns."""
 
     def __init__(self, scheduler: Driven) -> None:
         self._scheduler = scheduler
-        self.flight: Launched | None = None
+        self.in_flight: BaseStep | None = None
 
     @abc.abstractmethod
     def turn(self) -> None: ...
@@ -46,12 +46,12 @@ class OverlapLoop(Loop):
     """
 
     def turn(self) -> None:
-        scheduler, before = self._scheduler, self.flight
+        scheduler, before = self._scheduler, self.in_flight
         after = scheduler.launch(before)
         if after is None and before is not None:
-            self.flight = None
+            self.in_flight = None
             scheduler.settle(before)
             before, after = None, scheduler.launch(None)
-        self.flight = after
+        self.in_flight = after
         if before is not None and not scheduler.settle(before, behind=after):
-            self.flight = None
+            self.in_flight = None

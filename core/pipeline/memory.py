@@ -122,14 +122,14 @@ class MemoryManager:
         """Room for all tokens of each request that may go on, the next one included; False, with nothing changed, when
         memory does not suffice.
         """
-        full = np.flatnonzero((running.seq_lens > running.allocated) & (running.left > 0))
+        full = np.flatnonzero((running.known_lens > running.allocated) & (running.left > 0))
         count = full.shape[0]
         if not count:
             return True
         rows, starts, size = running.rows[full], running.allocated[full], self.page_size
         each = np.full(count, self._pages_each(count, int(starts.max())))
         if running.uneven:
-            each = np.maximum(each, -(-(running.seq_lens[full] - starts) // size))
+            each = np.maximum(each, -(-(running.known_lens[full] - starts) // size))
         total = int(each.sum())
         pages = self._alloc(total)
         if pages is None:
@@ -154,7 +154,7 @@ class MemoryManager:
     def trim(self, running: RunningBatch) -> bool:
         """Take back pages that running requests do not need for their next token; whether there were any."""
         size = self.page_size
-        needed = -(-running.seq_lens // size) * size
+        needed = -(-running.known_lens // size) * size
         ahead = np.flatnonzero(running.allocated > needed)
         for place, stop in zip(ahead.tolist(), needed[ahead].tolist(), strict=True):
             kv = running.reqs[place].kv

@@ -15,7 +15,7 @@ from pegboard.toolkit.system.culprits import Culprits
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.step import Launched
+    from pegboard.core.interfaces.step import BaseStep
     from pegboard.core.interfaces.trees import TokenTrees
     from pegboard.core.pipeline.ahead import Room
 
@@ -80,11 +80,11 @@ class PlanPoints:
             take = max(0, min(take, found))
         return take
 
-    def must_settle(self, running: Sequence[Req], flight: Launched) -> bool:
+    def must_settle(self, running: Sequence[Req], in_flight: BaseStep) -> bool:
         """Return whether some stage needs the results of the step under way first. One that raises does not."""
         for stage in self._settling:
             try:
-                if stage.must_settle(running, flight):
+                if stage.must_settle(running, in_flight):
                     return True
             except Exception as error:
                 self._log(stage, "must_settle", error)

@@ -22,11 +22,11 @@ from pegboard.core.pipeline.step import Step
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.step import AnySource, Launched
+    from pegboard.core.interfaces.step import AnySource, BaseStep
     from pegboard.core.pipeline.ahead import Ahead
+    from pegboard.core.pipeline.components import Components, Limits
     from pegboard.core.pipeline.counters import Counters
     from pegboard.core.pipeline.settings import SchedulerSettings
-    from pegboard.core.pipeline.stages import Limits, Stages
 
 GIVE_WAY_SECONDS = 0.5
 """A request that is parked for longer gives its memory to one that needs it; shorter, and it is back at once."""
@@ -40,15 +40,15 @@ class Planner:
     """
 
     def __init__(
-        self, settings: SchedulerSettings, stages: Stages, limits: Limits, counters: Counters, clock: Clock
+        self, settings: SchedulerSettings, components: Components, limits: Limits, counters: Counters, clock: Clock
     ) -> None:
         self.settings = settings
-        self.memory = stages.memory
-        self.tokens_ahead = TokensAhead(stages)
+        self.memory = components.memory
+        self.tokens_ahead = TokensAhead(components)
         self.end: Callable[[Req, FinishReason], None]
         """Ends a request that memory can never hold; set by the scheduler."""
-        self.policy = GuardedPolicy(stages.policy)
-        self.builder = builder = stages.builder
+        self.policy = GuardedPolicy(components.policy)
+        self.builder = builder = components.builder
         self.counters = counters
         self.clock = clock
         self.chunk_size = limits.chunk_size
@@ -75,20 +75,20 @@ class Planner:
         self.prefills = tuple(one for one in sources if one.turn == "prefill")
         self.decodes = tuple(one for one in sources if one.turn == "decode")
 
-    def plan(self, flight: Launched | None) -> Launched | None:
+    def plan(self, in_flight: BaseStep | None) -> BaseStep | None:
         """Plan the next step, with its memory allocated; None where there is nothing to do.
 
-        While a step is under way, `flight`, None may also mean that its results have to be known first: the caller
+        While a step is under way, `in_flight`, None may also mean that its results have to be known first: the caller
         settles it and asks again. So no request is retracted or preempted while a token of its own is on its way.
         """
-        if flight is not None and self._waits_for_tokens(flight):
+        if in_flight is not None and self._waits_for_tokens(in_flight):
             return None
         if self.builder.points.beginning:
             self.builder.points.begin_plan()
         for prefills, sources in self._turns():
             settle = False
             for source in sources:
-                step = source.next(flight)
+                step = source.next(in_flight)
                 if step is SETTLE:
                     settle = True
                 elif step is not None:
@@ -117,7 +117,7 @@ class Planner:
         return itertools.chain(self.prefills, self.decodes)
 
     @property
-    def under_way(self) -> list[Launched]:
+    def under_way(self) -> list[BaseStep]:
         """Steps that take several launches, some of which are still to come."""
         return [step for source in self.sources if (step := source.under_way) is not None]
 
@@ -130,17 +130,17 @@ class Planner:
         for step in self.under_way:
             step.source.undo(step)
 
-    def _waits_for_tokens(self, flight: Launched) -> bool:
+    def _waits_for_tokens(self, in_flight: BaseStep) -> bool:
         """Return whether the results of the step under way have to be known first: some request's tokens have to be
         known before its next step, or it may gain several tokens, or a stage wants to go on from what it gains.
         """
-        if self.running.waits_for(flight.number, HISTORY) or (isinstance(flight, Step) and flight.ahead is not None):
-            return True
-        return self.builder.points.must_settle(self.running.reqs, flight)
+        has_ahead = isinstance(in_flight, Step) and in_flight.ahead is not None
+        waits = has_ahead or self.running.waits_for(in_flight.number, HISTORY)
+        return waits or self.builder.points.must_settle(self.running.reqs, in_flight)
 
-    def ahead(self, flight: Launched | None) -> Ahead | None:
+    def ahead(self, in_flight: BaseStep | None) -> Ahead | None:
         """Return tokens ahead of the running requests; None while a step is under way."""
-        return None if flight is not None else self.tokens_ahead.plan(self.running)
+        return None if in_flight is not None else self.tokens_ahead.plan(self.running)
 
     def park(self, req: Req) -> None:
         """Take a running request out of the batches, its newest token not computed, until `resume`. It keeps its memory
@@ -180,11 +180,11 @@ class Planner:
         items: list[PrefillItem] = []
         left = self.chunk_size or self.settings.max_prefill_tokens
         for place in self.running.catching_up().tolist():
-            gap = int(self.running.gaps[place])
+            gap, known = int(self.running.gaps[place]), int(self.running.known_lens[place])
             left -= gap
             if items and left < 0:
                 break
-            items.append(PrefillItem(self.running[place], int(self.running.seq_lens[place]) - gap, gap, partial=False))
+            items.append(PrefillItem(self.running[place], known - gap, gap, partial=False))
         return items
 
     def adder(self, mixed: bool) -> PrefillAdder:
@@ -203,15 +203,15 @@ class Planner:
             points=self.builder.points,
         )
 
-    def make_room(self, flight: Launched | None) -> bool:
+    def make_room(self, in_flight: BaseStep | None) -> bool:
         """Room for all that running requests have to compute, by retraction where eviction is not enough. False where
-        no request is left to run, or where the results of `flight` are wanted first.
+        no request is left to run, or where the results of `in_flight` are wanted first.
         """
         retracted = False
         while self.running and not self.memory.extend_running(self.running):
             if self.memory.trim(self.running) or self.gives_way():
                 continue
-            if flight is not None or (len(self.running) == 1 and self.under_way):
+            if in_flight is not None or (len(self.running) == 1 and self.under_way):
                 return False
             retracted = True
             if len(self.running) > 1:

@@ -177,7 +177,7 @@ class Points(PlanPoints):
         step.packed = True
         extras = BatchExtras(len(step.batch.reqs), step.work.input_ids.shape[0], step.work.extras)
         for place, (stage, column) in enumerate(self.columns):
-            if step.asks & stage.flag:
+            if step.flags_any & stage.flag:
                 kept = step.columns[place] if step.columns else numbers_of(stage, column, step.batch.reqs)
                 name = f"{stage.name}.{column.name}"
                 if column.per == "request":
@@ -185,19 +185,19 @@ class Points(PlanPoints):
                 else:
                     extras.per_token(name, kept.repeat(step.batch.extend_lens))
         for stage in self._packing:
-            if step.asks & stage.flag and (payload := stage.pack(step, extras)) is not None:
+            if step.flags_any & stage.flag and (payload := stage.pack(step, extras)) is not None:
                 step.work.payloads[stage.name] = payload
 
     def arrived(self, step: Step, result: BatchResult) -> None:
         """Hand over what a step computed, before its tokens are appended."""
-        if self._arrived and step.asks and step.packed:
+        if self._arrived and step.flags_any and step.packed:
             before = sum(req.finished for req in step.batch.reqs)
             self._hand_over(self._arrived, "arrived", step, result)
             step.touched = step.touched or sum(req.finished for req in step.batch.reqs) > before
 
     def commit(self, step: Step, result: BatchResult) -> None:
         """Tell that the tokens of a step have been appended."""
-        if self._committing and step.asks:
+        if self._committing and step.flags_any:
             self._hand_over(self._committing, "commit", step, result)
         if self._unsent:
             self.end_unsent()
@@ -211,7 +211,7 @@ class Points(PlanPoints):
 
     def _hand_over(self, stages: tuple[Stage, ...], point: str, step: Step, result: BatchResult) -> None:
         for stage in stages:
-            if not step.asks & stage.flag:
+            if not step.flags_any & stage.flag:
                 continue
             try:
                 getattr(stage, point)(step, result)
@@ -228,7 +228,7 @@ class Points(PlanPoints):
             return
         whole.closed = True
         for stage in self._closing:
-            if whole.asks & stage.flag:
+            if whole.flags_any & stage.flag:
                 try:
                     stage.closed(whole)
                 except Exception as error:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.engine_view import Control
     from pegboard.core.interfaces.req import Req
+    from pegboard.core.pipeline.components import Components, Limits
     from pegboard.core.pipeline.counters import Counters
     from pegboard.core.pipeline.lifecycle import Lifecycle
-    from pegboard.core.pipeline.stages import Limits, Stages
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Reception:
     def __init__(
         self,
         requests: Lifecycle,
-        stages: Stages,
+        components: Components,
         limits: Limits,
         bounds: QueueBounds,
         counters: Counters,
@@ -53,7 +53,7 @@ class Reception:
         self.controls: dict[str, Control] = {"flush_cache": self._flush_cache, "drain": self._drain}
         """What `ControlRequest.action` may name; plugins add theirs through `EngineView.add_control`."""
         self._requests = requests
-        self._stages = stages
+        self._components = components
         self._limits = limits
         self._counters = counters
         self._draining = False
@@ -88,7 +88,7 @@ class Reception:
 
     def _refusal(self, message: TokenizedRequest) -> Rejected | None:
         """Return why the message alone, or the state of the queue, forbids the request."""
-        alive, gates = self._requests.alive, self._stages.gates
+        alive, gates = self._requests.alive, self._components.gates
         if self._draining:
             return refusal(message, 503, "shutting_down", "the server is shutting down, try another one")
         if message.rid in alive:
@@ -100,28 +100,28 @@ class Reception:
 
     def _examine(self, req: Req, message: TokenizedRequest) -> Rejected | None:
         """Give plugins their first look at a request. What they raise fails this request alone."""
-        stages = self._stages
+        components = self._components
         try:
-            req.flags = stages.builder.flags(req)
+            req.flags = components.builder.flags(req)
         except InvalidRequest as error:
             return refusal(message, error.status, error.code, error.message, param=error.param or "")
         except Exception as error:
             return self._plugin_failed(message, "a logits processor or the sampler", error)
         try:
-            stages.points.arrive(req, message)
+            components.points.arrive(req, message)
         except InvalidRequest as error:
             return refusal(message, error.status, error.code, error.message, param=error.param or "")
         except Exception as error:
             return self._plugin_failed(message, "a stage", error)
-        failed = None if stages.gates is None else stages.gates.arrive(req)
+        failed = None if components.gates is None else components.gates.arrive(req)
         if failed is not None:
-            stages.points.gone(req)
+            components.points.gone(req)
             return refusal(message, failed.status, failed.code, failed.reason, param=failed.param)
         return None
 
     def _plugin_failed(self, message: TokenizedRequest, which: str, error: Exception) -> Rejected:
         """Refuse a new request on which a plugin raised."""
-        culprits = self._stages.culprits
+        culprits = self._components.culprits
         culprit = culprits.of(error)
         culprits.count(culprit)
         text = f"{which} failed: {in_words(error)}" if culprit is None else culprit.tell(error)
@@ -154,7 +154,7 @@ class Reception:
     def _flush_cache(self, args: dict[str, object]) -> dict[str, object]:
         if self._requests.alive:
             raise InvalidRequest("requests are waiting or running, so the cache is in use", code="busy", status=409)
-        self._stages.memory.cache.reset()
+        self._components.memory.cache.reset()
         return {}
 
     def _drain(self, args: dict[str, object]) -> dict[str, object]:

@@ -16,11 +16,11 @@ from pegboard.toolkit.system.blame import text_of
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.step import Launched
+    from pegboard.core.interfaces.step import BaseStep
+    from pegboard.core.pipeline.components import Components
     from pegboard.core.pipeline.counters import Counters
     from pegboard.core.pipeline.lifecycle import Lifecycle
     from pegboard.core.pipeline.planner import Planner
-    from pegboard.core.pipeline.stages import Stages
 
 logger = logging.getLogger(__name__)
 
@@ -37,20 +37,20 @@ class Recovery:
 
     def __init__(
         self,
-        stages: Stages,
+        components: Components,
         planner: Planner,
         requests: Lifecycle,
         counters: Counters,
         commit: Callable[[Step, BatchResult], None],
     ) -> None:
-        self._stages = stages
+        self._components = components
         self._planner = planner
         self._requests = requests
         self._counters = counters
         self._commit = commit
         self._passed = self._failed = 0
 
-    def recover(self, step: Launched, error: Exception, behind: Launched | None) -> None:
+    def recover(self, step: BaseStep, error: Exception, behind: BaseStep | None) -> None:
         """Recover from a step that raised, and from `behind`, which had been launched after it, if one had."""
         self._not_sent(step)
         own_error = None
@@ -61,7 +61,7 @@ class Recovery:
         if lost:
             self.note(step.number, f"{len(step.reqs)} requests", error)
             if isinstance(step, Step) and step.loads:
-                self._stages.memory.guarded.load_failed()
+                self._components.memory.guarded.load_failed()
             self._give_up(step, error)
         else:
             step.source.failed(step, error)
@@ -75,8 +75,8 @@ class Recovery:
     def note(self, number: int, what: str, error: Exception) -> None:
         """Count and log a failure of the step with this number: of `what`."""
         self._counters.failed_batches += 1
-        culprit = self._stages.culprits.of(error)
-        self._stages.culprits.count(culprit)
+        culprit = self._components.culprits.of(error)
+        self._components.culprits.count(culprit)
         plain = str(error) if isinstance(error, StepLost) else "the model failed"
         accused = plain if culprit is None else culprit.accuse(error)
         logger.error("batch %d of %s: %s", number, what, accused, exc_info=error)
@@ -95,35 +95,35 @@ class Recovery:
         hopeless = not self._passed and self._failed >= MAX_SINGLE_FAILURES
         if stop - start == 1 or hopeless:
             self._failed += 1
-            if (part := self._stages.builder.part(step, start, stop)) is not None:
+            if (half := self._components.builder.half(step, start, stop)) is not None:
                 # It is not run, and what the row table owes the worker is others' as well.
-                self._not_sent(part)
-                self.end(part.reqs, self.told("the model", error))
+                self._not_sent(half)
+                self.end(half.reqs, self.told("the model", error))
             return
         middle = (start + stop) // 2
         for low, high in ((start, middle), (middle, stop)):
-            if (part := self._stages.builder.part(step, low, high)) is None:
+            if (half := self._components.builder.half(step, low, high)) is None:
                 continue
             try:
-                result = self._stages.again(part)
+                result = self._components.rerun(half)
             except Exception as err:
-                self._not_sent(part)
+                self._not_sent(half)
                 logger.warning("requests %d to %d of batch %d fail again: %s", low, high - 1, step.number, text_of(err))
                 if isinstance(err, StepLost):
-                    self._give_up(part, err)
-                    self._planner.rewind(part)
+                    self._give_up(half, err)
+                    self._planner.rewind(half)
                 else:
                     self._halve(step, low, high, err)
             else:
                 self._passed += 1
-                self._commit(part, result)
+                self._commit(half, result)
 
     def check_device(self, error: Exception) -> None:
         """Raise DeviceFailed where another forward pass has no chance after this error."""
-        if not self._stages.executor.healthy():
+        if not self._components.executor.healthy():
             raise DeviceFailed("the device has failed; the scheduler process has to start anew") from error
 
-    def _give_up(self, step: Launched, error: Exception) -> None:
+    def _give_up(self, step: BaseStep, error: Exception) -> None:
         """End requests that have lost too many steps; prompts first, since others may have lost theirs by them."""
         over = lost_too_often(step.reqs)
         prompts = [req for req in over if isinstance(step, Step) and req in step.prefilled]
@@ -138,10 +138,10 @@ class Recovery:
 
     def told(self, what: str, error: Exception) -> str:
         """Return what clients learn of an error: the plugin that raised, else `what` failed."""
-        culprit = self._stages.culprits.of(error)
+        culprit = self._components.culprits.of(error)
         return f"{what} failed: {text_of(error)}" if culprit is None else culprit.tell(error)
 
-    def _not_sent(self, step: Launched) -> None:
+    def _not_sent(self, step: BaseStep) -> None:
         """Have the worker told again what a step that has failed was to tell it of the row table."""
         if isinstance(step, Step):
-            self._stages.memory.rows.send_again(step.work.table)
+            self._components.memory.rows.send_again(step.work.table)

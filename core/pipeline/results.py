@@ -29,7 +29,7 @@ NOBODYS = -1
 """In `ScheduleBatch.tokens`: sampled for a request that had ended meanwhile, or that wanted none."""
 
 
-class ResultStage:
+class ResultProcessor:
     """Commits a step's tokens to its requests. Releases no memory and changes no status: the scheduler does."""
 
     def __init__(
@@ -93,7 +93,7 @@ class ResultStage:
                 outputs.append(output)
         gained = [req for row in looked_at if _has_gained(req := step.sampled[row])]
         if gained:
-            running.settle(gained)
+            running.refresh(gained)
         return finished, outputs
 
     def _commit_any(
@@ -131,7 +131,7 @@ class ResultStage:
                 outputs.append(output)
         gained = step.sampled if accepted is not None else [req for req in step.sampled if _has_gained(req)]
         if gained:
-            running.settle(gained)
+            running.refresh(gained)
         return finished, outputs
 
     def _take(

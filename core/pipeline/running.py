@@ -37,8 +37,8 @@ _ROW, _SEQ, _INPUT, _ALLOCATED, _LEFT, _LAST, _STAMP, _FLAGS, _DELTA, _GAP = ran
 class RunningBatch:
     """Requests in the order in which they joined. Arrays are views int64 [n] of buffers that are made once.
 
-    `rows` in the row table; `seq_lens` known tokens of prompt and output, those on their way included; `input_lens` the
-    prompt's; `gaps` known tokens that are not scheduled; `allocated` slots of the row; `left` how many more tokens may
+    `rows` in the row table; `known_lens` known tokens of prompt and output, those on their way included; `input_lens`
+    the prompt's; `gaps` known tokens not scheduled; `allocated` slots of the row; `left` how many more tokens may
     be scheduled; `last` the newest token, where the host knows it; `stamps` the number of the step that sampled it
     last; `flags` of each; `deltas` what a position is beyond its index; `numbers` those of its sampling (NUMBERS);
     `columns` what stages have declared of it; `last_times` float64 when its newest token was committed. `version`
@@ -65,7 +65,7 @@ class RunningBatch:
         n = len(self.reqs)
         ints = self._ints[:, :n]
         self.rows: NDArray[np.int64] = ints[_ROW]
-        self.seq_lens: NDArray[np.int64] = ints[_SEQ]
+        self.known_lens: NDArray[np.int64] = ints[_SEQ]
         self.input_lens: NDArray[np.int64] = ints[_INPUT]
         self.allocated: NDArray[np.int64] = ints[_ALLOCATED]
         self.left: NDArray[np.int64] = ints[_LEFT]
@@ -173,7 +173,7 @@ class RunningBatch:
         self.stamps[:] = UNSTAMPED
         self.uneven = bool((self.gaps > 1).any())
 
-    def settle(self, reqs: Iterable[Req]) -> None:
+    def refresh(self, reqs: Iterable[Req]) -> None:
         """Take from these requests how far they are: each has gained some tokens in a step, and none of them is in a
         step under way.
         """

@@ -39,11 +39,11 @@ class SamplingInfos:
         self._info: SamplingInfo | None = None
         self._info_of = NEVER
 
-    def decoding(self, running: RunningBatch, active: NDArray[np.int64], whole: bool, flight: int) -> SamplingInfo:
+    def decoding(self, running: RunningBatch, active: NDArray[np.int64], whole: bool, stamp: int) -> SamplingInfo:
         """Return those of the running requests at the places `active`; `whole` says that this is all of them. The
-        newest tokens of some are known only to the step `flight`.
+        newest tokens of some are known only to the step `stamp`.
         """
-        steps = running.seq_lens[active] - running.input_lens[active]
+        steps = running.known_lens[active] - running.input_lens[active]
         info = self._info if whole and self._info_of == running.version else None
         if info is None:
             logprobs: tuple[LogprobRequest | None, ...] = ()
@@ -60,7 +60,7 @@ class SamplingInfos:
         else:
             info = SamplingInfo(info.version, info.numbers, steps, info.logprobs)
         if running.any(PROCESSED):
-            late = running.stamps == flight
+            late = running.stamps == stamp
             info.rows = tuple(row_of(running.reqs[place], int(late[place])) for place in active.tolist())
         info.mask = self._mask([running.reqs[place] for place in active.tolist()]) if running.any(CONSTRAINED) else None
         return info

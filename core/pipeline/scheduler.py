@@ -1,4 +1,4 @@
-"""The scheduler: requests in, one batch per step, outputs out. One set of stages; the loops that drive them are two."""
+"""The scheduler: requests in, one batch per step, outputs out. One set of components, driven by one of two loops."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.engine_view import Control
     from pegboard.core.interfaces.messages import FromScheduler, TokenOutput, ToScheduler
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.step import AnySource, Launched
+    from pegboard.core.interfaces.step import AnySource, BaseStep
+    from pegboard.core.pipeline.components import Components, Limits
     from pegboard.core.pipeline.running import RunningBatch
     from pegboard.core.pipeline.settings import SchedulerSettings
-    from pegboard.core.pipeline.stages import Limits, Stages
 
 logger = logging.getLogger(__name__)
 
@@ -50,49 +50,49 @@ class Scheduler:
     """
 
     def __init__(
-        self, settings: SchedulerSettings, stages: Stages, limits: Limits, *, clock: Clock = time.monotonic
+        self, settings: SchedulerSettings, components: Components, limits: Limits, *, clock: Clock = time.monotonic
     ) -> None:
         self.settings = settings
-        self.stages = stages
+        self.components = components
         self.max_context_len = limits.max_context_len
         self.counters = Counters()
         self.clock = clock
-        self.planner = Planner(settings, stages, limits, self.counters, clock)
-        hooks = stages.hooks
+        self.planner = Planner(settings, components, limits, self.counters, clock)
+        hooks = components.hooks
         self._batch_scheduled = GuardedHooks("batch_scheduled", hooks.batch_scheduled)
         self._batch_committed = GuardedHooks("batch_committed", hooks.batch_committed)
         requests_finished = GuardedHooks("requests_finished", hooks.requests_finished)
         self._idle_hooks = GuardedHooks("idle", hooks.idle)
-        self.requests = Lifecycle(self.planner, stages, self.counters, requests_finished, clock)
+        self.requests = Lifecycle(self.planner, components, self.counters, requests_finished, clock)
         self.planner.end = self.requests.end
         self.bounds = QueueBounds(
-            settings.max_running_requests, stages.memory.total_tokens, settings.max_queued_requests,
+            settings.max_running_requests, components.memory.total_tokens, settings.max_queued_requests,
             settings.max_queued_tokens,
         )  # fmt: skip
-        self.reception = Reception(self.requests, stages, limits, self.bounds, self.counters, settings.seed, clock)
+        self.reception = Reception(self.requests, components, limits, self.bounds, self.counters, settings.seed, clock)
         self.controls["info"] = lambda args: self.info()
         all_hooks = (self._batch_scheduled, self._batch_committed, requests_finished, self._idle_hooks)
-        self.stats = Stats(stages, self.planner, all_hooks, self.bounds, self.counters)
+        self.stats = Stats(components, self.planner, all_hooks, self.bounds, self.counters)
         self.loop = self.requests.loop = (OverlapLoop if settings.loop == "overlap" else NormalLoop)(self)
         self.paused = False
         """While it is, no step is started (see `EngineView.pause`)."""
         self.on_step: Callable[[], None] | None = None
         """Called after every step while it is set (a profiler sets it)."""
-        stages.points.connect(partial(self.requests.end, keep=False), stages.memory, self.requests.alive)
+        components.points.connect(partial(self.requests.end, keep=False), components.memory, self.requests.alive)
         self._recovery = self._set_sources()
-        self._unsampled = stages.unsampled or Unsampled((), stages.culprits, stages.executor)
+        self._unsampled = components.unsampled or Unsampled((), components.culprits, components.executor)
         self._finished_when_idle = 0  # how many requests had ended when it was idle last
         self._stuck = False  # whether nothing could be planned last time
 
     def _set_sources(self) -> Recovery:
         """Make the sources of steps, in the order in which they are asked, and what they recover with."""
-        stages, planner = self.stages, self.planner
-        recovery = Recovery(stages, planner, self.requests, self.counters, self._commit)
+        components, planner = self.components, self.planner
+        recovery = Recovery(components, planner, self.requests, self.counters, self._commit)
         prefill = Prefill(planner, recovery, self._commit)
         own: list[AnySource] = [prefill, Decode(planner, recovery, self._commit)]
         planner.mixing = (prefill,)
-        services = Services(stages, planner, self.requests, recovery, self._commit, self._batch_scheduled)
-        planner.set_sources(own, brought_sources(stages.points, services))
+        services = Services(components, planner, self.requests, recovery, self._commit, self._batch_scheduled)
+        planner.set_sources(own, brought_sources(components.points, services))
         return recovery
 
     def receive(self, messages: Iterable[ToScheduler]) -> list[FromScheduler]:
@@ -124,7 +124,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """No request is here, nothing is under way, and nothing is left to say."""
-        return not self.requests.alive and not self.requests.outbox and self.loop.flight is None
+        return not self.requests.alive and not self.requests.outbox and self.loop.in_flight is None
 
     @property
     def resting(self) -> bool:
@@ -132,7 +132,7 @@ class Scheduler:
         scheduler is paused.
         """
         planner = self.planner
-        if self.requests.outbox or self.loop.flight is not None:
+        if self.requests.outbox or self.loop.in_flight is not None:
             return False
         if self.paused or (planner.parked and self._stuck):
             return True
@@ -143,13 +143,13 @@ class Scheduler:
         """Whether the cache moves pages, or others speak to a gate, so that these want to be asked again soon, even
         while the scheduler is idle.
         """
-        gates = self.stages.gates
-        return self.stages.memory.cache.busy or (gates is not None and gates.busy)
+        gates = self.components.gates
+        return self.components.memory.cache.busy or (gates is not None and gates.busy)
 
     def step(self) -> list[TokenOutput]:
         """Do one turn of the loop. Return everything that is to be sent."""
-        requests, gates = self.requests, self.stages.gates
-        self.stages.memory.guarded.poll()
+        requests, gates = self.requests, self.components.gates
+        self.components.memory.guarded.poll()
         if gates is not None and gates:
             requests.ask_gates(gates)
         if self.planner.parked:
@@ -163,16 +163,16 @@ class Scheduler:
         outputs, requests.outbox = requests.outbox, []
         return outputs
 
-    def launch(self, flight: Launched | None) -> Launched | None:
-        """Plan the step after `flight` and start it. Return None where nothing can be planned (see Planner.plan)."""
+    def launch(self, in_flight: BaseStep | None) -> BaseStep | None:
+        """Plan the step after `in_flight` and start it. Return None where nothing can be planned (see Planner.plan)."""
         if self.paused:
             return None
         start, planned_at = time.perf_counter(), self.clock()
-        self._stuck = (step := self.planner.plan(flight)) is None
+        self._stuck = (step := self.planner.plan(in_flight)) is None
         if step is None:
             return None
         if isinstance(step, StageStep):
-            step.pending = self.stages.executor.submit(step.work)
+            step.pending = self.components.executor.submit(step.work)
             return step
         assert isinstance(step, Step)
         step.batch.planned_at = planned_at
@@ -180,13 +180,13 @@ class Scheduler:
             self._batch_scheduled(step.batch)
         launched = time.perf_counter()
         step.launched_at = self.clock()
-        step.pending = self.stages.submit(step)
+        step.pending = self.components.submit(step)
         counters = self.counters
         counters.schedule_time += launched - start - self.planner.tokens_ahead.take_seconds()
         counters.forward_time += time.perf_counter() - launched
         return step
 
-    def settle(self, step: Launched, behind: Launched | None = None) -> bool:
+    def settle(self, step: BaseStep, behind: BaseStep | None = None) -> bool:
         """Wait for a step and take its results. Return False where it failed, and with it `behind`, which was launched
         after it: then neither is under way any more.
         """
@@ -194,7 +194,7 @@ class Scheduler:
         result, error = outcome(step.pending)
         ran = time.perf_counter()
         if error is None:
-            step.source.settle(step, result)
+            step.source.process_result(step, result)
         else:
             self._recovery.recover(step, error, behind)
         if isinstance(step, Step):
@@ -204,13 +204,13 @@ class Scheduler:
 
     def _commit(self, step: Step, result: BatchResult) -> None:
         """Give a step's tokens to their requests, share what was prefilled, and let go of those that have ended."""
-        batch, stages = step.batch, self.stages
+        batch, components = step.batch, self.components
         ran = batch.forward_mode is not ForwardMode.PREBUILT
         if step.loads:
             for kv in step.kvs:
-                stages.memory.loaded(kv, True)
-        stages.points.arrived(step, result)
-        finished, outputs = stages.results.commit(step, result, self.running, self.clock())
+                components.memory.loaded(kv, True)
+        components.points.arrived(step, result)
+        finished, outputs = components.results.commit(step, result, self.running, self.clock())
         self.requests.outbox += outputs
         if result.unsampled:
             # Before anything is shared: their KV may be what is wrong.
@@ -223,11 +223,11 @@ class Scheduler:
                 self.counters.generated_tokens -= int((batch.tokens == NOBODYS).sum())
         if not batch.forward_mode.is_decode:
             self.requests.share(step)
-        stages.points.commit(step, result)
+        components.points.commit(step, result)
         if self._batch_committed:
             self._batch_committed(batch)
-        if stages.report is not None and ran:
-            self.stats.log(stages.report, batch)
+        if components.report is not None and ran:
+            self.stats.log(components.report, batch)
         if finished:
             self.requests.finished(finished)
         self.requests.follow_constraints()
@@ -235,13 +235,13 @@ class Scheduler:
     def _check_idle(self) -> None:
         """Check the books when the last request has gone."""
         finished = self.counters.finished
-        if finished == self._finished_when_idle or self.requests.alive or self.loop.flight is not None:
+        if finished == self._finished_when_idle or self.requests.alive or self.loop.in_flight is not None:
             return
         self._finished_when_idle = finished
         self.planner.ratio.current = self.planner.ratio.start
-        if error := self.stages.memory.idle_error() or self.stages.points.reports.idle_error():
+        if error := self.components.memory.idle_error() or self.components.points.reports.idle_error():
             self.counters.book_errors += 1
             logger.error("the books do not balance: %s", error)
-        if self.stages.report is not None:
-            self.stages.report.rest()
+        if self.components.report is not None:
+            self.components.report.rest()
         self._idle_hooks()

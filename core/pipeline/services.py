@@ -11,7 +11,6 @@ import numpy as np
 from pegboard.core.interfaces.batch import SplitPart
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.status import ReqStatus
-from pegboard.core.pipeline.admission import PrefillAdder
 from pegboard.core.pipeline.logprobs import keep_first
 from pegboard.core.pipeline.step import Step
 
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.step import BatchStep, Launched, TokenValues
+    from pegboard.core.interfaces.step import BaseStep, BatchStep, TokenValues
+    from pegboard.core.pipeline.components import Components
     from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.lifecycle import Lifecycle
     from pegboard.core.pipeline.planner import Planner
     from pegboard.core.pipeline.recovery import Recovery
-    from pegboard.core.pipeline.stages import Stages
 
 
 class Services:
@@ -32,7 +31,7 @@ class Services:
 
     def __init__(
         self,
-        stages: Stages,
+        components: Components,
         planner: Planner,
         requests: Lifecycle,
         recovery: Recovery,
@@ -40,9 +39,9 @@ class Services:
         batch_scheduled: GuardedHooks,
     ) -> None:
         self._planner = planner
-        self._memory = stages.memory
-        self._executor = stages.executor
-        self._points = stages.points
+        self._memory = components.memory
+        self._executor = components.executor
+        self._points = components.points
         self._requests = requests
         self._recovery = recovery
         self._commit = commit
@@ -56,8 +55,8 @@ class Services:
         return next(self._planner.builder.numbers)
 
     @property
-    def flight(self) -> Launched | None:
-        return None if self._requests.loop is None else self._requests.loop.flight
+    def in_flight(self) -> BaseStep | None:
+        return None if self._requests.loop is None else self._requests.loop.in_flight
 
     def slots(self, req: Req) -> NDArray[np.int64]:
         return self._memory.rows.host[req.kv.row, : req.kv.committed_len].astype(np.int64)
@@ -102,21 +101,13 @@ class Services:
         self._planner.closed(_ours(step))
 
     def reserve(self, req: Req) -> bool:
-        planner, memory = self._planner, self._memory
+        planner = self._planner
         if any(waiting.status is ReqStatus.RETRACTED for waiting in planner.waiting):
             return False  # what was taken from a running request is its own by right
-        adder = PrefillAdder(
-            memory,
-            planner.running,
-            ratio=planner.ratio,
-            max_prefill_tokens=1,
-            chunk_size=None,
-            decode_tokens=0,
-            max_new_rows=memory.rows.free_rows,
-            max_load_tokens=0,
-            apart=(*planner.holding, *planner.reserved),
-        )
-        if not adder.place(req, has_chunked=planner.chunked is not None):
+        adder = planner.adder(mixed=False)
+        if planner.chunked is not None:
+            adder.count_chunked(planner.chunked)
+        if not adder.reserve(req):
             return False
         planner.reserved.add(req)
         return True

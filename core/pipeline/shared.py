@@ -39,7 +39,7 @@ class CommonPrefix:
             self._version = running.version
             others = len(running.rows) - 1
             found = 0
-            if others and (shortest := int(running.seq_lens.min())) * others >= self._least:
+            if others and (shortest := int(running.known_lens.min())) * others >= self._least:
                 found = self._find(running.rows, shortest)
             self._found = found if found * others >= self._least else 0
         return self._found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.status import ReqStatus
-from pegboard.core.interfaces.step import SETTLE, Launched, Settle, StepSource
+from pegboard.core.interfaces.step import SETTLE, BaseStep, Settle, StepSource
 from pegboard.core.pipeline.admission import AddResult, PrefillAdder
 from pegboard.core.pipeline.running import NEVER
 from pegboard.core.pipeline.step import Step
@@ -29,7 +29,7 @@ class BatchSource(StepSource[Step, BatchResult]):
         self._recovery = recovery
         self._commit = commit
 
-    def settle(self, step: Step, result: BatchResult) -> None:
+    def process_result(self, step: Step, result: BatchResult) -> None:
         self._commit(step, result)
         self._close(step)
 
@@ -50,23 +50,23 @@ class Decode(BatchSource):
 
     turn: Literal["prefill", "decode"] = "decode"
 
-    def next(self, flight: Launched | None) -> Launched | Settle | None:
+    def next(self, in_flight: BaseStep | None) -> BaseStep | Settle | None:
         planner = self._planner
-        if not planner.make_room(flight):
-            return SETTLE if flight is not None and planner.running else None
-        step = self._build(flight)
+        if not planner.make_room(in_flight):
+            return SETTLE if in_flight is not None and planner.running else None
+        step = self._build(in_flight)
         if step is not None:
             planner.ratio.decay()
             planner.counters.decode_steps += 1
             step.source = self
         return step
 
-    def _build(self, flight: Launched | None) -> Step | None:
-        planner, number = self._planner, NEVER if flight is None else flight.number
+    def _build(self, in_flight: BaseStep | None) -> Step | None:
+        planner, number = self._planner, NEVER if in_flight is None else in_flight.number
         if items := planner.catching_up():
-            return planner.builder.extend(items, planner.running, mixed=True, flight=number)
-        if (ahead := planner.ahead(flight)) is not None:
-            return planner.builder.extend((), planner.running, mixed=True, flight=NEVER, ahead=ahead)
+            return planner.builder.extend(items, planner.running, mixed=True, stamp=number)
+        if (ahead := planner.ahead(in_flight)) is not None:
+            return planner.builder.extend((), planner.running, mixed=True, stamp=NEVER, ahead=ahead)
         return planner.builder.decode(planner.running, number)
 
 
@@ -77,17 +77,17 @@ class Prefill(BatchSource):
     _short = False
     """Whether rows or memory kept a waiting request out of the last prefill that was planned."""
 
-    def next(self, flight: Launched | None) -> Launched | Settle | None:
+    def next(self, in_flight: BaseStep | None) -> BaseStep | Settle | None:
         self._must_settle = False
         if not self._planner.waiting and self._planner.chunked is None:
             return None
-        return self._plan(flight) or (SETTLE if self._must_settle else None)
+        return self._plan(in_flight) or (SETTLE if self._must_settle else None)
 
-    def _plan(self, flight: Launched | None) -> Step | None:
+    def _plan(self, in_flight: BaseStep | None) -> Step | None:
         planner = self._planner
         mixed = bool(planner.settings.mixed_chunk and planner.running)
-        if mixed and not planner.make_room(flight):
-            if flight is not None:
+        if mixed and not planner.make_room(in_flight):
+            if in_flight is not None:
                 self._must_settle = True  # no prefill takes what the decodes lack, and leaves them out
                 return None
             mixed = False
@@ -101,7 +101,7 @@ class Prefill(BatchSource):
                 if result is AddResult.NO_TOKEN:
                     planner.gives_way()
                 return None
-        self._admit(adder, passed is not None or any(item.partial for item in adder.items), flight)
+        self._admit(adder, passed is not None or any(item.partial for item in adder.items), in_flight)
         if not adder.items:
             if self._short and planner.waiting:
                 planner.gives_way()
@@ -109,9 +109,9 @@ class Prefill(BatchSource):
         planner.chunked = next((item.req for item in adder.items if item.partial), passed)
         planner.counters.prefill_steps += 1
         planner.counters.prompt_tokens += sum(item.extend_len for item in adder.items)
-        return self._build(adder, mixed, flight)
+        return self._build(adder, mixed, in_flight)
 
-    def _build(self, adder: PrefillAdder, mixed: bool, flight: Launched | None) -> Step:
+    def _build(self, adder: PrefillAdder, mixed: bool, in_flight: BaseStep | None) -> Step:
         """Make the batch, or let a source that takes this prefill begin with it."""
         planner = self._planner
         taker = None if mixed else next((one for one in planner.sources if one.takes(adder.items)), None)
@@ -119,9 +119,9 @@ class Prefill(BatchSource):
             adder.items,
             planner.running,
             mixed=mixed,
-            flight=NEVER if flight is None else flight.number,
+            stamp=NEVER if in_flight is None else in_flight.number,
             split=taker is not None,
-            ahead=planner.ahead(flight) if mixed else None,
+            ahead=planner.ahead(in_flight) if mixed else None,
         )
         step.source = self
         return step if taker is None else taker.begin(step)
@@ -132,7 +132,7 @@ class Prefill(BatchSource):
             result = adder.add_chunked(chunked)
         return result
 
-    def _admit(self, adder: PrefillAdder, has_chunked: bool, flight: Launched | None) -> None:
+    def _admit(self, adder: PrefillAdder, has_chunked: bool, in_flight: BaseStep | None) -> None:
         """Offer waiting requests in the policy's order until one does not fit."""
         planner = self._planner
         self._short = adder.rows_full
@@ -148,7 +148,7 @@ class Prefill(BatchSource):
                 result = adder.add(req, has_chunked=has_chunked)
             if result is AddResult.LATER:
                 continue
-            if result is not AddResult.CONTINUE and self._pushed_out(adder, req, result, flight, has_chunked):
+            if result is not AddResult.CONTINUE and self._pushed_out(adder, req, result, in_flight, has_chunked):
                 result = adder.add(req, has_chunked=has_chunked)
             if result is not AddResult.CONTINUE:
                 self._short = adder.rows_full or result is AddResult.NO_TOKEN
@@ -168,7 +168,7 @@ class Prefill(BatchSource):
             self._planner.counters.note_cached(item)
 
     def _pushed_out(
-        self, adder: PrefillAdder, req: Req, result: AddResult, flight: Launched | None, has_chunked: bool
+        self, adder: PrefillAdder, req: Req, result: AddResult, in_flight: BaseStep | None, has_chunked: bool
     ) -> bool:
         """Retract running requests so that `req` fits. Only where that is known to be enough."""
         planner = self._planner
@@ -181,7 +181,7 @@ class Prefill(BatchSource):
         count = adder.makes_way(named, req)
         if not count:
             return False
-        if flight is not None:
+        if in_flight is not None:
             self._must_settle = True
             return False
         for victim in named[:count]:

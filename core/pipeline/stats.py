@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch
     from pegboard.core.pipeline.arrivals import QueueBounds
+    from pegboard.core.pipeline.components import Components
     from pegboard.core.pipeline.counters import Counters
     from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.planner import Planner
-    from pegboard.core.pipeline.stages import Stages
     from pegboard.toolkit.system.step_report import StepReport
 
 logger = logging.getLogger(__name__)
 
 
 class Stats:
-    """Reads the stages; changes nothing."""
+    """Reads the components; changes nothing."""
 
     def __init__(
         self,
-        stages: Stages,
+        components: Components,
         planner: Planner,
         hooks: tuple[GuardedHooks, ...],
         bounds: QueueBounds,
         counters: Counters,
     ) -> None:
-        self._stages = stages
+        self._components = components
         self._planner = planner
         self._hooks = hooks
         self._bounds = bounds
@@ -37,7 +37,7 @@ class Stats:
 
     def info(self, *, paused: bool) -> dict[str, object]:
         """Return counters and the state of queues and memory, as plain values."""
-        memory, gates, failures = self._stages.memory, self._stages.gates, self._plugin_failures()
+        memory, gates, failures = self._components.memory, self._components.gates, self._plugin_failures()
         return {
             **self._counters.to_dict(),
             "paused": paused,
@@ -60,14 +60,14 @@ class Stats:
             "plugin_failures": sum(count for by_name in failures.values() for count in by_name.values()),
             "plugin_failures_by": failures,
             "policy": self._policy_stats(),
-            "runner": {} if self._stages.runner_figures is None else dict(self._stages.runner_figures()),
-            **self._stages.points.reports.figures(),
+            "runner": {} if self._components.runner_figures is None else dict(self._components.runner_figures()),
+            **self._components.points.reports.figures(),
             **self._beyond(),
         }
 
     def _beyond(self) -> dict[str, object]:
         """Return what a cache tells that keeps prefixes beyond the device too; nothing of others."""
-        memory = self._stages.memory
+        memory = self._components.memory
         return {"tiers": memory.guarded.stats()} if memory.cache.origins else {}
 
     def log(self, report: StepReport, batch: ScheduleBatch) -> None:
@@ -85,7 +85,7 @@ class Stats:
                     running=len(planner.running),
                     queued=len(planner.waiting),
                     used_tokens=self._used_tokens,
-                    totals=self._stages.points.reports.log_totals(),
+                    totals=self._components.points.reports.log_totals(),
                     loaded=self._loaded_tokens,
                 )
         elif report.decode_due(counters.generated_tokens):
@@ -93,12 +93,12 @@ class Stats:
                 running=len(planner.running),
                 queued=len(planner.waiting),
                 used_tokens=self._used_tokens,
-                parts=self._stages.points.reports.log_decodes(),
+                parts=self._components.points.reports.log_decodes(),
             )
 
     @property
     def _loaded_tokens(self) -> dict[str, int]:
-        return {origin: self._counters.cached_from[origin] for origin in self._stages.memory.cache.origins}
+        return {origin: self._counters.cached_from[origin] for origin in self._components.memory.cache.origins}
 
     @property
     def _running_requests(self) -> int:
@@ -108,24 +108,24 @@ class Stats:
     @property
     def _used_tokens(self) -> int:
         """Tokens in pages that no other request could have: held by requests, or locked in the cache."""
-        memory = self._stages.memory
+        memory = self._components.memory
         return memory.held_tokens + memory.cache.locked_tokens
 
     def _plugin_failures(self) -> dict[str, dict[str, int]]:
         """Return calls of plugins that raised, by contract and provider; of hooks, by the hook's name
         (`pack_batch`: by the plugin's).
         """
-        memory, culprits, gates = self._stages.memory, self._stages.culprits, self._stages.gates
+        memory, culprits, gates = self._components.memory, self._components.culprits, self._components.gates
         by_gate = {} if gates is None else gates.failures_by
         return culprits.all_counts(
             ("prefix_cache", memory.guarded.name, memory.guarded.failures),
-            ("schedule_policy", culprits.name(self._stages.policy), self._planner.policy.failures),
+            ("schedule_policy", culprits.name(self._components.policy), self._planner.policy.failures),
             *(("admission_gate", name, failures) for name, failures in by_gate.items()),
             *(("hooks", one.name, one.failures) for one in self._hooks),
         )
 
     def _policy_stats(self) -> dict[str, float]:
-        policy = self._stages.policy
+        policy = self._components.policy
         try:
             return dict(policy.stats())
         except Exception:

@@ -28,17 +28,17 @@ class Step(BatchStep):
     `kvs` are the `Req.kv` of `batch.reqs` as they were at launch: a request that ended or was retracted since has
     another one. A decode alone has, of each of its requests, how many tokens are `left` behind the one that it samples,
     and its `flags`, both int64 [requests], and the running batch's `columns`; where all of the running batch decodes,
-    also its `version`, NEVER otherwise. `again` int64 [requests]: so many tokens at a request's front, 0 or 1, are
+    also its `version`, NEVER otherwise. `recomputed` int64 [requests]: so many tokens at a request's front, 0 or 1, are
     computed once more behind its cached prefix, and their KV goes to the padding slot; `prefix_lens` and `extend_lens`
-    count them among the new ones. None for none. `asks` are the flags that some of its requests have. `notes`: see
-    LaunchedStep. `packed` and `closed` say what stages were told. `ahead`: tokens ahead that it computes. `loads` says
+    count them among the new ones. None for none. `flags_any` are the flags that some of its requests have. `notes`: see
+    StepView. `packed` and `closed` say what stages were told. `ahead`: tokens ahead that it computes. `loads` says
     that promised prefixes are loaded for it. `launched_at` is of the scheduler's clock.
     """
 
     work: ModelWorkerBatch
     kvs: list[ReqKV]
     sampled: list[Req]
-    asks: int
+    flags_any: int
     version: int = NEVER
     left: NDArray[np.int64] = field(default_factory=lambda: _NONE)
     flags: NDArray[np.int64] = field(default_factory=lambda: _NONE)
@@ -46,7 +46,7 @@ class Step(BatchStep):
     notes: dict[str, object] = field(default_factory=dict)
     packed: bool = False
     closed: bool = False
-    again: NDArray[np.int64] | None = None
+    recomputed: NDArray[np.int64] | None = None
     ahead: Ahead | None = None
     loads: bool = False
     launched_at: float = 0.0
@@ -66,16 +66,16 @@ class Step(BatchStep):
 
 
 def computed_again(items: Sequence[PrefillItem], requests: int, lookback: int) -> NDArray[np.int64] | None:
-    """Return `Step.again` of a prefill that begins with `items`; None where no token is computed again.
+    """Return `Step.recomputed` of a prefill that begins with `items`; None where no token is computed again.
 
     A request that has just got its row computes `lookback` tokens of its cached prefix again, unless the last of them
     is keyed: what it stands for may be gone.
     """
     if not lookback:
         return None
-    again = np.zeros(requests, np.int64)
+    recomputed = np.zeros(requests, np.int64)
     for index, item in enumerate(items):
         last = item.prefix_len - 1
         if item.fresh and last >= 0 and not item.req.tokens.is_keyed(last):
-            again[index] = lookback
-    return again
+            recomputed[index] = lookback
+    return recomputed

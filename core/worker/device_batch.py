@@ -71,14 +71,14 @@ class DeviceBatches:
         if not queue.looks:
             queue.begin(_most_bytes(work))
         changes = self._put_changes(work.table)
-        pending = self._put_pending(work)
+        future = self._put_future(work)
         batch = self._put_batch(work, taps)
         sampling = None if work.sampling is None else self._put_sampling(work.sampling)
         rows = None if work.sampling is None or queue.looks else queue.put(work.sampled_rows)
         queue.send()
         self._change(changes)
-        if pending is not None:
-            places, sources = pending
+        if future is not None:
+            places, sources = future
             # Out of place: on a CPU the ids are the scheduler's own array.
             batch.input_ids = batch.input_ids.index_copy(0, places, self._last[sources])
         return Sent(batch, sampling, rows)
@@ -99,13 +99,13 @@ class DeviceBatches:
         if changes is not None:
             self.table.view(-1).index_copy_(0, *changes)
 
-    def _put_pending(self, work: ModelWorkerBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _put_future(self, work: ModelWorkerBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return packed tokens whose ids only the device knows, and the rows that they were sampled for."""
-        if work.pending is None:
+        if work.future_indices is None:
             return None
         # Decodes stand at the end of a batch, one token each.
-        rows = work.rows[work.pending + (work.rows.shape[0] - work.input_ids.shape[0])]
-        return self.queue.put(work.pending), self.queue.put(rows)
+        rows = work.rows[work.future_indices + (work.rows.shape[0] - work.input_ids.shape[0])]
+        return self.queue.put(work.future_indices), self.queue.put(rows)
 
     def _put_batch(self, work: ModelWorkerBatch, taps: Taps | None) -> ForwardBatch:
         put = self.queue.put
@@ -133,8 +133,8 @@ class DeviceBatches:
         if work.tail_lens is not None and work.tail_bits is not None:
             batch.tail_lens, batch.tail_lens_cpu = put(work.tail_lens), work.tail_lens
             batch.tail_bits = put(work.tail_bits)
-        if work.sample_rows is not None:
-            batch.sample_rows = put(work.sample_rows)
+        if work.logits_indices is not None:
+            batch.logits_indices = put(work.logits_indices)
         for name, payload in work.payloads.items():
             self._parts[name].unpack(payload, batch, put)
         return batch

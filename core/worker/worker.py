@@ -63,8 +63,8 @@ class Worker:
     """Turns host arrays into a ForwardBatch, runs it, and brings the tokens back. One device, this process.
 
     It keeps the token it sampled last for every request row, on the device: a batch that is launched before the host
-    has seen the tokens of the one before (`ModelWorkerBatch.pending`) takes them from there. And where the row table is
-    mirrored, it keeps its own, as old as its batch.
+    has seen the tokens of the one before (`ModelWorkerBatch.future_indices`) takes them from there. And where the row
+    table is mirrored, it keeps its own, as old as its batch.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Worker:
         """Run one step, to its end. Raises what the model raises; the KV of its tokens is then undefined."""
         return self.launch(work).result()
 
-    def again(self, work: ModelWorkerBatch) -> BatchResult:
+    def rerun(self, work: ModelWorkerBatch) -> BatchResult:
         """Run a part of a step that failed, without step hooks: `before_forward` has seen the whole."""
         return self.launch(work, hooks=False).result()
 
@@ -180,8 +180,8 @@ class Worker:
         check_ids(drawn, self._vocab_size, by)
         verified = Verified(trees, work.sampled_rows, drawn, output.logits, self.batches.sampling)
         accepted = self.parts.accept(work, verified, output)
-        assert work.sample_rows is not None
-        slots = work.out_cache_loc[work.sample_rows]
+        assert work.logits_indices is not None
+        slots = work.out_cache_loc[work.logits_indices]
         firsts = np.repeat(tree.starts(trees.counts), accepted.counts)
         sources, targets = slots[accepted.nodes], slots[firsts + tree.places(accepted.counts)]
         if (moves := sources != targets).any():

@@ -13,4 +13,4 @@ class AnthropicOptions(Options):
     """Options of `apis: [{use: anthropic}]`."""
 
     ping_interval: Annotated[float, Field(gt=0)] = 10.0
-    """Seconds without news after which a stream gets a `ping` event, so that no proxy on the way takes it for dead."""
+    """Seconds without an event after which a stream gets a `ping` event, so that proxies keep the connection open."""

@@ -11,4 +11,4 @@ class NativeOptions(Options):
     """What the server answers about itself."""
 
     health_timeout: float = Field(20.0, gt=0)
-    """Seconds that /health_generate waits for its token; an engine that has generated nothing meanwhile is ill."""
+    """Seconds that /health_generate waits for a token; after that the engine counts as unhealthy."""

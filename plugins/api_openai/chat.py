@@ -11,6 +11,7 @@ from pegboard.plugins.api_openai.contents import CHAT_PARTS, Contents
 from pegboard.plugins.api_openai.messages import template_messages
 from pegboard.plugins.api_openai.surface import Prompt, Surface, documented, grammar_names, new_id
 from pegboard.plugins.api_openai.tools import chat_tools
+from pegboard.toolkit.chat.thinking import budget_params
 from pegboard.toolkit.chat.turn import Turn, take_turn
 from pegboard.toolkit.http.bodies import parse_body
 from pegboard.toolkit.http.openapi import error_responses
@@ -58,6 +59,7 @@ class Chat:
             rid=rid,
             max_new_tokens=body.limit,
             add_special_tokens=body.add_special_tokens,
+            params=budget_params(self._surface.ctx, turn, body.thinking_token_budget, "thinking_token_budget"),
             grammar=turn.grammar,
             skip_special_tokens=turn.skip_special_tokens,
         )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.api_openai.fields import CommonBody, check_top
 from pegboard.plugins.api_openai.unsupported import CHAT, CHAT_WITH_MEDIA
-from pegboard.toolkit.chat.turn import effort_hints
+from pegboard.toolkit.chat.thinking import effort_hints
 from pegboard.toolkit.http.bodies import RequestModel
 from pegboard.toolkit.http.media_fields import common_settings
 from pegboard.toolkit.media.inputs import MediaSettings
@@ -21,7 +21,7 @@ _INSTEAD = {
 
 
 class ThinkingSwitch(RequestModel):
-    """`thinking`, as clients of other servers switch it. A budget is not enforced."""
+    """`thinking`, as clients of other servers switch it."""
 
     type: Literal["enabled", "disabled"]
 
@@ -41,6 +41,8 @@ class ChatBody(CommonBody):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     thinking: ThinkingSwitch | None = None
     """Whether the chat template is to ask for thinking, whatever the effort."""
+    thinking_token_budget: int | None = None
+    """Most tokens of thinking, after which it is ended."""
     verbosity: Literal["low", "medium", "high"] | None = None
     """Reaches chat templates that read such a thing."""
     separate_reasoning: bool = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -141,21 +141,24 @@ class CommonBody(RequestFields, SamplingFields, ConstraintFields, RefusingModel)
         max_new_tokens: int | None,
         add_special_tokens: bool,
         logprob_start: int | None = None,
+        params: Mapping[str, object] | None = None,
         **sampling: object,
     ) -> list[GenerateRequest]:
         """Return prompts times `copies`, prompt by prompt; those of one HTTP request are called ``<rid>_<number>``.
-        `sampling` takes precedence over the body's fields.
+        `params` are further ones, for plugins; `sampling` takes precedence over the body's fields.
         """
         total = len(prompts) * self.copies
         if self.prompt_logprobs is not None:
             logprob_start = 0
         tops = [one for one in (self.top_wanted, self.prompt_logprobs) if one is not None]
         params_of = self.params_of([self.copies] * len(prompts))
-        params = self._sampling(max_new_tokens=max_new_tokens, min_new_tokens=self.min_tokens, **sampling)
+        if params:
+            params_of = [{**own, **params} for own in params_of]
+        asked = self._sampling(max_new_tokens=max_new_tokens, min_new_tokens=self.min_tokens, **sampling)
         return [
             GenerateRequest(
                 prompt=prompt,
-                sampling=for_answer(params, answer),
+                sampling=for_answer(asked, answer),
                 rid=rid if total == 1 else f"{rid}_{i * self.copies + answer}",
                 stream=self.stream,
                 priority=self.priority,

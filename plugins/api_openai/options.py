@@ -11,7 +11,7 @@ class OpenAIOptions(Options):
     """What the server keeps of answers."""
 
     stored_responses: int = Field(1000, ge=0)
-    """Most answers of /v1/responses to keep, for later ones to follow on; those least recently used go first, of the
-    API key that has most."""
+    """Maximum number of stored answers of /v1/responses, which later requests can continue. The least recently used
+    answers of the API key with the most are removed first."""
     stored_bytes: int = Field(64 * 1024 * 1024, ge=0)
-    """Most memory that they may take, in bytes, about."""
+    """Approximate memory limit of stored answers, in bytes."""

@@ -68,7 +68,6 @@ _OTHER_OUTPUT: Refused = {
 _OTHER_DECODING: Refused = {
     **_plain(
         "repetition_detection",
-        "thinking_token_budget",
         "use_beam_search",
         "vllm_xargs",
         "watermark",
@@ -93,7 +92,11 @@ CHAT: Refused = {
     "input_ids": Refusal("; /v1/completions takes token ids"),
 }
 
-COMPLETIONS: Refused = {**_GENERATION, **_plain("custom_labels", "prompt_embeds")}
+COMPLETIONS: Refused = {
+    **_GENERATION,
+    **_plain("custom_labels", "prompt_embeds"),
+    "thinking_token_budget": Refusal("; /v1/chat/completions has it"),
+}
 
 RESPONSES: Refused = {
     **_REMOTE,

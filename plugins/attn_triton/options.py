@@ -28,23 +28,23 @@ class TritonAttentionOptions(Options):
     """Sizes of the kernels' blocks."""
 
     block_rows: Block | None = None
-    """Query rows (tokens times the query heads of one KV head) that an extend program computes. By default by head size
-    and batch, 16 to 128."""
+    """Query rows (tokens times the query heads of one KV head) per extend program. By default 16 to 128, by head size
+    and batch."""
 
     block_keys: Block | None = None
     """Keys that a program reads at a time. By default 16 to 128, by head size."""
 
     warps: Annotated[int, Field(le=16), AfterValidator(_power_of_two)] | None = None
-    """Warps of a program, of 32 threads each. By default 4 or 8, by head size and device."""
+    """Warps per program, of 32 threads each. By default 4 or 8, by head size and device."""
 
     stages: Annotated[int, Field(ge=1, le=8)] | None = None
-    """Stages of the pipeline that loads keys and values. By default 2 to 5, by head size and device; 5 are two blocks
-    of keys ahead, since K and V are reached through the row table."""
+    """Stages of the pipeline that loads keys and values. By default 2 to 5, by head size and device. 5 load two blocks
+    of keys ahead, because K and V are reached through the row table."""
 
     kv_split: Block | None = None
-    """Tokens of KV that one decode program reads at least: a request that sees fewer is computed in one go. By default
-    128, or one block of keys if that is more."""
+    """Smallest number of KV tokens per decode program; a request with fewer is not split. By default 128, or one block
+    of keys if that is more."""
 
     kv_parts: Annotated[int, Field(le=64), AfterValidator(_power_of_two)] | None = None
-    """Parts into which decodes cut a request's KV at most. By default as many as keep every multiprocessor busy twice
-    over, which depends on the number of requests and not on their lengths."""
+    """Maximum number of parts into which a decode splits a request's KV. By default as many as give each multiprocessor
+    two programs, which depends on the number of requests and not on their lengths."""

@@ -263,7 +263,7 @@ class Batch(ctypes.Structure):
         *[
             (name, ctypes.c_void_p)
             for name in (
-                "ids", "rows", "seq_lens", "starts", "out_loc", "sample_rows", "hidden_rows", "embed_rows", "tails",
+                "ids", "rows", "seq_lens", "starts", "out_loc", "logits_indices", "hidden_rows", "embed_rows", "tails",
                 "bits", "embeds", "deep", "cos", "sin", "table", "tap_places",
             )
         ],

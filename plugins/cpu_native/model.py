@@ -151,7 +151,7 @@ class NativeModel:
             seq_lens=seq_lens.data_ptr(),
             starts=starts.data_ptr(),
             out_loc=out_loc.data_ptr(),
-            sample_rows=_pointer(batch.sample_rows),
+            logits_indices=_pointer(batch.logits_indices),
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
             table=group.row_table.data_ptr(),

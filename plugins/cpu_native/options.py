@@ -13,11 +13,10 @@ class CpuNativeOptions(Options):
     """How the native code is built and run."""
 
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Threads that compute; 0: one per core that this process may use, or may keep busy by its
-    container's quota."""
+    """Number of computing threads. 0: one per core that this process may use, or that its container's quota allows."""
     instructions: Literal["auto", "amx", "avx512", "avx2", "amx_emulated"] = "auto"
-    """Instruction set to compile for: `auto` takes the best one that this CPU has. `amx_emulated` is for tests: what is
-    written for AMX, on a CPU that has AVX-512 only, very slowly."""
+    """Instruction set to compile for. `auto`: the best that this CPU has. `amx_emulated` is for tests: it runs the code
+    for AMX on a CPU with AVX-512 only, very slowly."""
     weights: Literal["bf16", "bf12", "plain", "int8"] = "bf16"
     """How weights are kept. `bf16`: exactly, in as few bits as they take where the CPU has AVX-512: 5 or 8.5 each where
     they lie on a grid, as those of a GGUF file do that was quantised to 4 or 8 bits, else 12. `bf12`: exactly, without
@@ -30,8 +29,8 @@ class CpuNativeSamplerOptions(Options):
     """How the sampler's native code is built and run."""
 
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Threads that sample, for the rows of a batch; 0: one per core that this process may use, or may keep busy by its
-    container's quota."""
+    """Number of threads that sample the rows of a batch. 0: one per core that this process may use, or that its
+    container's quota allows."""
     instructions: Literal["auto", "amx", "avx512", "avx2", "amx_emulated"] = "auto"
-    """Instruction set to compile for: `auto` takes the best one that this CPU has; `amx_emulated` is for tests. All
-    draw the same tokens."""
+    """Instruction set to compile for. `auto`: the best that this CPU has. `amx_emulated` is for tests. All draw the
+    same tokens."""

@@ -161,7 +161,7 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
 
 def _sampled(batch: ForwardBatch, sampling: SamplingBatch | None) -> int:
     """Return how many rows are sampled. Raise ValueError where the sampling parameters are of another number."""
-    sampled = batch.batch_size if batch.sample_rows is None else batch.sample_rows.shape[0]
+    sampled = batch.batch_size if batch.logits_indices is None else batch.logits_indices.shape[0]
     if sampling is not None and len(sampling) != sampled:
         raise ValueError(f"{len(sampling)} rows of sampling parameters for {sampled} sampled rows")
     return sampled
@@ -176,7 +176,7 @@ def _hidden_rows(batch: ForwardBatch, sampled: int, of_sampled: bool) -> torch.T
     """Packed tokens whose hidden states are wanted: sampled rows, `hidden_rows`, those that predict prompts."""
     wanted = [rows for rows in (batch.hidden_rows, batch.logprob_rows) if rows is not None]
     if of_sampled:
-        wanted.insert(0, torch.arange(sampled) if batch.sample_rows is None else batch.sample_rows)
+        wanted.insert(0, torch.arange(sampled) if batch.logits_indices is None else batch.logits_indices)
     return torch.cat(wanted) if wanted else None
 
 

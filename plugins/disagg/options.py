@@ -17,65 +17,65 @@ class DisaggOptions(GateOptions):
     """Options of `disagg`."""
 
     timeout: float | None = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """Seconds that a request may wait here: on prefill for others to be taken, on decode for its KV; then it ends with
-    status 504. null: for ever."""
+    """Seconds that a request may wait here: on prefill until others are taken, on decode for its KV. Then it ends with
+    status 504. null: no limit."""
 
     hold_timeout: float | None = Field(default=120.0, gt=0, allow_inf_nan=False)
-    """Seconds after which the server frees KV that this gate still keeps for a decode server. `hold` ends it before."""
+    """Seconds after which the server frees KV that this gate still keeps for a decode server. Normally `hold` ends
+    earlier."""
 
     role: Literal["prefill", "decode"] = "prefill"
     """`prefill` computes prompts and keeps their KV until it is read; `decode` reads it and writes the answers."""
 
     listen: str = "127.0.0.1:8998"
-    """Where decode servers find a prefill server, `host:port`: the router's bootstrap port. Port 0 takes a free one.
-    Of role `prefill` only.
-    """
+    """Address on which a prefill server listens for decode servers, `host:port`; the port is the router's bootstrap
+    port. Port 0: a free port. Only for role `prefill`."""
 
     peers: tuple[str, ...] = LOOPBACK
-    """Prefill servers that a decode server connects to, as `host` or `host:port`. The address comes from a request's
-    body, so that it must not be just any."""
+    """Prefill servers to which a decode server may connect, as `host` or `host:port`. The address comes from a
+    request's body, so it must be restricted."""
 
     default_port: int = Field(default=8998, ge=1, le=65535)
-    """Port of a prefill server where a request names none."""
+    """Port of a prefill server, if a request names none."""
 
     secret_file: Path | None = None
-    """A file with at least 16 bytes that both sides have: they show each other that they know it. Required unless
-    `listen` and `peers` are loopback."""
+    """File with a shared secret of at least 16 bytes, the same on both sides. Required unless `listen` and `peers` are
+    loopback."""
 
     hold: float = Field(default=30.0, gt=0, allow_inf_nan=False)
-    """Seconds that prefill keeps a prompt's KV for, after the answer or after decode has asked for it, whichever is
+    """Seconds for which prefill keeps a prompt's KV, after the answer or after decode has asked for it, whichever is
     later."""
 
     grace: float = Field(default=5.0, ge=0, allow_inf_nan=False)
-    """Seconds in which a decode server whose connection broke may come back before its KV is freed."""
+    """Seconds after which KV is freed if the connection of its decode server broke."""
 
     max_held_share: float = Field(default=0.5, gt=0, le=1)
-    """Share of prefill's KV pool that prompts may take which are computed for decode servers or wait to be read. Others
+    """Share of prefill's KV pool for prompts that are computed for decode servers or wait to be read. Other requests
     wait at the gate, API keys in turns."""
 
     allow_plain: bool = True
-    """Whether requests without a room are served as on any other server; false refuses them with status 400."""
+    """Serve requests without a room as any other server does. false: refuse them with status 400."""
 
     on_loss: Literal["fail", "compute"] = "fail"
-    """What a decode server does where KV will not come. `fail`: status 502, and the router tries again. `compute`: it
-    computes the prompt itself."""
+    """What a decode server does if KV will not come. `fail`: status 502, so that the router tries again. `compute`:
+    compute the prompt itself."""
 
     connect_timeout: float = Field(default=5.0, gt=0, allow_inf_nan=False)
-    """Seconds for a connection and its handshake."""
+    """Time limit for connecting, including the handshake, in seconds."""
 
     ping: float = Field(default=2.0, gt=0, allow_inf_nan=False)
-    """Seconds between two pings. A peer that is silent for three of them is lost."""
+    """Seconds between two pings. A peer that is silent for three times as long counts as lost."""
 
     max_rooms: int = Field(default=4096, ge=1)
-    """Requests that decode servers may ask for before they have come to prefill, of which each may have as many as it
-    leaves to others; and requests that may wait on a decode server. Where they are taken, the API key
-    that has most gives way to others."""
+    """Maximum number of requests that decode servers may ask for before they have reached prefill, and of requests that
+    may wait on a decode server. Each decode server may use as many as it leaves free. If all are taken, the API key
+    with the most gives way to others."""
 
     max_connections: int = Field(default=64, ge=1)
-    """Connections that a server takes or opens."""
+    """Maximum number of connections that a server accepts or opens."""
 
     max_bytes_in_flight: int = Field(default=256 * 2**20, ge=2**20)
-    """Bytes that a decode server reads at once, in all."""
+    """Maximum number of bytes that a decode server reads at once."""
 
     @field_validator("listen")
     @classmethod

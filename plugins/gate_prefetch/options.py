@@ -25,19 +25,19 @@ class PrefetchGateOptions(GateOptions):
     """Options of `prefetch`."""
 
     timeout: Literal[None] = None
-    """Always null: `limit` and `stall` end the wait, and this gate fails no request."""
+    """Always null: `limit` and `stall` end the wait, and this gate never fails a request."""
 
     policy: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
-    """How long a request waits for what storages have of its prompt. `best_effort`: not at all; what comes before its
-    turn counts. `wait_complete`: until all of it has come. `timeout`: no longer than `limit`."""
+    """How long a request waits for KV from storages. `best_effort`: not at all; what arrives before its turn is used.
+    `wait_complete`: until all of it has arrived. `timeout`: at most `limit`."""
 
     limit: Literal["auto"] | WaitLimit = "auto"
-    """How long a request waits under the policy `timeout`. `auto`: no longer than it would take to compute what is to
-    come, at the speed of late. An object with `base` (2.0), `per_1024` (0.1) and `max` (30.0): `base` seconds, and
-    `per_1024` more for each 1,024 tokens of the prompt, but at most `max`."""
+    """How long a request waits with the policy `timeout`. `auto`: not longer than computing would take, at the recently
+    measured speed. Or an object with `base` (2.0), `per_1024` (0.1) and `max` (30.0): `base` seconds plus `per_1024`
+    for each 1,024 tokens of the prompt, but at most `max`."""
 
     stall: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    """Seconds in which nothing comes after which no request waits any longer, whatever the policy."""
+    """If nothing arrives for this many seconds, requests stop waiting, whatever the policy."""
 
     threshold: int = Field(default=256, ge=1)
-    """Shorter prompts, in tokens, do not wait: computing them is quicker."""
+    """Prompts with fewer tokens do not wait, because computing them is faster."""

@@ -11,7 +11,7 @@ class SessionGateOptions(GateOptions):
     """Options of `session`."""
 
     timeout: float | None = Field(default=600.0, gt=0)
-    """Seconds that a turn may wait for the ones before it; then it ends with status 504. null: for ever."""
+    """Seconds that a turn may wait for earlier turns; then it ends with status 504. null: no limit."""
 
     max_waiting_turns: int = Field(default=16, ge=1)
-    """Turns of one session that may wait; one more is refused with status 429."""
+    """Maximum number of waiting turns of one session; one more gets status 429."""

@@ -15,8 +15,8 @@ from pegboard.core.interfaces.constraint import (
     NodeMasks,
     TokenConstraint,
     constrain,
-    constraint_of,
 )
+from pegboard.core.interfaces.req import ReqSlot
 from pegboard.plugins.grammar.drafts import DraftWalk
 from pegboard.plugins.grammar.failures import let_through
 from pegboard.plugins.grammar.state import (
@@ -81,6 +81,7 @@ class Grammars:
         state = GrammarState(grammar.matcher(), grammar.row.copy(), self._ends, account, grammar, grammar.free)
         state.free = allow_ends(req, state.ends, state.row, free=state.free)
         account.requests += 1
+        _STATE.of(req)[:] = [state]
         constrain(req, GrammarConstraint(req, state, self))
 
     def forget(self, req: Req) -> None:
@@ -88,7 +89,12 @@ class Grammars:
         state = state_of(req)
         if state is not None:
             state.account.requests -= 1
+            _STATE.clear(req)
             constrain(req, None)
+
+
+_STATE: ReqSlot[list[GrammarState]] = ReqSlot(list)
+"""Where a request is in its grammar; what binds it may be more than that."""
 
 
 class GrammarConstraint(TokenConstraint):
@@ -171,5 +177,5 @@ class GrammarConstraint(TokenConstraint):
 
 def state_of(req: Req) -> GrammarState | None:
     """Return where a request is in its grammar; None for one that has none."""
-    found = constraint_of(req)
-    return found.state if isinstance(found, GrammarConstraint) else None
+    found = _STATE.peek(req)
+    return found[0] if found else None

@@ -13,34 +13,33 @@ class GrammarSection(SectionFields):
     """Constrained decoding: outputs that follow a grammar."""
 
     workers: PositiveInt = 2
-    """Most helper processes that compile grammars. They start with the first grammar."""
+    """Maximum number of helper processes that compile grammars. They start with the first grammar."""
     compile_timeout: Annotated[float, Field(gt=0)] = 10.0
-    """Seconds that one grammar may take to compile; its request fails with 400 then."""
+    """Time limit for compiling one grammar, in seconds; beyond it the request gets 400."""
     first_slice: Annotated[float, Field(gt=0)] = 1.0
-    """Seconds after which a grammar that is not compiled yet gives way to new ones that wait for a helper. It
-    starts again after them, and then has all of `compile_timeout`."""
+    """Seconds after which a grammar that is still being compiled is stopped if new grammars wait for a helper. It is
+    compiled again after them, with all of `compile_timeout`."""
     queue_timeout: Annotated[float, Field(gt=0)] = 60.0
-    """Seconds that a grammar may wait for a helper, the time before it gave way included; its request fails with 503
-    then."""
+    """Seconds that a grammar may wait for a helper, including earlier attempts; beyond it the request gets 503."""
     max_queued: PositiveInt = 256
-    """Most grammars that wait to be compiled; one more fails with 503, or the newest one of the API key that has more
-    of them waiting than the others."""
+    """Maximum number of grammars that wait for compilation. Beyond it the newest grammar of the API key with the most
+    waiting gets 503."""
     max_source_bytes: PositiveInt = 256 * 1024
-    """Longest grammar that is taken, in bytes."""
+    """Longest accepted grammar, in bytes."""
     worker_memory_bytes: PositiveInt = 1024 * 1024 * 1024
-    """Memory that compiling a grammar may take, beyond what a helper has anyway."""
+    """Memory limit for compiling a grammar, in bytes, in addition to what a helper takes by itself."""
     cache_entries: PositiveInt = 256
-    """Most compiled grammars that are kept."""
+    """Maximum number of compiled grammars in the cache."""
     cache_bytes: PositiveInt = 256 * 1024 * 1024
-    """Memory that kept grammars may take."""
+    """Memory limit of this cache, in bytes."""
     step_seconds: Annotated[float, Field(gt=0)] = 0.01
-    """Computing time that following grammars may take between two steps, in seconds. A request that would take more
-    sits out some steps, until a thread beside the loop has done its work; the others go on."""
+    """Computing time for following grammars between two steps, in seconds. A request that needs more leaves the batches
+    until a thread beside the loop has done the work; the others continue."""
     work_seconds: Annotated[float, Field(gt=0)] = 2.0
-    """Computing time that the running requests with one grammar (and one API key) may take to follow it, in seconds,
-    beyond what their tokens earn; they fail with 400 then."""
+    """Computing time for following one grammar, in seconds, for all running requests of one API key together, in
+    addition to what their tokens earn; beyond it they get 400."""
     work_seconds_earned: Annotated[float, Field(ge=0)] = 0.01
-    """Computing time that each of their tokens earns, in seconds."""
+    """Computing time that each of their tokens adds to this limit, in seconds."""
     jump_ahead: Annotated[int, Field(ge=0)] = 2
-    """Least tokens that a grammar must force for them to be taken without asking the model, all in one step. 0: never.
-    Requests that want logprobs or hidden states never skip a token."""
+    """If a grammar forces at least this many tokens, they are taken without sampling, all in one step. 0: never.
+    Requests with logprobs or hidden states always sample every token."""

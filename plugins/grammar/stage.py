@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.admission_gate import AdmissionGateContext
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.stage import LaunchedStep, StageContext, StepResult
+    from pegboard.core.interfaces.stage import StageContext, StepResult, StepView
 
 KINDS = ("json_schema", "json_object", "regex", "ebnf", "structural_tag", "any_of")
 """The capabilities of the contract that are kinds of grammars."""
@@ -53,7 +53,7 @@ class GrammarStage(Stage):
     def arrive(self, req: Req, message: TokenizedRequest) -> Interest | None:
         return None if message.sampling.grammar is None else Interest(constrained=True)
 
-    def arrived(self, step: LaunchedStep, result: StepResult) -> None:
+    def arrived(self, step: StepView, result: StepResult) -> None:
         if self._gate is not None:
             self._gate.grammars.work.begin_step()
 

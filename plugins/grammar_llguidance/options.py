@@ -13,12 +13,13 @@ class LLGuidanceOptions(Options):
     """Options of `llguidance`."""
 
     max_whitespace: Annotated[int, Field(ge=0, le=1000)] | None = 64
-    """Most blanks in a row between the parts of a JSON answer, so that no model fills its answer with them. 0: none at
-    all; null: no limit."""
+    """Maximum number of consecutive spaces between the parts of a JSON answer, so that a model cannot fill its answer
+    with them. 0: none; null: no limit."""
 
     max_row_items: Annotated[int, Field(gt=0)] = 400
-    """Most readings of an EBNF text that are kept at once, by rule and place of its beginning. An ambiguous grammar has
-    more with each token, and masks take longer and longer; its request fails with 400 there."""
+    """Maximum number of parses of an EBNF text that are kept at once. An ambiguous grammar has more with each token, so
+    that masks take longer and longer; beyond this limit its request gets 400."""
 
     lenient_schemas: bool = False
-    """Take JSON schemas with keywords that cannot be enforced, as if these were not there. Off, they are refused."""
+    """Accept JSON schemas with keywords that cannot be enforced, and ignore these keywords. Off: refuse such
+    schemas."""

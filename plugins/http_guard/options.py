@@ -17,17 +17,17 @@ class GuardFields(SectionFields):
     """Keys of `server`."""
 
     allowed_hosts: Annotated[tuple[HostName, ...], _ONE_OR_SEVERAL] = ()
-    """Further names under which clients without a key may address the server (their Host header, without a port), such
-    as the public name of a proxy in front of it; `*` is any. A server with keys does not look at them."""
+    """Further names of the server that clients without a key may use (their Host header, without a port), such as the
+    name of a proxy in front of it; `*`: any. Not used if the server has keys."""
     request_timeout: Annotated[float, Field(gt=0)] = 120.0
-    """Seconds that a client may take to send a request, headers and body together; a slower one gets 408. One that
-    reads nothing of its answer for as long is cut off."""
+    """Seconds in which a client must send a request, headers and body together; a slower client gets 408. If a client
+    reads nothing of its answer for this time, its connection is closed."""
     max_body_values: PositiveInt = 1024 * 1024
-    """Most values in a request body: an item of a list counts one, a string four, a list, an object or a name in an
-    object eight. More are answered with 413, before they are parsed."""
+    """Maximum number of values in a request body: an item of a list counts one, a string four, a list, an object or a
+    name in an object eight. A body with more gets 413, before it is parsed."""
     max_bodies_bytes: PositiveInt = 64 * 1024 * 1024
-    """Bytes that bodies larger than 64 KiB may hold together while they arrive and are made into requests. Without
-    room, more of a body is not read; after 10 s it is answered with 503."""
+    """Bytes that all bodies above 64 KiB may take together while they arrive and are parsed. Without room, the server
+    stops reading a body, and answers 503 after 10 s."""
     max_connections: PositiveInt = 4096
-    """Most connections at once, and thereby HTTP requests. One more takes the place of an idle one, or is answered with
-    503; health probes have places of their own."""
+    """Maximum number of open connections, and so of HTTP requests. One more replaces an idle connection, or gets 503.
+    Health probes have additional connections."""

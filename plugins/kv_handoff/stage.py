@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.stage import LaunchedStep, StepResult
+    from pegboard.core.interfaces.stage import StepResult, StepView
     from pegboard.core.interfaces.step import AnySource, CoreServices
     from pegboard.plugins.kv_handoff.api.transfer import KVTransfer
     from pegboard.plugins.kv_handoff.arrived import Arrived
@@ -116,7 +116,7 @@ class KVHandoff(Stage):
         self._following[req] = gates
         return Interest()
 
-    def commit(self, step: LaunchedStep, result: StepResult) -> None:
+    def commit(self, step: StepView, result: StepResult) -> None:
         core = self.core
         assert core is not None
         batch = step.batch

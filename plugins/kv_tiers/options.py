@@ -9,12 +9,11 @@ class HostSection(SectionFields):
     """KV memory on the host, below the device's; there only where the prefix cache has tiers."""
 
     max_total_tokens: PositiveInt | None = None
-    """Tokens that it holds; unset: twice what the device's pool holds, but at most a quarter of the memory that is
-    available then."""
+    """Size in tokens. Unset: twice the device's pool, but at most a quarter of the memory that is available then."""
 
 
 class TierFields(SectionFields):
     """How KV is kept in storages."""
 
     storage_block: PositiveInt = 64
-    """Tokens that are kept together in storages; a multiple of the page size."""
+    """Tokens per block in storages; a multiple of the page size."""

@@ -11,4 +11,4 @@ class DryOptions(Options):
     """What a request's `dry` may cost."""
 
     longest_range: int = Field(default=8192, ge=1)
-    """How many of the latest tokens are searched for repetitions at most, whatever a request asks for."""
+    """Maximum number of latest tokens that are searched for repetitions, whatever a request asks for."""

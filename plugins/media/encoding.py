@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.batch import StageWork
-from pegboard.core.interfaces.step import SETTLE, Launched, Settle, StageStep, StepLost, StepSource
+from pegboard.core.interfaces.step import SETTLE, BaseStep, Settle, StageStep, StepLost, StepSource
 from pegboard.plugins.media.work import MAX_SINGLE_FAILURES, NAME, media_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Encoding(StepSource[EncodeStep, float]):
         self._wishes = wishes
         self._core = core
 
-    def next(self, flight: Launched | None) -> EncodeStep | Settle | None:
+    def next(self, in_flight: BaseStep | None) -> EncodeStep | Settle | None:
         """Plan a step that encodes what the last prefill lacked; None where it lacked nothing, or nothing that fits
         now.
         """
@@ -55,7 +55,7 @@ class Encoding(StepSource[EncodeStep, float]):
         if wishes is None:
             return None
         if not wishes.pieces:
-            return SETTLE if wishes.blocked and flight is not None else None
+            return SETTLE if wishes.blocked and in_flight is not None else None
         self.steps += 1
         owners = tuple(tuple(reqs) for reqs in wishes.owners.values())
         work = wishes.plan()
@@ -63,7 +63,7 @@ class Encoding(StepSource[EncodeStep, float]):
         step.source = self
         return step
 
-    def settle(self, step: EncodeStep, result: float) -> None:
+    def process_result(self, step: EncodeStep, result: float) -> None:
         self.seconds += result
         tokens = sum(piece.tokens for piece in step.pieces)
         logger.debug("Encode batch. #piece: %d, #token: %d, took: %.1f ms", len(step.pieces), tokens, result * 1000)
@@ -71,14 +71,14 @@ class Encoding(StepSource[EncodeStep, float]):
     def undo(self, step: EncodeStep) -> None:
         self._books.forget(piece.key for piece in step.pieces)
 
-    def behind_failed(self, step: EncodeStep, failed: Launched, own_error: Exception | None) -> None:
+    def behind_failed(self, step: EncodeStep, failed: BaseStep, own_error: Exception | None) -> None:
         """Keep what was encoded, whatever became of the step before."""
         if isinstance(own_error, StepLost):
             self.undo(step)
         elif own_error is not None:
             self.failed(step, own_error)
         elif step.pending is not None:
-            step.source.settle(step, step.pending.result())
+            step.source.process_result(step, step.pending.result())
 
     def failed(self, step: EncodeStep, error: Exception) -> None:
         """Encode its pieces one by one. Requests that want one which fails alone end with status 500. A file that is

@@ -28,7 +28,7 @@ class MediaPart(DevicePart):
 
     def __init__(self, encoder: MediaEncoder, encoded: EncodedMedia, reserved: int) -> None:
         self.encoded = encoded
-        self.reserved = reserved
+        self.device_bytes = reserved
         self._encoder = encoder
 
     def load(self) -> None:

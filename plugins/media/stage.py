@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import BatchExtras
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.stage import LaunchedStep
+    from pegboard.core.interfaces.stage import StepView
     from pegboard.core.interfaces.step import CoreServices
     from pegboard.plugins.media.arrival import Arrivals
     from pegboard.plugins.media.work import OverlayPart
@@ -91,7 +91,7 @@ class MediaStage(Stage):
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
-    def pack(self, step: LaunchedStep, extras: BatchExtras) -> tuple[OverlayPart, ...] | None:
+    def pack(self, step: StepView, extras: BatchExtras) -> tuple[OverlayPart, ...] | None:
         batch = step.batch
         if batch.forward_mode.is_decode:
             return None
@@ -101,7 +101,7 @@ class MediaStage(Stage):
             self.books.hold(step.number, (part.key for part in parts))
         return parts or None
 
-    def _note(self, step: LaunchedStep) -> None:
+    def _note(self, step: StepView) -> None:
         """Count what requests look at for the first time."""
         batch = step.batch
         for req, start, stop in zip(batch.reqs, batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True):
@@ -110,7 +110,7 @@ class MediaStage(Stage):
                 if media is not None and media.spans[index].start >= start:
                     self.books.read(media.pieces[index])
 
-    def closed(self, step: LaunchedStep) -> None:
+    def closed(self, step: StepView) -> None:
         self.books.release(step.number)
 
     # ---- what is told ----------------------------------------------------------------------------------------------

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client.exposition import generate_latest
 
-from pegboard.toolkit.http.errors import CLIENT_CLOSED_REQUEST
+from pegboard.toolkit.http.watching import watched
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 UNKNOWN = "unknown"
 """The label of paths that no route has: clients that try them must not decide how many series there are."""
@@ -60,23 +59,13 @@ class _Counting:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 500
 
-        async def noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        self._metrics.in_flight.inc()
-        try:
-            await self._app(scope, receive, noting)
-        except asyncio.CancelledError:
-            status = CLIENT_CLOSED_REQUEST
-            raise
-        finally:
+        def done(status: int) -> None:
             self._metrics.in_flight.dec()
             self._metrics.requests.labels(_route(scope), str(status)).inc()
+
+        self._metrics.in_flight.inc()
+        await watched(self._app, scope, receive, send, done)
 
 
 def _route(scope: Scope) -> str:

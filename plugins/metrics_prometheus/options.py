@@ -11,4 +11,5 @@ class MetricsOptions(Options):
     """The level of keys that may read the metrics."""
 
     level: Literal["public", "user", "admin"] = "user"
-    """Which key a scraper needs, where the server has keys: none, an API key, or the admin key."""
+    """The key that a scraper needs, if the server has keys: none (`public`), an API key (`user`), or the admin key
+    (`admin`)."""

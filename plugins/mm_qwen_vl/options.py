@@ -11,5 +11,6 @@ class QwenVLProcessorOptions(Options):
     """How prompts with media are laid out."""
 
     mrope_after_video: Literal["trained", "transformers"] = "trained"
-    """Position of the text after a video in Qwen2-VL and 2.5-VL: the largest one so far and one more, as these models
-    were trained, or what transformers does from 5.3 on, where text may share positions with late frames."""
+    """Position of the text after a video in Qwen2-VL and 2.5-VL. `trained`: the largest position so far plus one, as
+    these models were trained. `transformers`: as in transformers 5.3 and later, where text may share positions with
+    late frames."""

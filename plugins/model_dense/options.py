@@ -15,5 +15,5 @@ class DenseOptions(Options):
     tokenizer. Set `model.use` to `dense` with it."""
 
     packed: Literal["auto", "on", "off"] = "auto"
-    """Weights on a CPU in the layout in which oneDNN multiplies: `auto` where that can be done, `on` insists, `off`
-    keeps them as they were read."""
+    """Keep weights on a CPU in oneDNN's layout. `auto`: if possible; `on`: fail if it is not; `off`: keep them as they
+    were read."""

@@ -11,10 +11,11 @@ class HFOptions(Options):
     """Options of `hf`."""
 
     revision: str | None = Field(default=None)
-    """Branch, tag or commit of a hub id; null for its main branch. A directory has no revisions."""
+    """Branch, tag or commit of a hub id; null: its main branch. Not for directories."""
 
     offline: bool = Field(default=False)
-    """Use only what the hub's local cache holds; HF_HUB_OFFLINE=1 has the same effect."""
+    """Use only the hub's local cache; HF_HUB_OFFLINE=1 has the same effect."""
 
     needs_weights: bool = True
-    """Whether a directory without safetensors is refused. Off with `model.load_format: dummy`, which reads none."""
+    """Refuse a directory without safetensors. Set it to false with `model.load_format: dummy`, which reads no
+    weights."""

@@ -9,4 +9,4 @@ class LogFields(SectionFields):
     """Keys at the top level."""
 
     log_requests: bool = False
-    """Log a line per finished request: its times, lengths and reason, never its text."""
+    """Log a line per finished request, with its times, lengths and reason, but never its text."""

@@ -19,6 +19,13 @@ plugin = Plugin(
         ),
         Provider(
             contract="reasoning_parser",
+            name="gemma4",
+            factory=f"{_PARSERS}:GemmaParser",
+            summary="the channel thought of Gemma 4",
+            rank=38,
+        ),
+        Provider(
+            contract="reasoning_parser",
             name="hunyuan",
             factory=f"{_PARSERS}:HunyuanParser",
             summary="<think>...</think><answer>...</answer>",

@@ -12,7 +12,13 @@ from collections.abc import Sequence
 
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.parsers_reasoning.parsers import ThoughtStream
-from pegboard.toolkit.parsing.output_parser import OutputParser, OutputParserContext, ParserStream, ToolFunction
+from pegboard.toolkit.parsing.output_parser import (
+    OutputParser,
+    OutputParserContext,
+    ParserStream,
+    ThoughtForm,
+    ToolFunction,
+)
 from pegboard.toolkit.parsing.text_stream import Broken, Reading
 
 _CHANNEL, _MESSAGE, _START = "<|channel|>", "<|message|>", "<|start|>"
@@ -40,6 +46,12 @@ class HarmonyParser(OutputParser[NoOptions]):
 
     def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
         return _HarmonyStream(opened=prompt.rstrip().endswith(_ANALYSIS))
+
+    def thought_form(self, *, prompt: str = "") -> ThoughtForm | None:
+        # After the first thought a call may come; who thinks again has to answer.
+        final = f"{_CHANNEL}final{_MESSAGE}"
+        closes = (_ENDS[0], f"{_ENDS[0]}{_NEXT}{final}")
+        return ThoughtForm(_ANALYSIS, _ENDS, closes, prompt.rstrip().endswith(_ANALYSIS), final)
 
 
 class _HarmonyStream(ThoughtStream):

@@ -13,15 +13,15 @@ class ThinkOptions(Options):
     """Models that think between `<think>` and `</think>`."""
 
     starts_open: bool = False
-    """Answers begin with thinking even if neither they nor the prompt say so. Off, the marker has to be there."""
+    """Answers begin with thinking, even if neither they nor the prompt have the marker. Off: the marker is required."""
 
 
 class MarkerOptions(ThinkOptions):
     """Models with markers of their own."""
 
     begin: Annotated[str, Field(min_length=1, max_length=64)] = "<think>"
-    """What thinking begins with, at the start of an answer or the end of the prompt."""
+    """Marker that begins thinking, at the start of an answer or the end of the prompt."""
     end: Annotated[str, Field(min_length=1, max_length=64)] = "</think>"
-    """What thinking ends with."""
+    """Marker that ends thinking."""
     special_tokens: bool = False
-    """The markers are special tokens, which answers must therefore keep."""
+    """The markers are special tokens, so answers are generated with special tokens kept."""

@@ -6,15 +6,25 @@ from collections.abc import Sequence
 
 from pegboard.core.interfaces.options import Options
 from pegboard.plugins.parsers_reasoning.options import MarkerOptions
-from pegboard.toolkit.parsing.output_parser import OutputParser, OutputParserContext, ParserStream, ToolFunction
+from pegboard.toolkit.parsing.output_parser import (
+    OutputParser,
+    OutputParserContext,
+    ParserStream,
+    ThoughtForm,
+    ToolFunction,
+)
 from pegboard.toolkit.parsing.text_stream import Reading, TextStream
 
 _BEGIN, _END = "<think>", "</think>"
+_CALL = "<|tool_call>"
 _ANSWER, _ANSWER_END = "<answer>", "</answer>"
 
 
 class ThinkParser(OutputParser[Options]):
     """DeepSeek-R1 and those like it: a thought at the beginning, of which the prompt may have written the marker."""
+
+    follows: tuple[str, ...] = ()
+    """What ends a thought beside its marker, and is content."""
 
     def __init__(self, options: Options, ctx: OutputParserContext) -> None:
         super().__init__(options, ctx)
@@ -26,10 +36,16 @@ class ThinkParser(OutputParser[Options]):
         return None if _END in ctx.chat_template else f"the chat template has no {_END}"
 
     def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
+        return _ThinkStream(self._begin, self._end, self._opened(prompt))
+
+    def thought_form(self, *, prompt: str = "") -> ThoughtForm | None:
+        return ThoughtForm(self._begin, (self._end, *self.follows), (self._end,), self._opened(prompt))
+
+    def _opened(self, prompt: str) -> bool:
         # Only at the very end: what a user wrote about markers comes before the answer's header.
         opened = prompt.rstrip().endswith(self._begin)
         closed = prompt.rstrip().endswith(self._end)
-        return _ThinkStream(self._begin, self._end, opened or (self._starts_open and not closed))
+        return opened or (self._starts_open and not closed)
 
 
 class QwenParser(ThinkParser):
@@ -50,7 +66,7 @@ class HunyuanParser(ThinkParser):
         return None if _ANSWER in ctx.chat_template else f"the chat template has no {_ANSWER}"
 
     def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
-        return _AnswerStream(self._begin, self._end, prompt.rstrip().endswith(self._begin))
+        return _AnswerStream(self._begin, self._end, self._opened(prompt))
 
 
 class GraniteParser(ThinkParser):
@@ -64,6 +80,24 @@ class GraniteParser(ThinkParser):
     def supports(cls, options: Options, ctx: OutputParserContext) -> str | None:
         known = "Here is my thought process" in ctx.chat_template
         return None if known else "the chat template does not say: Here is my thought process"
+
+
+class GemmaParser(ThinkParser):
+    """Gemma 4: a channel, which is there and empty in prompts that want no thought. A call ends a thought, too."""
+
+    skip_special_tokens = False
+    follows = (_CALL,)
+
+    def __init__(self, options: Options, ctx: OutputParserContext) -> None:
+        super().__init__(options, ctx)
+        self._begin, self._end = "<|channel>thought", "<channel|>"
+
+    @classmethod
+    def supports(cls, options: Options, ctx: OutputParserContext) -> str | None:
+        return None if "<|channel>" in ctx.chat_template else "the chat template has no <|channel>"
+
+    def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
+        return _ThinkStream(self._begin, self._end, self._opened(prompt), *self.follows)
 
 
 class MarkedParser(ThinkParser):
@@ -109,11 +143,11 @@ class ThoughtStream(TextStream):
 
 
 class _ThinkStream(ThoughtStream):
-    """A thought, if the answer begins with one, and the rest."""
+    """A thought, if the answer begins with one, and the rest. What `follows` ends a thought as well, and is content."""
 
-    def __init__(self, begin: str, end: str, opened: bool) -> None:
+    def __init__(self, begin: str, end: str, opened: bool, *follows: str) -> None:
         super().__init__()
-        self._begin, self._end, self._opened = begin, end, opened
+        self._begin, self._end, self._opened, self._follows = begin, end, opened, follows
 
     def run(self) -> Reading[None]:
         source = self.source
@@ -121,7 +155,8 @@ class _ThinkStream(ThoughtStream):
         if not (yield from source.read_marker(self._begin)) and not self._opened:
             self.sink.content(space)
             return
-        if (yield from self.read_thought(self._end)):
+        if found := (yield from self.read_thought(self._end, *self._follows)):
+            source.put_back(found if found in self._follows else "")
             source.stop_record()
             yield from source.skip_space()
 

@@ -14,6 +14,14 @@ plugin = Plugin(
     providers=(
         Provider(
             contract="tool_parser",
+            name="gemma4",
+            factory="pegboard.plugins.parsers_tools.gemma:GemmaParser",
+            summary="call:f{a:1} between Gemma 4's tokens",
+            provides=_ALL,
+            rank=150,
+        ),
+        Provider(
+            contract="tool_parser",
             name="harmony",
             factory="pegboard.plugins.parsers_tools.harmony:HarmonyParser",
             summary="messages to=functions.f, as gpt-oss writes",

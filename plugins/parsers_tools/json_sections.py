@@ -33,7 +33,8 @@ _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begi
 _KIMI_IDS = "tool_declare<|im_middle|>"
 _ID = re.compile(r"[A-Za-z0-9_.:-]+")
 _MOST = 128
-_PARTS = re.compile(r"(?:functions\.)?(.+?)(?::[0-9]+)?")
+_WRITTEN = re.compile(rf"{re.escape(_CALL)}(functions\.[A-Za-z0-9_.-]+:[0-9]+)")
+_PARTS = re.compile(r"(?:functions\.)?(.+?)(?::([0-9]{1,9}))?")
 
 
 class _ListParser(OutputParser[NoOptions]):
@@ -85,7 +86,9 @@ class HunyuanParser(_ListParser):
 
 
 class KimiParser(OutputParser[NoOptions]):
-    """Kimi K2: an id that has the function's name, and JSON."""
+    """Kimi K2: an id that has the function's name, and JSON. The id is the call's in the answer, too: the template
+    shows it to the model again. Where the prompt or the answer has it already, the number is the next free one.
+    """
 
     skip_special_tokens = False
 
@@ -97,7 +100,7 @@ class KimiParser(OutputParser[NoOptions]):
         return f"the chat template has neither {_ARGUMENTS} nor {_KIMI_IDS}"
 
     def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
-        return _KimiStream(tools)
+        return _KimiStream(tools, prompt)
 
     def constraint(
         self, tools: Sequence[ToolFunction], *, name: str = "", parallel: bool = True, required: bool = True
@@ -117,6 +120,10 @@ class KimiParser(OutputParser[NoOptions]):
 
 
 class _KimiStream(CallStream):
+    def __init__(self, tools: Sequence[ToolFunction], prompt: str) -> None:
+        super().__init__(tools)
+        self._taken = set(_WRITTEN.findall(prompt))
+
     def run(self) -> Reading[None]:
         markers: tuple[str, ...] = (_CALL, _SECTION)
         while marker := (yield from self.content(*markers)):
@@ -139,4 +146,10 @@ class _KimiStream(CallStream):
         name = parts.group(1)
         self.check(name)
         yield from source.skip_space()
-        yield from self.read_object(name)
+        yield from self.read_object(name, self._new(name, int(parts.group(2) or 0)))
+
+    def _new(self, name: str, number: int) -> str:
+        while (found := f"functions.{name}:{number}") in self._taken:
+            number += 1
+        self._taken.add(found)
+        return found

@@ -1,4 +1,4 @@
-"""EBNF of calls whose arguments are no JSON: Python's literals, and values in tags.
+"""EBNF of calls whose arguments are not JSON: Python's and Gemma's literals, and values in tags.
 
 The schemas of arguments hold as far as their types go (strings, numbers, booleans, enums of those, lists and objects of
 anything); required ones come in the schema's order, each of the others may follow.
@@ -7,7 +7,7 @@ anything); required ones come in the schema's order, each of the others may foll
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pegboard.core.interfaces.json_value import JsonValue
@@ -25,6 +25,17 @@ number ::= integer ("." [0-9]{1,15})?
 boolean ::= "True" | "False"
 """
 
+GEMMA_RULES = r"""
+value ::= string | number | boolean | "null" | list | dict
+list ::= "[" (value ("," value)*)? "]"
+dict ::= "{" (key ":" value ("," key ":" value)*)? "}"
+key ::= [A-Za-z_] [A-Za-z0-9_.-]* | string
+string ::= "<|\"|>" ([^<] | "<"+ [^<|])* "<|\"|>"
+integer ::= "-"? ("0" | [1-9] [0-9]{0,19})
+number ::= integer ("." [0-9]{1,15})?
+boolean ::= "true" | "false"
+"""
+
 _TAG_RULES = r"""
 value ::= string | number | boolean | list | dict
 list ::= "[" (json (", " json)*)? "]"
@@ -38,21 +49,45 @@ boolean ::= "true" | "false"
 """
 
 
-def python_calls(
-    functions: Sequence[ToolFunction], *, parallel: bool, form: tuple[str, str, str] = ("[", ", ", "]")
-) -> str:
-    """``[f(a=1), g()]``, of these functions; `form` is what stands before, between and after them."""
-    begin, between, end = map(_text, form)
-    lines = [f"root ::= {begin} call {f'({between} call)* ' if parallel else ''}{end}"]
+@dataclass(frozen=True)
+class LiteralForm:
+    """How calls with literals are written: what stands before, between and after them, around the arguments of each,
+    with the function's name for ``{name}``, and before an argument's value, with its name; `rules` are those of values,
+    and `literal` writes one.
+    """
+
+    first: str = ""
+    between: str = ""
+    last: str = ""
+    call: str = "{name}("
+    call_end: str = ")"
+    key: str = "{name}="
+    comma: str = ", "
+    rules: str = _PYTHON_RULES
+    literal: Callable[[JsonValue], str] = repr
+    key_text: Callable[[str], str] = str
+
+    def argument(self, name: str, schema: JsonValue) -> tuple[str, str]:
+        """Return what stands before an argument's value, and the value's rule."""
+        kind = _kind(schema)
+        if isinstance(kind, list):
+            kind = f"({' | '.join(_text(self.literal(one)) for one in kind)})"
+        return self.key.replace("{name}", self.key_text(name)), kind
+
+
+def literal_calls(functions: Sequence[ToolFunction], form: LiteralForm, *, parallel: bool) -> str:
+    """Return a grammar of calls of these functions in such a form."""
+    more = f"({_text(form.between)} call)*" if parallel else ""
+    lines = [f"root ::= {_text(form.first)} call {more} {_text(form.last)}"]
     lines.append(f"call ::= {' | '.join(f'call{i}' for i in range(len(functions)))}")
     for i, one in enumerate(functions):
-        required, others = _arguments(one)
-        pairs = [(f"{name}=", kind) for name, kind in required]
-        first = " ".join(f"{_text(', ' * bool(j) + head)} {_python(kind)}" for j, (head, kind) in enumerate(pairs))
-        more = _optional([(f"{name}=", _python(kind)) for name, kind in others], started=bool(pairs), index=i)
-        lines.append(f"call{i} ::= {_text(one['name'] + '(')} {first} {more[0]} {_text(')')}")
-        lines += more[1:]
-    return "\n".join(lines) + _PYTHON_RULES
+        required, others = ([form.argument(*pair) for pair in part] for part in _arguments(one))
+        first = " ".join(f"{_text(form.comma * bool(j) + head)} {kind}" for j, (head, kind) in enumerate(required))
+        more, *rules = _optional(others, started=bool(required), index=i, comma=form.comma)
+        opening = form.call.replace("{name}", one["name"])
+        lines.append(f"call{i} ::= {_text(opening)} {first} {more} {_text(form.call_end)}")
+        lines += rules
+    return "\n".join(lines) + form.rules
 
 
 @dataclass(frozen=True)
@@ -129,27 +164,20 @@ def _arguments(function: ToolFunction) -> tuple[list[tuple[str, JsonValue]], lis
     return required, [(name, one) for name, one in properties.items() if name not in names]
 
 
-def _optional(pairs: Sequence[tuple[str, str]], *, started: bool, index: int) -> list[str]:
+def _optional(pairs: Sequence[tuple[str, str]], *, started: bool, index: int, comma: str) -> list[str]:
     """Return what each of `pairs` may add, in their order; commas stand between what is there. The first entry belongs
     into the rule, the others are rules.
     """
     if not pairs:
         return [""]
     if started:
-        return [" ".join(f"({_text(', ' + head)} {kind})?" for head, kind in pairs)]
+        return [" ".join(f"({_text(comma + head)} {kind})?" for head, kind in pairs)]
     # Whichever comes first has no comma before it.
     rules = []
     for j, (head, kind) in enumerate(pairs):
-        rest = " ".join(f"({_text(', ' + other)} {its})?" for other, its in pairs[j + 1 :])
+        rest = " ".join(f"({_text(comma + other)} {its})?" for other, its in pairs[j + 1 :])
         rules.append(f"first{index}x{j} ::= {_text(head)} {kind} {rest}")
     return [f"({' | '.join(f'first{index}x{j}' for j in range(len(pairs)))})?", *rules]
-
-
-def _python(schema: JsonValue) -> str:
-    kind = _kind(schema)
-    if isinstance(kind, list):
-        return f"({' | '.join(_text(repr(one)) for one in kind)})"
-    return kind
 
 
 def _kind(schema: JsonValue) -> str | list[JsonValue]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.parsers_tools.grammars import chosen
-from pegboard.plugins.parsers_tools.literals import python_calls
+from pegboard.plugins.parsers_tools.literals import LiteralForm, literal_calls
 from pegboard.toolkit.parsing.call_stream import CallStream
 from pegboard.toolkit.parsing.json_stream import MAX_DEPTH, Tell, ignore
 from pegboard.toolkit.parsing.output_parser import (
@@ -50,12 +50,15 @@ class PythonicParser(OutputParser[NoOptions]):
         return "the chat template has no [func_name1(...)]"
 
     def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
-        return _PythonicStream(tools)
+        return PythonicStream(tools)
 
     def constraint(
         self, tools: Sequence[ToolFunction], *, name: str = "", parallel: bool = True, required: bool = True
     ) -> Grammar | None:
-        return Grammar("ebnf", python_calls(chosen(tools, name), parallel=parallel)) if required else None
+        if not required:
+            return None
+        form = LiteralForm("[", ", ", "]")
+        return Grammar("ebnf", literal_calls(chosen(tools, name), form, parallel=parallel))
 
     def openings(self, tools: Sequence[ToolFunction]) -> Sequence[str]:
         return [f"[{one['name']}(" for one in tools]
@@ -84,8 +87,8 @@ class OlmoParser(PythonicParser):
     ) -> Grammar | None:
         if not required:
             return None
-        form = (_SECTION, "\n", _SECTION_END)
-        return Grammar("ebnf", python_calls(chosen(tools, name), parallel=parallel, form=form))
+        form = LiteralForm(_SECTION, "\n", _SECTION_END)
+        return Grammar("ebnf", literal_calls(chosen(tools, name), form, parallel=parallel))
 
     def openings(self, tools: Sequence[ToolFunction]) -> Sequence[str]:
         return (_SECTION,)
@@ -98,7 +101,11 @@ def _written(call: EarlierCall) -> str:
     return f"{call['name']}({', '.join(f'{key}={value!r}' for key, value in call['arguments'].items())})"
 
 
-class _PythonicStream(CallStream):
+class PythonicStream(CallStream):
+    """A list of calls. Formats whose literals are similar read theirs with `read_literal`, which reads keys with
+    `read_key` and what is neither a list nor an object with `read_scalar`; all tell JSON.
+    """
+
     def run(self) -> Reading[None]:
         source = self.source
         self.sink.content((yield from source.skip_space()))
@@ -144,7 +151,7 @@ class _PythonicStream(CallStream):
             tell(f"{'{' if first else ', '}{json.dumps(key)}: ")
             first = False
             yield from source.skip_space()
-            yield from self._value(tell)
+            yield from self.read_literal(tell)
             yield from source.skip_space()
             char = yield from source.peek()
             if char == ",":
@@ -161,7 +168,8 @@ class _PythonicStream(CallStream):
         self.sink.end()
         return True
 
-    def _value(self, tell: Tell) -> Reading[None]:
+    def read_literal(self, tell: Tell) -> Reading[None]:
+        """Read a value."""
         source = self.source
         stack: list[str] = []
         while True:
@@ -175,11 +183,11 @@ class _PythonicStream(CallStream):
                 yield from source.skip_space()
                 if (yield from source.peek()) != _CLOSING[char]:
                     if char == "{":
-                        yield from self._key(tell)
+                        yield from self.read_key(tell)
                     continue
                 self._close(tell, stack)
             else:
-                yield from self._scalar(tell, char)
+                yield from self.read_scalar(tell, char)
             if not (yield from self._to_next(tell, stack)):
                 return
 
@@ -195,7 +203,7 @@ class _PythonicStream(CallStream):
                 if (yield from source.peek()) != _CLOSING[stack[-1]]:
                     tell(", ")
                     if stack[-1] == "{":
-                        yield from self._key(tell)
+                        yield from self.read_key(tell)
                     return True
             elif char != _CLOSING[stack[-1]]:
                 raise Broken
@@ -206,7 +214,8 @@ class _PythonicStream(CallStream):
         self.source.take(1)
         tell("}" if stack.pop() == "{" else "]")
 
-    def _key(self, tell: Tell) -> Reading[None]:
+    def read_key(self, tell: Tell) -> Reading[None]:
+        """Read an object's key and the colon."""
         if (yield from self.source.peek()) not in ("'", '"'):
             raise Broken
         yield from self._string(tell)
@@ -215,7 +224,8 @@ class _PythonicStream(CallStream):
         tell(": ")
         yield from self.source.skip_space()
 
-    def _scalar(self, tell: Tell, char: str) -> Reading[None]:
+    def read_scalar(self, tell: Tell, char: str) -> Reading[None]:
+        """Read a string, a number or a word, of which `char` is the first character."""
         if char in ("'", '"'):
             yield from self._string(tell)
         elif char in ("-", "+", ".") or "0" <= char <= "9":
@@ -287,7 +297,7 @@ def _json_number(text: str) -> str:
     return f"{sign}{whole.lstrip('0') or '0'}{point}{mark}{exponent}"
 
 
-class _OlmoStream(_PythonicStream):
+class _OlmoStream(PythonicStream):
     def run(self) -> Reading[None]:
         markers: tuple[str, ...] = (_SECTION,)
         while marker := (yield from self.content(*markers)):

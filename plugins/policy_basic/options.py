@@ -11,25 +11,25 @@ class PriorityOptions(Options):
     """Options of `priority`."""
 
     aging: float | None = Field(default=10.0, gt=0, allow_inf_nan=False)
-    """Seconds of waiting that count as much as one point of priority, so that nothing waits for ever; null for
-    priorities that never age."""
+    """Seconds of waiting that count as one point of priority, so that no request waits for ever. null: no aging."""
 
     preempt: bool = True
-    """Whether a waiting request may push out running ones of lower priority when it does not fit."""
+    """Let a waiting request that does not fit preempt running requests of lower priority."""
 
     preempt_threshold: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """By how many points of priority a running request must be lower to be pushed out."""
+    """Number of points by which a running request's priority must be lower to be preempted."""
 
 
 class SrtfOptions(Options):
     """Options of `srtf`."""
 
     prefill_weight: float = Field(default=0.02, ge=0, allow_inf_nan=False)
-    """What a token of the prompt costs, in generated tokens: many are computed in one step."""
+    """Cost of a prompt token, in generated tokens: many prompt tokens are computed in one step."""
 
     expected_output_tokens: int | None = Field(default=None, ge=1)
-    """How many tokens a request is expected to generate where its limit allows more; null expects the limit itself
+    """Expected number of generated tokens, for requests whose limit allows more. null: the limit itself
     (`max_new_tokens`)."""
 
     aging: float | None = Field(default=10.0, gt=0, allow_inf_nan=False)
-    """Generated tokens that a second of waiting counts for, so that nothing waits for ever; null for none."""
+    """Number of generated tokens for which a second of waiting counts, so that no request waits for ever. null: no
+    aging."""

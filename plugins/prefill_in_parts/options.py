@@ -13,8 +13,8 @@ class PartFields(SectionFields):
     """Keys of `scheduler`."""
 
     split_prefill_layers: Annotated[int, Field(ge=0)] = 0
-    """Layers of a prefill per step while requests run: a decode step comes after each such part. 0: all at once. Not
-    with `mixed_chunk`."""
+    """Number of layers of a prefill per step while requests run; a decode step follows each part. 0: all layers at
+    once. Not with `mixed_chunk`."""
 
 
 class PartRules(SectionFields):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.batch_result import BatchResult
-from pegboard.core.interfaces.step import BatchStep, Launched, StepSource
+from pegboard.core.interfaces.step import BaseStep, BatchStep, StepSource
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import PrefillItem
@@ -41,7 +41,7 @@ class SplitPrefill(StepSource[BatchStep, BatchResult]):
         self._open.add(step.number)
         return self._part(step)
 
-    def next(self, flight: Launched | None) -> BatchStep | None:
+    def next(self, in_flight: BaseStep | None) -> BatchStep | None:
         return None if self._whole is None else self._part(self._whole)
 
     def _part(self, whole: BatchStep) -> BatchStep:
@@ -60,7 +60,7 @@ class SplitPrefill(StepSource[BatchStep, BatchResult]):
             self._whole = None
             self._core.join(whole)
 
-    def settle(self, step: BatchStep, result: BatchResult) -> None:
+    def process_result(self, step: BatchStep, result: BatchResult) -> None:
         if step.final:
             self._core.commit(step, result)
             self._close(step)
@@ -84,7 +84,7 @@ class SplitPrefill(StepSource[BatchStep, BatchResult]):
             self._open.remove(step.number)
             self._core.closed(step)
 
-    def behind_failed(self, step: BatchStep, failed: Launched, own_error: Exception | None) -> None:
+    def behind_failed(self, step: BatchStep, failed: BaseStep, own_error: Exception | None) -> None:
         """Undo it where its first layers failed too, or have read what the failed step was to compute."""
         before = failed if isinstance(failed, BatchStep) else None
         if before is not None and before.batch is step.batch:

@@ -9,4 +9,4 @@ class ProfilerFields(SectionFields):
     """Keys of `server`."""
 
     profile_dir: str | None = None
-    """Directory below which traces of `/start_profile` are written; unset: none are made."""
+    """Directory below which `/start_profile` writes traces. Unset: no traces."""

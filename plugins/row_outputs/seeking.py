@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.req import Req, ReqKV
-    from pegboard.core.interfaces.stage import LaunchedStep
+    from pegboard.core.interfaces.stage import StepView
     from pegboard.plugins.row_outputs.api import Pooler
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ WANTED: ReqSlot[Wanted] = ReqSlot(Wanted)
 
 @dataclass(slots=True)
 class Owners:
-    """Whose results the rows of a step are. `kv` is a request's as it was at launch (see LaunchedStep).
+    """Whose results the rows of a step are. `kv` is a request's as it was at launch (see StepView).
 
     `prompts`: (request, kv, prompt position of the first logprob, count). `pools`: (request, kv, span, number of its
     partial result, or NO_ROW where the pooler reads nothing of this span). `hidden`: (request, kv) per row.
@@ -74,19 +74,19 @@ class Owners:
     hidden: list[tuple[Req, ReqKV]] = field(default_factory=list)
 
 
-def seek(step: LaunchedStep, flag: int, pooler: Pooler | None) -> tuple[Rows, Owners] | None:
+def seek(step: StepView, flag: int, pooler: Pooler | None) -> tuple[Rows, Owners] | None:
     """Return what the requests of a step with this flag want of it; None where none wants anything."""
     seeker, batch = _Seeker(pooler), step.batch
     if not batch.forward_mode.is_decode:
         prefilled = len(batch.reqs) - batch.decoding
         # What is computed again has been asked for before.
-        again = np.zeros_like(batch.extend_lens) if step.again is None else step.again
-        starts = np.cumsum(batch.extend_lens) - batch.extend_lens + again
+        recomputed = np.zeros_like(batch.extend_lens) if step.recomputed is None else step.recomputed
+        starts = np.cumsum(batch.extend_lens) - batch.extend_lens + recomputed
         for req, at, prefix, extend in zip(
             batch.reqs[:prefilled],
             starts.tolist(),
-            (batch.prefix_lens + again).tolist(),
-            (batch.extend_lens - again).tolist(),
+            (batch.prefix_lens + recomputed).tolist(),
+            (batch.extend_lens - recomputed).tolist(),
             strict=False,
         ):
             if req.flags & flag:
@@ -100,13 +100,13 @@ def seek(step: LaunchedStep, flag: int, pooler: Pooler | None) -> tuple[Rows, Ow
     return seeker.found()
 
 
-def _last_rows(step: LaunchedStep) -> NDArray[np.int64] | None:
+def _last_rows(step: StepView) -> NDArray[np.int64] | None:
     """Return the packed token of each sampled request that is known and not drafted; None where it is its place."""
     work = step.work
-    if work.trees is None or work.sample_rows is None:
-        return work.sample_rows
+    if work.trees is None or work.logits_indices is None:
+        return work.logits_indices
     counts = work.trees.counts
-    rows: NDArray[np.int64] = work.sample_rows[np.cumsum(counts) - counts]
+    rows: NDArray[np.int64] = work.logits_indices[np.cumsum(counts) - counts]
     return rows
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import BatchExtras
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.stage import LaunchedStep, StageContext, StepResult
+    from pegboard.core.interfaces.stage import StageContext, StepResult, StepView
     from pegboard.plugins.row_outputs.api import PoolSpan
 
     Found = Mapping[str, NDArray[Any]]
@@ -64,14 +64,14 @@ class RowOutputs(Stage):
             return missing - 1
         return WHOLE_PREFIX if wanted.pooling is None else wanted.pooling.first
 
-    def pack(self, step: LaunchedStep, extras: BatchExtras) -> object | None:
+    def pack(self, step: StepView, extras: BatchExtras) -> object | None:
         found = seek(step, self.flag, self.pooler)
         if found is None:
             return None
         rows, step.notes[self.name] = found
         return rows
 
-    def arrived(self, step: LaunchedStep, result: StepResult) -> None:
+    def arrived(self, step: StepView, result: StepResult) -> None:
         """Keep what was computed. Requests that ended while the step was under way, or that went back to the queue, get
         nothing.
         """

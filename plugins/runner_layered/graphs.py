@@ -196,5 +196,5 @@ class DecodeGraphs:
 
 def _further(batch: ForwardBatch) -> Iterator[object]:
     """Yield what only some batches have, and graphs do not."""
-    yield from (batch.sample_rows, batch.hidden_rows, batch.logprob_rows, batch.overlay)
+    yield from (batch.logits_indices, batch.hidden_rows, batch.logprob_rows, batch.overlay)
     yield from (batch.tail_lens, batch.taps, batch.watch)

@@ -180,8 +180,8 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
             )
         if sampling is None and not (return_logits or return_hidden_states):
             return output
-        if batch.sample_rows is not None:
-            hidden = hidden.index_select(0, batch.sample_rows)
+        if batch.logits_indices is not None:
+            hidden = hidden.index_select(0, batch.logits_indices)
         if return_hidden_states:
             output.hidden_states = hidden
         if sampling is not None:

@@ -30,6 +30,5 @@ class TritonSamplerOptions(Options):
     """Logits of a row that a program reads at a time: a power of two. A smaller vocabulary is read at once."""
 
     rows: Annotated[int, AfterValidator(_power_of_two)] | None = None
-    """Rows of the batch that a program draws: a power of two. By default 1 on a GPU, so that each row has a
-    multiprocessor of its own, and as many as there are under Triton's interpreter, which runs one program after the
-    other."""
+    """Rows of the batch per program: a power of two. By default 1 on a GPU, so that each row has its own
+    multiprocessor, and all rows in Triton's interpreter, which runs programs one after the other."""

@@ -17,18 +17,19 @@ class EagleOptions(AcceptOptions):
     """The directory of the head's checkpoint, with config.json and safetensors files."""
 
     steps: int = Field(default=3, ge=1, le=16)
-    """How many tokens ahead it drafts. Each one takes a pass of the head."""
+    """Number of tokens that are drafted ahead. Each takes a pass of the head."""
 
     topk: int = Field(default=1, ge=1, le=16)
-    """How many tokens may follow each drafted one. 1 drafts chains, which every attention backend can verify."""
+    """Number of tokens that may follow each drafted token. 1 drafts chains, which every attention backend can
+    verify."""
 
     num_draft_tokens: int | None = Field(default=None, ge=2, le=64)
-    """Nodes of a tree, the newest token included: the most probable of all that were drafted. Unset: `steps` + 1 for a
-    chain, else up to 8. `speculation.max_nodes` caps it."""
+    """Nodes of a tree, including the newest token: the most probable of all drafted tokens. Unset: `steps` + 1 for a
+    chain, else up to 8. `speculation.max_nodes` limits it."""
 
     taps: tuple[int, ...] | None = Field(default=None, min_length=1)
-    """Which layers' inputs an EAGLE-3 head reads, where its config tells it wrongly. Unset: as the config says, or else
-    the third layer, the one in the middle and the third last."""
+    """The layers whose inputs an EAGLE-3 head reads, if its config is wrong. Unset: as the config says, or else the
+    third layer, the middle layer and the third from the end."""
 
     def provides(self, declared: frozenset[str]) -> frozenset[str]:
         found = super().provides(declared)

@@ -13,23 +13,23 @@ class NgramOptions(AcceptOptions):
     """How long matches are, when it pauses, whether requests learn from each other, and which drafts stand."""
 
     min_match: int = Field(default=2, ge=1, le=LONGEST_MATCH)
-    """Least tokens that must have come before for what followed them to be proposed."""
+    """Smallest number of tokens that must match earlier text; what followed there is then proposed."""
 
     max_match: int = Field(default=8, ge=1, le=LONGEST_MATCH)
-    """Longer matches count as this long; among equally long ones the newest is taken."""
+    """Longer matches count as this long. Of equally long matches the newest is used."""
 
     longest_pause: int = Field(default=1, ge=1)
-    """A request that nothing is found for, or whose drafts are all rejected, is looked at in every 2nd step, then every
-    4th and so on, up to this. One accepted draft ends it. 1: never pause, since a look takes a hundredth of a step or
-    less, and a pause misses where a quotation begins."""
+    """If nothing is found for a request, or all of its drafts are rejected, it is searched only in every 2nd step, then
+    every 4th and so on, up to this. An accepted draft ends the pause. 1: never pause, because a search takes at most a
+    hundredth of a step, and a pause misses the beginning of a quotation."""
 
     shared: bool = False
-    """Where a request's own text has no match, look in the outputs of others of the same namespace. How fast an answer
-    comes then tells what they have written."""
+    """If a request's own text has no match, search the outputs of other requests of the same namespace. The speed of an
+    answer then reveals what they contain."""
 
     capacity: int = Field(default=65536, ge=1)
-    """Most places in others' outputs that are remembered, about 200 bytes each; `max_match` - `min_match` + 1 for each
-    token."""
+    """Maximum number of remembered places in others' outputs, about 200 bytes each; each token takes `max_match` -
+    `min_match` + 1 places."""
 
     @model_validator(mode="after")
     def _check(self) -> NgramOptions:

@@ -8,7 +8,7 @@ from pegboard.core.interfaces.hooks import hookimpl
 from pegboard.plugins.speculation import SPECULATOR
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.ahead import Reserve, ReserveContext
+    from pegboard.core.interfaces.ahead import KVLayers, KVLayersContext
     from pegboard.core.interfaces.frontend import FrontendStage
     from pegboard.core.interfaces.stage import DevicePart, Stage, StageContext
     from pegboard.plugins.speculation.api import Speculator
@@ -20,15 +20,15 @@ class SpeculationHooks:
     _made: Speculator
 
     @hookimpl
-    def reserve(self, ctx: ReserveContext) -> Reserve:
-        from pegboard.core.interfaces.ahead import Reserve
+    def kv_layers(self, ctx: KVLayersContext) -> KVLayers:
+        from pegboard.core.interfaces.ahead import KVLayers
         from pegboard.plugins.speculation.api import SpeculatorContext
         from pegboard.plugins.speculation.checks import on_device
 
         max_nodes, most = ctx.config.speculation.max_nodes, ctx.config.scheduler.max_running_requests
         self._made = ctx.provider(SPECULATOR, SpeculatorContext(ctx.spec, max_nodes, ctx.model, most))
         device = on_device(self._made)
-        return Reserve(() if device is None else device.layers)
+        return KVLayers(() if device is None else device.layers)
 
     @hookimpl
     def pipeline_stages(self, ctx: StageContext) -> list[Stage]:

@@ -22,7 +22,7 @@ MAX_FAILURES = 10
 class Pass:
     """What a speculator is told of a batch, an entry per request where it says [batch]; see `Stands`.
 
-    `rows`, `starts` and `counts` int64 [batch]: the row, and which positions are computed. `sample_rows` int64
+    `rows`, `starts` and `counts` int64 [batch]: the row, and which positions are computed. `logits_indices` int64
     [sampled, or nodes] are the packed tokens that something is drawn at, None for all. `trees` are the drafts, if any.
     `fresh` bool [batch]: it has its row since this pass. `slots` int64 [batch]: for so many positions its row has some.
     """
@@ -30,7 +30,7 @@ class Pass:
     rows: NDArray[np.int64]
     starts: NDArray[np.int64]
     counts: NDArray[np.int64]
-    sample_rows: NDArray[np.int64] | None
+    logits_indices: NDArray[np.int64] | None
     trees: TokenTrees | None
     fresh: NDArray[np.bool_]
     slots: NDArray[np.int64]

@@ -15,9 +15,10 @@ class SpeculationSection(SectionFields):
     """
 
     max_batch: PositiveInt = 16
-    """Most running requests for which tokens are proposed: with more of them a step has enough to do anyway."""
+    """With more running requests than this, no tokens are proposed."""
     max_nodes: Annotated[int, Field(ge=2, le=64)] = 8
-    """Most tokens of a request that are verified at once, the one included that it would compute anyway."""
+    """Maximum number of tokens per request that are verified at once, including the token that it would compute
+    anyway."""
     adaptive: bool = True
-    """Propose no more than pays, by what was accepted of a request so far and by what verifying has cost; off, always
-    `max_nodes`."""
+    """Propose only as many tokens as pay off, judged by the request's accepted drafts and the measured cost of
+    verifying. Off: always `max_nodes`."""

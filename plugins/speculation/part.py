@@ -116,18 +116,18 @@ def stands_of(work: Pass, newest: torch.Tensor, accepted: Accepted | None, bring
     """Return what stands of a pass: all of it, but for the drafts that were not accepted."""
     ends = np.cumsum(work.counts)
     counts, trees = work.counts, work.trees
-    if trees is None or accepted is None or work.sample_rows is None:
+    if trees is None or accepted is None or work.logits_indices is None:
         tokens = np.arange(int(ends[-1]) if len(ends) else 0)
-        last = ends - 1 if work.sample_rows is None else work.sample_rows
+        last = ends - 1 if work.logits_indices is None else work.logits_indices
         sampled = np.searchsorted(ends, last, side="right")
     else:
-        sampled = np.searchsorted(ends, work.sample_rows[tree.starts(trees.counts)], side="right")
+        sampled = np.searchsorted(ends, work.logits_indices[tree.starts(trees.counts)], side="right")
         counts = counts.copy()
         counts[sampled] += accepted.counts - trees.counts
         # What is not a node stands, and of the nodes those that were accepted.
         stays = np.ones(int(ends[-1]), np.bool_)
-        stays[work.sample_rows] = False
-        stays[work.sample_rows[accepted.nodes]] = True
+        stays[work.logits_indices] = False
+        stays[work.logits_indices[accepted.nodes]] = True
         tokens = np.flatnonzero(stays)
     return Stands(
         rows=work.rows,

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req, ReqKV
-    from pegboard.core.interfaces.stage import LaunchedStep, StepResult
-    from pegboard.core.interfaces.step import Launched
+    from pegboard.core.interfaces.stage import StepResult, StepView
+    from pegboard.core.interfaces.step import BaseStep
     from pegboard.plugins.speculation.api import DeviceSpeculator, Speculator
     from pegboard.plugins.speculation.options import SpeculationSection
 
@@ -130,7 +130,7 @@ class Speculation(LoggedFigures):
     def arrive(self, req: Req, message: TokenizedRequest) -> Interest:
         return Interest(look=False)
 
-    def must_settle(self, running: Sequence[Req], flight: Launched) -> bool:
+    def must_settle(self, running: Sequence[Req], in_flight: BaseStep) -> bool:
         return self._concerned(len(running))
 
     def _concerned(self, running: int) -> bool:
@@ -170,7 +170,7 @@ class Speculation(LoggedFigures):
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
-    def pack(self, step: LaunchedStep, extras: BatchExtras) -> Pass | None:
+    def pack(self, step: StepView, extras: BatchExtras) -> Pass | None:
         if step.number > self._packed:
             # Halves of a step that failed tell nothing of how long it takes.
             self._packed = step.number
@@ -183,9 +183,9 @@ class Speculation(LoggedFigures):
         for index, req in enumerate(reqs[: len(reqs) - step.batch.decoding]):
             fresh[index] = _DRAFTED.of(req).fresh(req, step.number)
         slots = np.array([kv.allocated_len for kv in step.kvs], np.int64)
-        return Pass(work.rows, work.prefix_lens, work.extend_lens, work.sample_rows, work.trees, fresh, slots)
+        return Pass(work.rows, work.prefix_lens, work.extend_lens, work.logits_indices, work.trees, fresh, slots)
 
-    def arrived(self, step: LaunchedStep, result: StepResult) -> None:
+    def arrived(self, step: StepView, result: StepResult) -> None:
         launched = step.notes.get(NAME)
         if isinstance(launched, float):
             step.notes[NAME] = self._clock() - launched
@@ -193,7 +193,7 @@ class Speculation(LoggedFigures):
             for index in np.flatnonzero(step.batch.trees.counts > 1).tolist():
                 _DRAFTED.of(step.sampled[index]).verified = step.batch, index
 
-    def commit(self, step: LaunchedStep, result: StepResult) -> None:
+    def commit(self, step: StepView, result: StepResult) -> None:
         trees, gained, seconds = step.batch.trees, step.batch.gained, step.notes.get(NAME)
         if step.batch.forward_mode is ForwardMode.PREBUILT:
             _DRAFTED.of(step.batch.reqs[0]).fresh(step.batch.reqs[0], step.number)  # no pass brings its memory
@@ -213,7 +213,7 @@ class Speculation(LoggedFigures):
         kept.settle()
         return Sent(Said(kept.drafted, kept.accepted)) if kept.drafted else None
 
-    def _learn(self, step: LaunchedStep, seconds: float) -> None:
+    def _learn(self, step: StepView, seconds: float) -> None:
         """Take note of a committed step, which took so long."""
         trees, gained, requests = step.batch.trees, step.batch.gained, len(step.sampled)
         decodes = step.batch.decoding == len(step.batch.reqs)
@@ -223,7 +223,7 @@ class Speculation(LoggedFigures):
         if trees is not None and gained is not None:
             self._tell(step, trees, gained)
 
-    def _tell(self, step: LaunchedStep, trees: TokenTrees, gained: NDArray[np.int64]) -> None:
+    def _tell(self, step: StepView, trees: TokenTrees, gained: NDArray[np.int64]) -> None:
         told = [index for index in np.flatnonzero(trees.counts > 1).tolist() if gained[index]]
         for index in told:
             if (acceptance := _DRAFTED.of(step.sampled[index]).acceptance) is not None:
@@ -285,7 +285,7 @@ class Speculation(LoggedFigures):
         if self._device is None:
             each = zip(asked.tolist(), most.tolist(), strict=True)
             return self._speculator.propose([_row(room.reqs[index], count) for index, count in each])
-        work = DraftWork(room.rows[asked], room.seq_lens[asked], room.newest[asked], most)
+        work = DraftWork(room.rows[asked], room.known_lens[asked], room.newest[asked], most)
         found = room.ask(NAME, work)
         self._off = found is False
         return found if isinstance(found, TokenTrees) else None
@@ -330,7 +330,7 @@ class Speculation(LoggedFigures):
     def _reserve(self, room: AheadRoom, most: NDArray[np.int64], reserve: int) -> None:
         """Get slots for what drafting writes, from memory that no request needs; allow no drafts without."""
         for index in np.flatnonzero(most > 1).tolist():
-            wanted = int(room.seq_lens[index]) + reserve
+            wanted = int(room.known_lens[index]) + reserve
             if room.wish(index, wanted) < wanted:
                 most[index] = 1
 

@@ -15,32 +15,32 @@ class RedisOptions(Options):
     """Options of `redis`."""
 
     url: str = "redis://127.0.0.1:6379/0"
-    """Where the server is: `redis://host:port/database`, `rediss://…` with TLS, or `unix:///path/to/socket`. Without
-    user and password, which have options of their own."""
+    """The server's URL: `redis://host:port/database`, `rediss://…` with TLS, or `unix:///path/to/socket`. User and
+    password have their own options."""
 
     username: str = ""
-    """The user's name, where the server knows users."""
+    """The user's name, if the server has users."""
 
     password: str = ""
-    """The password, where the server wants one."""
+    """The password, if the server requires one."""
 
     prefix: str = Field(default="pegboard", pattern=r"^[A-Za-z0-9_.:-]+$")
-    """What the server's keys begin with: `prefix:identity:key`."""
+    """Prefix of the server's keys: `prefix:identity:key`."""
 
     ttl: int = Field(default=7 * 86_400, ge=0)
-    """Seconds after which a block expires that was not written again; 0: never."""
+    """Seconds after which a block expires if it is not written again. 0: never."""
 
     timeout: float = Field(default=1.0, gt=0)
-    """Seconds that the server may be silent. Less than the 5 that a whole call may take."""
+    """Seconds that the server may be silent. A whole call may take 5, so set less."""
 
     tls_ca_file: str = ""
-    """Certificates that the server's must descend from; empty: those that the system trusts."""
+    """CA certificates for the server's certificate. Empty: those that the system trusts."""
 
     tls_cert_file: str = ""
-    """Our own certificate, where the server wants one."""
+    """Client certificate, if the server requires one."""
 
     tls_key_file: str = ""
-    """Its key."""
+    """Private key of the client certificate."""
 
     @field_validator("url")
     @classmethod

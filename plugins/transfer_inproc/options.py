@@ -17,12 +17,12 @@ class InprocOptions(Options):
     delay: Annotated[float, Field(ge=0)] = 0.0
     """Seconds before a read's first byte."""
     bytes_per_second: Annotated[float, Field(ge=0)] = 0.0
-    """Speed of all reads together; 0: as fast as they are polled."""
+    """Speed of all reads together in bytes per second; 0: as fast as they are polled."""
     linger: Annotated[float, Field(ge=0)] = 0.0
-    """Seconds that an abandoned read is written to before it ends."""
+    """Seconds for which an abandoned read is still written before it ends."""
     fail_every: Annotated[int, Field(ge=0)] = 0
-    """Every n-th read fails halfway; 0: none does."""
+    """Every n-th read fails halfway; 0: none."""
     stall_every: Annotated[int, Field(ge=0)] = 0
-    """Every n-th read stops halfway, until it is abandoned; 0: none does."""
+    """Every n-th read stops halfway, until it is abandoned; 0: none."""
     shuffle: bool = False
     """Let later reads end before earlier ones."""

@@ -13,12 +13,12 @@ class MooncakeTransferOptions(StagingOptions):
     """Options of the engine `mooncake`."""
 
     hostname: str = "127.0.0.1"
-    """This machine's address, as peers reach it. Mooncake listens on all of its addresses, on ports of its choice: what
+    """This machine's address, as peers reach it. Mooncake listens on all addresses, on ports of its choice; anyone who
     reaches them can read and write the KV."""
     protocol: Literal["tcp", "rdma"] = "tcp"
-    """What KV travels over."""
+    """Protocol for KV."""
     devices: str = ""
-    """For rdma: the network devices, separated by commas."""
+    """For rdma: network devices, separated by commas."""
     timeout: Annotated[float, Field(gt=0)] = 10.0
-    """Seconds without a part's end after which reads of a peer are given up. What is under way by then ends only when
-    Mooncake says so, and its memory is not used before."""
+    """If no part of a peer's reads completes for this many seconds, they fail. The memory of running reads is not
+    reused before Mooncake reports their end."""

@@ -13,12 +13,12 @@ class TcpOptions(Options):
     """Options of the engine `tcp`."""
 
     listen_host: str = "127.0.0.1"
-    """Address at which peers read from this server; `0.0.0.0` is any. What is sent is not encrypted."""
+    """Address at which peers read from this server; `0.0.0.0`: all. Data is not encrypted."""
     listen_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of that address; 0 picks a free one, which peers are told."""
+    """Port of that address; 0: a free port, which peers are told."""
     connections: Annotated[int, Field(ge=1, le=16)] = 2
-    """Connections to each peer that is read from."""
+    """Number of connections to each peer from which this server reads."""
     connect_timeout: Annotated[float, Field(gt=0)] = 5.0
-    """Seconds that connecting to a peer may take, and a peer that connects to say who it is."""
+    """Time limit for connecting to a peer, and for the first message of a peer that connects, in seconds."""
     timeout: Annotated[float, Field(gt=0)] = 10.0
-    """Seconds without a byte after which a connection is given up, and the reads on it fail."""
+    """Seconds without a byte after which a connection is closed and its reads fail."""

@@ -58,6 +58,7 @@ def _extra(**extra: object) -> SamplingParams:
 CASES: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "api_anthropic": {"anthropic with_media": {"takes_media": True}},
     "api_native": {"native with_media": {"takes_media": True}},
+    "api_ollama": {"ollama with_media": {"takes_media": True}},
     "api_openai": {"openai with_media": {"takes_media": True}},
     "cache_hiradix": {
         "hiradix selective": {
@@ -120,6 +121,7 @@ CASES: Mapping[str, Mapping[str, Mapping[str, object]]] = {
             ),
             **_THINK,
         },
+        "gemma4": {"chat_template": "<|channel>", "begin": "<|channel>thought", "end": "<channel|>"},
         "harmony": {
             "chat_template": "<|channel|>analysis<|message|>",
             "begin": "<|channel|>analysis<|message|>",
@@ -138,6 +140,7 @@ CASES: Mapping[str, Mapping[str, Mapping[str, object]]] = {
         },
     },
     "parsers_tools": {
+        "gemma4": {"chat_template": "<|tool_call>call:"},
         "harmony": {"chat_template": "<|start|>assistant<|channel|>"},
         "glm": {"chat_template": "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>"},
         "glm of_47": {"chat_template": "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>"},

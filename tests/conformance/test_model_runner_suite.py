@@ -53,7 +53,7 @@ class FusedRunner(ModelRunner):
         hidden = self.network.forward(batch)
         if sampling is None:
             return output
-        logits = self.network.logits(hidden if batch.sample_rows is None else hidden[batch.sample_rows])
+        logits = self.network.logits(hidden if batch.logits_indices is None else hidden[batch.logits_indices])
         for processor in self.ctx.processors if sampling.rows else ():
             state = processor.prepare(sampling.rows)
             if state is not None:

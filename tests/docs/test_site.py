@@ -51,7 +51,7 @@ def navigation() -> list[str]:
 def test_every_page_is_in_the_navigation(navigation: list[str]) -> None:
     docs = ROOT / "docs"
     written = {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
-    written = {name for name in written if not name.startswith("reference/")}
+    written = {name for name in written if not name.startswith(("reference/", "decisions/0"))}
     assert {name for name in navigation if not name.startswith("reference/")} == written
     assert len(navigation) == len(set(navigation))
 

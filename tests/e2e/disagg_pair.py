@@ -63,7 +63,7 @@ class Pair:
     def check_books(self) -> None:
         for engine in self.both:
             assert not self.left(engine)
-            memory = engine.built.scheduler.stages.memory
+            memory = engine.built.scheduler.components.memory
             assert memory.idle_error() is None
             memory.cache.check()
             stats = engine.stats()

@@ -30,8 +30,8 @@ from pegboard.core.interfaces.messages import (
 from pegboard.core.interfaces.req import NO_ROW, Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.status import ReqStatus
+from pegboard.core.pipeline.components import StepHooks
 from pegboard.core.pipeline.gates import GateKeeper
-from pegboard.core.pipeline.stages import StepHooks
 from pegboard.core.registry.registry import Registry
 from tests.core.pipeline.harness import EOS, VOCAB, FakeModel, Harness, next_token
 
@@ -173,7 +173,7 @@ class Soak:
         self.model.__class__ = SoakModel
         assert isinstance(self.model, SoakModel)
         self.model.start(random.Random(self.seed + 2), self.hiccups)
-        policy, cache = self.scheduler.stages.policy, self.harness.memory.cache
+        policy, cache = self.scheduler.components.policy, self.harness.memory.cache
         policy.ctx = replace(policy.ctx, clock=self._clock)
         for owner, names in ((policy, ("order", "victims", "preempt")), (cache, ("insert", "extend"))):
             for name in names:

@@ -32,6 +32,7 @@ FEATURES = (
     "speculation",
     "speculation",
     "stop_expressions",
+    "thinking_budget",
 )
 """Plugins that bring a feature. Whatever requires one of them is left out as well."""
 

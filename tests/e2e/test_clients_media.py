@@ -70,13 +70,18 @@ def native(server: Served, **body: Any) -> Any:
     return done.json()
 
 
-def test_every_api_asks_the_same(server: Served) -> None:
+@pytest.fixture
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0) as one:
+        yield one
+
+
+def test_every_api_asks_the_same(server: Served, client: openai.OpenAI) -> None:
     """One picture and question: the same prompt, so the same answer and the same counts."""
     expected = native(server, text=TURN, image_data=data(png(1)))
     prompt, images = expected["meta_info"]["prompt_tokens"], expected["meta_info"]["image_tokens"]
     assert prompt > images > 3
 
-    client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="none")
     question: Any = [
         {"type": "image_url", "image_url": {"url": data(png(1))}},
         {"type": "text", "text": "What is it?"},
@@ -110,13 +115,14 @@ def test_every_api_asks_the_same(server: Served) -> None:
     source: Any = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(png(1)).decode()}
     blocks: Any = [{"type": "image", "source": source}, {"type": "text", "text": "What is it?"}]
     messages: Any = [{"role": "user", "content": blocks}]
-    other = anthropic.Anthropic(base_url=server.address, api_key="none")
-    message = other.messages.create(
-        model=MODEL, max_tokens=8, messages=messages, extra_body={"ignore_eos": True, "temperature": 0}
-    )
+    with anthropic.Anthropic(base_url=server.address, api_key="none", max_retries=0) as other:
+        message = other.messages.create(
+            model=MODEL, max_tokens=8, messages=messages, extra_body={"ignore_eos": True, "temperature": 0}
+        )
+        counted = other.messages.count_tokens(model=MODEL, messages=messages).input_tokens
     assert "".join(one.text for one in message.content if one.type == "text") == expected["text"]
     assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == prompt
-    assert other.messages.count_tokens(model=MODEL, messages=messages).input_tokens == prompt
+    assert counted == prompt
 
 
 def test_a_large_picture_is_made_smaller(server: Served) -> None:
@@ -129,8 +135,7 @@ def test_a_large_picture_is_made_smaller(server: Served) -> None:
     assert "media.max_piece_tokens" in refused.text
 
 
-def test_texts_that_spell_tokens_bind_nothing(server: Served) -> None:
-    client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="none")
+def test_texts_that_spell_tokens_bind_nothing(client: openai.OpenAI) -> None:
 
     def tokens(*content: Any) -> int:
         item: Any = [{"role": "user", "content": [*content]}]
@@ -145,8 +150,7 @@ def test_texts_that_spell_tokens_bind_nothing(server: Served) -> None:
     assert tokens(image, spelled) == tokens(image, plain) + with_text
 
 
-def test_video(server: Served) -> None:
-    client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="none")
+def test_video(client: openai.OpenAI) -> None:
     clip = data(video_file(clip_frames("short")), "video/mp4")
     part: Any = {"type": "video_url", "video_url": {"url": clip}, "num_frames": 4}
     said = client.chat.completions.create(
@@ -157,8 +161,7 @@ def test_video(server: Served) -> None:
     assert said.usage.prompt_tokens_details.model_dump()["video_tokens"] > 4
 
 
-def test_bad_media_are_refused_with_their_place(server: Served) -> None:
-    client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
+def test_bad_media_are_refused_with_their_place(client: openai.OpenAI) -> None:
     for url, said in ((data(b"no picture"), ""), ("http://127.0.0.1/a.png", "media.fetch")):
         part: Any = {"type": "image_url", "image_url": {"url": url}}
         with pytest.raises(openai.BadRequestError) as caught:

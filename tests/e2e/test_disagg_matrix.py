@@ -208,4 +208,4 @@ def test_a_prefill_engine_that_goes_is_noticed(world: World) -> None:
             assert time.monotonic() < began + 30.0
             ended += sum(one.finish_reason is not None for one in both.decode.poll())
         assert not both.left(both.decode)
-        assert both.decode.built.scheduler.stages.memory.idle_error() is None
+        assert both.decode.built.scheduler.components.memory.idle_error() is None

@@ -240,7 +240,7 @@ def run_cell(cell: Cell, world: World) -> None:
         found = drive(engine, [answer.request for answer in answers], seed=ALL.index(cell))
         stats = engine.stats()
         attention = engine.built.runner.ctx.attention
-        assert engine.built.scheduler.stages.memory.idle_error() is None
+        assert engine.built.scheduler.components.memory.idle_error() is None
     check(answers, found, NEAR_TIE[cell.kv])
     assert stats["book_errors"] == stats["failed_batches"] == stats["plugin_failures"] == 0
     figures = stats["runner"]

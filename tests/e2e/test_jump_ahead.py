@@ -107,7 +107,7 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     if "engine" in request.fixturenames:
         engine: Engine = request.getfixturevalue("engine")
         assert engine.built.scheduler.idle
-        assert engine.built.scheduler.stages.memory.idle_error() is None
+        assert engine.built.scheduler.components.memory.idle_error() is None
         assert engine.stats()["book_errors"] == 0
 
 
@@ -170,7 +170,11 @@ def test_aborted_after_any_number_of_steps(engine: Engine) -> None:
         done = 0
         while len(ends) < 2:
             engine._step()
-            if prepared[0].rid in engine._mail and scheduler.stages.gates is not None and not scheduler.stages.gates:
+            if (
+                prepared[0].rid in engine._mail
+                and scheduler.components.gates is not None
+                and not scheduler.components.gates
+            ):
                 done += 1
             if done == count:
                 scheduler.receive([AbortRequest(rid=prepared[0].rid)])

@@ -55,7 +55,7 @@ def engine(engines: dict[str, Engine], request: pytest.FixtureRequest) -> Iterat
     engine = engines[request.param]
     yield engine
     assert engine.built.scheduler.idle
-    assert engine.built.scheduler.stages.memory.idle_error() is None
+    assert engine.built.scheduler.components.memory.idle_error() is None
 
 
 @pytest.fixture(scope="module")

@@ -356,7 +356,7 @@ def run_config(config: dict[str, Any], world: World) -> dict[str, Any]:
     with Engine.from_config(config) as engine:
         outputs = ask(engine, world.cases)
         stats = engine.stats()
-        memory = engine.built.scheduler.stages.memory
+        memory = engine.built.scheduler.components.memory
         assert memory.idle_error() is None
         memory.cache.check()
     check(world.cases, outputs)

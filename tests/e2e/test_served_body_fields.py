@@ -110,8 +110,13 @@ def told(served: tuple[str, Path]) -> Told:
     return read
 
 
-def test_the_openai_client_sends_them_as_extra_fields(address: str, told: Told) -> None:
-    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+@pytest.fixture
+def client(address: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as one:
+        yield one
+
+
+def test_the_openai_client_sends_them_as_extra_fields(client: openai.OpenAI, told: Told) -> None:
     said = {"bootstrap_host": "h", "bootstrap_room": 2**63 - 1, "urgent": True, "ignore_eos": True}
     plain = {"bootstrap_host": "h", "bootstrap_room": 2**63 - 1, "urgent": True}
     chat: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 4, "temperature": 0}

@@ -88,7 +88,7 @@ def test_five_thousand_simulated(name: str, seed: int) -> None:
 @pytest.mark.parametrize("name", ["priority", "priority_overlap"])
 def test_preemption_in_a_soak(name: str) -> None:
     run = Soak(7, ARRANGEMENTS[name])
-    if not run.scheduler.stages.policy.preempts:
+    if not run.scheduler.components.policy.preempts:
         pytest.skip("the policy does not preempt")
     run.run(2000)
     assert run.summary()["preemptions"] >= 20

@@ -75,6 +75,14 @@ EXPECTED: dict[str, dict[str, Any]] = {
         }.items()
     }
     | {"text_completion": WELCOME},
+    "ollama": {
+        "chat": [WELCOME, WELCOME],
+        "tool_loop": [LOOPED] * 2,
+        "format": [PERSON, PERSON],
+        "generate": [WELCOME, WELCOME],
+        "models": ["tiny:latest", True, "tiny:latest"],
+        "errors": [["ResponseError", 404], ["ResponseError", 400], ["ResponseError", 401]],
+    },
     "instructor": dict.fromkeys(
         ["tools", "tools_strict", "json_schema", "responses_tools", "partial", "anthropic_tools"], PERSON
     ),
@@ -128,7 +136,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[Served]:
-    with tiny_server(model) as one:
+    with tiny_server(model, apis=["openai", "anthropic", "native", "metrics", "ollama"]) as one:
         yield one
         assert_balanced(one)
 

@@ -103,7 +103,7 @@ def run(setting: Setting, world: World, directory: Path) -> None:
             settle(engine)
         check(asked, outputs)
         stats = engine.stats()
-        memory = engine.built.scheduler.stages.memory
+        memory = engine.built.scheduler.components.memory
         assert memory.idle_error() is None
         memory.cache.check()
     assert stats["book_errors"] == stats["failed_batches"] == stats["aborted"] == stats["plugin_failures"] == 0

@@ -51,8 +51,8 @@ def answers(
         while scheduler.busy:
             scheduler.step()
         stats = engine.stats()
-        assert scheduler.stages.memory.idle_error() is None
-        scheduler.stages.memory.cache.check()
+        assert scheduler.components.memory.idle_error() is None
+        scheduler.components.memory.cache.check()
     assert stats["plugin_failures"] == stats["book_errors"] == 0
     return outputs, stats
 

@@ -182,7 +182,11 @@ class TestFiles:
         file.write_bytes(content.encode(errors="surrogateescape"))
         assert f"{file} {words}" in refusal(model)
 
-    @pytest.mark.parametrize("content", [DEEP, f'{{"model": {DEEP}}}', "{}", '{"model": 5}'], ids=str)
+    @pytest.mark.parametrize(
+        "content",
+        [DEEP, f'{{"model": {DEEP}}}', "{}", '{"model": 5}'],
+        ids=["bomb", "a bomb as its model", "empty", "a number as its model"],
+    )
     def test_tokenizers(self, model: Path, content: str) -> None:
         (model / "tokenizer.json").write_text(content)
         assert f"{model / 'tokenizer.json'} cannot be read as a tokenizer" in refusal(model)

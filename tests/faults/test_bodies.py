@@ -48,7 +48,7 @@ TAKES_PROMPTS = {
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages",
     "/v1/messages/count_tokens", "/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize", "/score", "/v1/score",
     "/rerank", "/v1/rerank", "/pooling", "/v1/pooling", "/v1/chat/completions/render", "/invocations",
-    "/v1/responses/input_tokens",
+    "/v1/responses/input_tokens", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings",
 }  # fmt: skip
 
 

@@ -30,6 +30,8 @@ from tests.faults.whole_api import ADMIN_KEY, API_KEY, ask, bearer, questions, w
 
 LEVELS = {
     "public": {
+        # A constant of the config, which Ollama's clients ask for before anything else.
+        "GET /api/version",
         "GET /docs",
         "GET /health",
         "GET /ping",
@@ -37,6 +39,8 @@ LEVELS = {
     },
     "user": {
         "DELETE /v1/responses/{response_id:response_id}",
+        "GET /api/ps",
+        "GET /api/tags",
         "GET /get_load",
         "GET /get_model_info",
         "GET /get_server_info",
@@ -54,6 +58,11 @@ LEVELS = {
         "GET /v1/responses/{response_id:response_id}",
         "GET /v1/responses/{response_id:response_id}/input_items",
         "GET /version",
+        "POST /api/chat",
+        "POST /api/embed",
+        "POST /api/embeddings",
+        "POST /api/generate",
+        "POST /api/show",
         "POST /classify",
         "POST /close_session",
         "POST /detokenize",

@@ -51,7 +51,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def storage_of(one: Scene) -> KVStorage:
-    cache = one.engine.built.scheduler.stages.memory.cache
+    cache = one.engine.built.scheduler.components.memory.cache
     assert isinstance(cache, HiRadixCache)
     assert isinstance(cache.tiers, LocalTiers)
     return cache.tiers.storages[0]

@@ -139,8 +139,8 @@ def settle(engine: Engine, seconds: float = 60.0) -> None:
         assert time.monotonic() < until, "it does not come to rest"
         scheduler.step()
         time.sleep(0.001)
-    assert scheduler.stages.memory.idle_error() is None
-    scheduler.stages.memory.cache.check()
+    assert scheduler.components.memory.idle_error() is None
+    scheduler.components.memory.cache.check()
     stats = engine.stats()
     assert stats["plugin_failures"] == stats["book_errors"] == stats["failed_batches"] == 0
 

@@ -12,9 +12,9 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 17_235,
+    "conformance": 17_205,
     "core.cli": 180,
-    "core.config": 1_990,
+    "core.config": 1_980,
     "core.engine": 1_866,
     "core.frontend": 930,
     "core.interfaces": 5_892,
@@ -22,8 +22,8 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_360,
     "core.worker": 600,
-    "plugins": 58_060,
-    "toolkit": 16_930,
+    "plugins": 60_080,
+    "toolkit": 17_030,
     "tools": 12_260,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

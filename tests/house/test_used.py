@@ -16,6 +16,7 @@ CALLED_FROM_OUTSIDE = {
     "data_received": "asyncio calls it",
     "list_commands": "overrides click's",
     "main_loop": "overrides uvicorn's",
+    "on_end": "OpenTelemetry calls it",
     "spare_taken": "shows tests what no client can see",
     "writable": "overrides io.RawIOBase's",
 }

@@ -134,7 +134,7 @@ class ForgetsChunks(PrefillGraphs):
     """Runs only what is sampled from."""
 
     def hidden(self, batch: ForwardBatch) -> Tensor | None:
-        if batch.sample_rows is not None and len(batch.sample_rows) == 0:
+        if batch.logits_indices is not None and len(batch.logits_indices) == 0:
             return torch.zeros(batch.num_tokens, self._hidden.of(torch.empty(1)).shape[1])
         return super().hidden(batch)
 

@@ -23,8 +23,8 @@ class SamplesTheFirstToken(LayeredRunner):
     """The logits of a request's first token instead of its last."""
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
-        if batch.sample_rows is not None and batch.extend_start_loc is not None and len(batch.sample_rows):
-            batch = replace(batch, sample_rows=batch.extend_start_loc[: len(batch.sample_rows)])
+        if batch.logits_indices is not None and batch.extend_start_loc is not None and len(batch.logits_indices):
+            batch = replace(batch, logits_indices=batch.extend_start_loc[: len(batch.logits_indices)])
         return super().execute(batch, sampling, **wants)
 
 
@@ -72,9 +72,9 @@ class WritesKVOnlyOfSampledTokens(LayeredRunner):
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None, **wants: bool) -> ForwardOutput:
         output = super().execute(batch, sampling, **wants)
-        if batch.sample_rows is not None:
+        if batch.logits_indices is not None:
             kept = torch.ones(batch.num_tokens, dtype=torch.bool)
-            kept[batch.sample_rows] = False
+            kept[batch.logits_indices] = False
             for layer in self.ctx.spec.layers:
                 batch.kv_pool.keys(layer.layer_id)[batch.kv_groups[0].out_cache_loc[kept]] = torch.nan
         return output
@@ -228,7 +228,7 @@ class GivesSampledRowsStates(LayeredRunner):
 
     def _output(self, hidden: torch.Tensor, batch: ForwardBatch, *rest: Any) -> ForwardOutput:
         if batch.hidden_rows is not None:
-            batch = replace(batch, hidden_rows=batch.sample_rows)
+            batch = replace(batch, hidden_rows=batch.logits_indices)
         return super()._output(hidden, batch, *rest)
 
 

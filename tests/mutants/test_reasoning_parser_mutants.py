@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,6 +105,18 @@ class HidesMarkers(ThinkParser):
         return Hides(inner)
 
 
+class EndsThoughtsWithoutAMarker(ThinkParser):
+    def thought_form(self, *, prompt=""):
+        form = super().thought_form(prompt=prompt)
+        assert form is not None
+        return replace(form, closes=("</thought>",))
+
+
+class EndsWhatHasNotBegun(ThinkParser):
+    def thought_form(self, *, prompt=""):
+        return super().thought_form()
+
+
 def mutant(factory: type, caught_by: str) -> Mutant:
     return Mutant(factory, suite=ThinkSuite, caught_by=caught_by, base=ThinkParser)
 
@@ -120,6 +133,8 @@ MUTANTS = [
     mutant(BelievesTheUser, "test_an_answer_without_a_thought_is_content"),
     mutant(BelievesTheUser, "test_a_closed_thought_in_the_prompt_is_over"),
     mutant(AlwaysThinks, "test_an_answer_without_a_thought_is_content"),
+    mutant(EndsThoughtsWithoutAMarker, "test_a_thought_that_is_ended_is_over"),
+    mutant(EndsWhatHasNotBegun, "test_a_thought_that_is_ended_is_over"),
     mutant(HidesMarkers, "test_markers_in_the_answer_are_content"),
 ]
 

@@ -86,10 +86,10 @@ class OfSampledRows(Showing):
     """After the final norm, which is computed for no others."""
 
     def show(self, batch: ForwardBatch, states: States) -> States:
-        if batch.sample_rows is None:
+        if batch.logits_indices is None:
             return states
         shown = torch.zeros_like(states[0])
-        shown[batch.sample_rows] = states[self.layers + 1][batch.sample_rows]
+        shown[batch.logits_indices] = states[self.layers + 1][batch.logits_indices]
         return {**states, self.layers + 1: shown}
 
 

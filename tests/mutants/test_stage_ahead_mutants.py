@@ -31,7 +31,7 @@ class Good(Stage):
     def arrive(self, req: Req, message: TokenizedRequest) -> Interest:
         return Interest()
 
-    def must_settle(self, running: object, flight: object) -> bool:
+    def must_settle(self, running: object, in_flight: object) -> bool:
         return True
 
     def ahead(self, room: AheadRoom) -> TokenTrees | None:
@@ -71,7 +71,7 @@ class GoodPart(DevicePart):
 
 
 class AsksForNothing(Good):
-    def must_settle(self, running: object, flight: object) -> bool:
+    def must_settle(self, running: object, in_flight: object) -> bool:
         return False
 
 

@@ -16,7 +16,7 @@ from pegboard.core.interfaces.batch import BatchExtras
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
-from pegboard.core.interfaces.stage import Column, Interest, LaunchedStep, Sent, Stage, StepResult, Wait
+from pegboard.core.interfaces.stage import Column, Interest, Sent, Stage, StepResult, StepView, Wait
 from pegboard.core.interfaces.stops import TextMatcher
 
 
@@ -48,17 +48,17 @@ class Good(Stage):
     def clip(self, req: Req, start: int, take: int) -> int | Wait:
         return min(take, 9)
 
-    def pack(self, step: LaunchedStep, extras: BatchExtras) -> object | None:
+    def pack(self, step: StepView, extras: BatchExtras) -> object | None:
         self.steps[step.number] = [req.rid for req in step.batch.reqs if req.flags & self.flag]
         extras.per_request("books.rows", np.array([req.kv.row for req in step.batch.reqs]))
         return None
 
-    def commit(self, step: LaunchedStep, result: StepResult) -> None:
+    def commit(self, step: StepView, result: StepResult) -> None:
         for req in step.sampled:
             if req.rid in self.reqs:
                 self.counts[req.rid] = req.output_len
 
-    def closed(self, step: LaunchedStep) -> None:
+    def closed(self, step: StepView) -> None:
         del self.steps[step.number]
 
     def send(self, req: Req, start: int, stop: int) -> Sent:
@@ -160,7 +160,7 @@ class ForgetsTheAborted(Good):
 
 
 class PacksARowTooMany(Good):
-    def pack(self, step: LaunchedStep, extras: BatchExtras) -> object | None:
+    def pack(self, step: StepView, extras: BatchExtras) -> object | None:
         extras.per_request("books.more", np.zeros(len(step.batch.reqs) + 1))
         return super().pack(step, extras)
 
@@ -168,11 +168,11 @@ class PacksARowTooMany(Good):
 class DoesNotUndo(Good):
     """Takes commits for the end of steps."""
 
-    def commit(self, step: LaunchedStep, result: StepResult) -> None:
+    def commit(self, step: StepView, result: StepResult) -> None:
         super().commit(step, result)
         self.steps.pop(step.number, None)
 
-    def closed(self, step: LaunchedStep) -> None:
+    def closed(self, step: StepView) -> None:
         pass
 
 
@@ -208,7 +208,7 @@ class NotesForEver(HoldsForAPlan):
 
 
 class ChangesRequests(Good):
-    def pack(self, step: LaunchedStep, extras: BatchExtras) -> object | None:
+    def pack(self, step: StepView, extras: BatchExtras) -> object | None:
         for req in step.batch.reqs:
             req.output.sent_len += 1
         return super().pack(step, extras)
@@ -217,7 +217,7 @@ class ChangesRequests(Good):
 class CountsPacks(Good):
     packs = 0
 
-    def pack(self, step: LaunchedStep, extras: BatchExtras) -> object | None:
+    def pack(self, step: StepView, extras: BatchExtras) -> object | None:
         self.packs += 1
         extras.per_request("books.packs", np.full(len(step.batch.reqs), self.packs))
         return super().pack(step, extras)
@@ -230,7 +230,7 @@ class TakesAll(Good):
         self.reqs[req.rid] = req
         return Interest()
 
-    def arrived(self, step: LaunchedStep, result: StepResult) -> None:
+    def arrived(self, step: StepView, result: StepResult) -> None:
         result.tokens[:] = 0
 
 
@@ -251,7 +251,7 @@ class Adopts(Good):
         super().__init__()
         self.rows: dict[str, list[int]] = {}
 
-    def arrived(self, step: LaunchedStep, result: StepResult) -> None:
+    def arrived(self, step: StepView, result: StepResult) -> None:
         for req in step.sampled:
             if req.rid in self.reqs:
                 self.rows.setdefault(req.rid, []).append(req.seq_len)

@@ -12,7 +12,7 @@ from pegboard.core.interfaces.batch import StageWork
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.stage import Stage
-from pegboard.core.interfaces.step import SETTLE, BatchStep, CoreServices, Launched, Settle, StageStep, StepSource
+from pegboard.core.interfaces.step import SETTLE, BaseStep, BatchStep, CoreServices, Settle, StageStep, StepSource
 from pegboard.plugins.prefill_in_parts.source import SplitPrefill
 
 ONCE = "test_each_step_ends_once_and_no_token_changes"
@@ -30,10 +30,10 @@ class Sums(StepSource[StageStep, int]):
         self._planned = self._calls = 0
         self.found: list[int] = []
 
-    def next(self, flight: Launched | None) -> StageStep | Settle | None:
+    def next(self, in_flight: BaseStep | None) -> StageStep | Settle | None:
         if not self._core.decoding or self._planned > 20:
             return None
-        if flight is not None:
+        if in_flight is not None:
             return SETTLE
         return self.make()
 
@@ -43,7 +43,7 @@ class Sums(StepSource[StageStep, int]):
         step.source = self
         return step
 
-    def settle(self, step: StageStep, result: int) -> None:
+    def process_result(self, step: StageStep, result: int) -> None:
         self.found.append(result)
 
     def failed(self, step: StageStep, error: Exception) -> None:
@@ -54,14 +54,14 @@ class Sums(StepSource[StageStep, int]):
 
 
 class PlansOverASettle(Sums):
-    def next(self, flight: Launched | None) -> StageStep | Settle | None:
-        self._calls += flight is not None
-        return self.make() if flight is not None and self._calls % 4 == 2 else super().next(flight)
+    def next(self, in_flight: BaseStep | None) -> StageStep | Settle | None:
+        self._calls += in_flight is not None
+        return self.make() if in_flight is not None and self._calls % 4 == 2 else super().next(in_flight)
 
 
 class SettlesWhatIsNot(Sums):
-    def next(self, flight: Launched | None) -> StageStep | Settle | None:
-        return super().next(flight) or SETTLE
+    def next(self, in_flight: BaseStep | None) -> StageStep | Settle | None:
+        return super().next(in_flight) or SETTLE
 
 
 class NumbersItself(Sums):
@@ -86,7 +86,7 @@ class Whole(SplitPrefill):
 class SettlesNothing(Whole):
     """Its steps are never settled."""
 
-    def settle(self, step: BatchStep, result: BatchResult) -> None:
+    def process_result(self, step: BatchStep, result: BatchResult) -> None:
         pass
 
 
@@ -96,8 +96,8 @@ class ClosesNothing(Whole):
 
 
 class ClosesEachPart(Whole):
-    def settle(self, step: BatchStep, result: BatchResult) -> None:
-        super().settle(step, result)
+    def process_result(self, step: BatchStep, result: BatchResult) -> None:
+        super().process_result(step, result)
         self._core.closed(step)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,6 +111,11 @@ class CountsFromOne(Around):
             else one
             for one in super().feed(text)
         ]
+
+
+class ReadsOneId(Around):
+    def feed(self, text):
+        return [replace(one, id="f:0") if isinstance(one, ToolCallStart) else one for one in super().feed(text)]
 
 
 class EscapesTwice(Around):
@@ -300,6 +306,7 @@ MUTANTS = [
     mutant(ExplainsTheFirst, "test_instructions_name_every_function"),
     mutant(WritesNothingAsSomething, "test_no_calls_are_no_text"),
     mutant(SameId, "test_ids_are_new_and_plain"),
+    mutant(around(ReadsOneId, HermesParser), "test_ids_that_it_reads_are_new"),
     mutant(OddIds, "test_ids_are_new_and_plain"),
     mutant(PromisesNothing, "test_no_grammar_is_promised", PlainParser),
 ]

@@ -110,17 +110,17 @@ class Audit:
             }
         )
         built = self.engine.built
-        stages = built.scheduler.stages
+        components = built.scheduler.components
         token = built.tokenizer.encode("a")[-1]
         self.queue = RecordingQueue(token)
         self.launches: list[Launch] = []
         self.steps: list[tuple[ForwardMode, int, int, int]] = []
-        stages.memory.rows.mirrored = True
+        components.memory.rows.mirrored = True
         self.capture = Recorded() if graphs else None
-        self.worker = self._twin(built, stages.memory.rows, attention)
+        self.worker = self._twin(built, components.memory.rows, attention)
         run = watched(self._launch, META)
-        stages.executor.close()
-        stages.executor = LocalExecutor(run, thread=loop == "overlap")
+        components.executor.close()
+        components.executor = LocalExecutor(run, thread=loop == "overlap")
 
     def _twin(self, built: BuiltScheduler, rows: ReqToTokenPool, kind: type[TritonAttention]) -> Worker:
         ctx, page = built.runner.ctx, built.pool.page_size

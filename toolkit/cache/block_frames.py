@@ -1,4 +1,4 @@
-"""What stands before a block of KV in a storage, and shows whether the block is the one that was written."""
+"""Headers of KV blocks in storages, which show whether a block is the one that was written."""
 
 from __future__ import annotations
 

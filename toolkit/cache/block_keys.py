@@ -1,4 +1,4 @@
-"""Digests of a sequence's blocks: each covers its block, all blocks before it, and what the chain begins with."""
+"""Digests of a sequence's blocks: each covers its block, all blocks before it, and the seed of the chain."""
 
 from __future__ import annotations
 

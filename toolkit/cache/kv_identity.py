@@ -1,4 +1,4 @@
-"""The identity of KV: what a block of it depends on beside its tokens and their namespace."""
+"""The identity of KV: everything that a block depends on besides its tokens and their namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A radix tree over token sequences, in whole pages, with a payload of the user's own at every node.
+"""A radix tree over token sequences, in whole pages, with a payload at every node.
 
 A node holds a run of tokens as one numpy array, and a run is split only where sequences diverge. So following a
 sequence costs one vectorised comparison per node and not one step per token. After the path-compressed trie (Morrison,

@@ -1,4 +1,4 @@
-"""For chat APIs: answers that are calls, or something else with a form of its own, such as JSON of a schema."""
+"""For chat APIs: answers that are either calls or follow another format, such as JSON of a schema."""
 
 from __future__ import annotations
 

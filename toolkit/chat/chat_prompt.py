@@ -1,4 +1,4 @@
-"""A conversation as one chat template wants it: tools, earlier calls and roles that it does not know are put in words.
+"""A conversation in the form that a chat template expects: tools, earlier calls and roles that it lacks become text.
 
 `rendering.render_chat` is for API plugins, and runs this in a helper process.
 """

@@ -1,6 +1,4 @@
-"""Pictures and video among a conversation's messages: taken out for the engine, with parts for the template in their
-place.
-"""
+"""Pictures and video in a conversation: taken out for the engine, and replaced by parts for the template."""
 
 from __future__ import annotations
 

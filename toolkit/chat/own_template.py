@@ -1,4 +1,4 @@
-"""The config's `model.chat_template`: a chat template in place of the model's own."""
+"""`model.chat_template` of the config: a chat template that replaces the model's own."""
 
 from __future__ import annotations
 

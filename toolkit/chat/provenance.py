@@ -1,4 +1,4 @@
-"""Who wrote a token's spelling in a rendered conversation: its template, or a client.
+"""Whether a token's spelling in a rendered conversation comes from the template or from a client.
 
 Some tokens mean media to a model, and only a template may make them; a client's text that spells one is text. No
 template has to know of this: what clients say is rendered with stand-ins for such spellings, and the spellings are put

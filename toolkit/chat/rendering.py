@@ -1,4 +1,4 @@
-"""For chat APIs: prompts of conversations, rendered where no template can hold up other requests.
+"""For chat APIs: prompts of conversations, rendered in helper processes.
 
 ``prompt = await render_chat(self.client, messages, tools=tools, tool_parser=tool_parser_of(ctx), kwargs=...)`` is
 all that a route needs. Templates run in a few helper processes (`pegboard.toolkit.chat.render_process`), which end when

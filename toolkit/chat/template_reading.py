@@ -1,4 +1,4 @@
-"""What a chat template makes of contents, found out by rendering a short conversation with it."""
+"""How a chat template treats contents, found out by rendering a short conversation with it."""
 
 from __future__ import annotations
 

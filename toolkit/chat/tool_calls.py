@@ -235,7 +235,7 @@ class ChatStream:
                 if event.index and not self._parallel:
                     continue
                 assert self._tool_parser is not None
-                self.calls.append(ToolCall(self._tool_parser.call_id(), event.name))
+                self.calls.append(ToolCall(event.id or self._tool_parser.call_id(), event.name))
             elif isinstance(event, ToolCallArguments):
                 if event.index >= len(self.calls):
                     continue

@@ -1,6 +1,4 @@
-"""For chat APIs: a conversation's next turn: the prompt that asks for it, what the answer has to look like, and how to
-read it.
-"""
+"""For chat APIs: a conversation's next turn: its prompt, the format of the answer, and how to parse it."""
 
 from __future__ import annotations
 
@@ -44,6 +42,12 @@ class Turn:
     def text(self) -> str:
         """The prompt as text, media being what the template made of them."""
         return prompt_text(self.prompt)
+
+    @property
+    def before_prefill(self) -> str:
+        """The prompt without the beginning of the answer. Templates may have trimmed that."""
+        own = self.prefill if self.text.endswith(self.prefill) else self.prefill.rstrip()
+        return self.text.removesuffix(own)
 
     def stream(self, *, stream_reasoning: bool = True) -> ChatStream:
         """Return a reader of one answer."""
@@ -173,8 +177,3 @@ def _longest(info: ModelInfo) -> int | None:
 
 def _fits(grammar: Grammar, most: int | None) -> bool:
     return most is None or len(grammar.source.encode("utf-8", "replace")) <= most
-
-
-def effort_hints(effort: str | None) -> dict[str, object]:
-    """Return what `reasoning_effort` is to chat templates that know of such a thing."""
-    return {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}

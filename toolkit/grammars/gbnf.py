@@ -1,4 +1,4 @@
-"""EBNF as users write it here: GBNF, the notation of llama.cpp's grammars, read into a tree for compilers.
+"""EBNF of requests: GBNF, the notation of llama.cpp's grammars, parsed into a tree for compilers.
 
 root   ::= "yes" | "no" ("," ws reason)?     # a rule per name, alternatives, groups; the start rule is `root`
 reason ::= [a-zA-Z ]{1,40} [^"\\n]* .          # character classes, any character but a line break, repetitions

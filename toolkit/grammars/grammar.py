@@ -1,4 +1,4 @@
-"""For APIs: the grammar that a request asks for, whichever way it says so."""
+"""For APIs: the grammar that a request asks for, from any of its fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON schemas that clients send: what has to be known of one before a library descends into it."""
+"""JSON schemas from clients: checks before a library parses them."""
 
 from __future__ import annotations
 

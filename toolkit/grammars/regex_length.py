@@ -1,4 +1,4 @@
-"""How much text an expression can ask for at once, without knowing what library is going to read it."""
+"""How much text a regular expression can require, whichever library compiles it."""
 
 from __future__ import annotations
 

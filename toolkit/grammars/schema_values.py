@@ -1,4 +1,4 @@
-"""Types and values of JSON schemas, and whether two schemas exclude each other as far as these say."""
+"""Types and values of JSON schemas, and whether two schemas exclude each other by them."""
 
 from __future__ import annotations
 

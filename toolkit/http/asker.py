@@ -1,4 +1,4 @@
-"""The name of the key whose request the API process is serving now."""
+"""The name of the API key of the current request."""
 
 from __future__ import annotations
 

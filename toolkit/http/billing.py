@@ -1,4 +1,4 @@
-"""What an HTTP request was charged is given back once its answer has left."""
+"""Refunds the charge of an HTTP request once its answer has been sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request bodies: read, bounded, validated; what is wrong with one is told with the field's name.
+"""Request bodies: reading, limits and validation, with errors that name the field.
 
 A router that uses `api_router`, `parse_body` and `EventStream` answers bad input with 400 and the field's name, passes
 on the status of an InvalidRequest, aborts what a vanished client asked for, and ends every stream in

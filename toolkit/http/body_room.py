@@ -1,4 +1,4 @@
-"""The room that the body of a request holds on the server, and when it may go."""
+"""The room that a request's body takes on the server, and when it is released."""
 
 from __future__ import annotations
 

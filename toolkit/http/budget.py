@@ -1,4 +1,4 @@
-"""Budgets: what a request may cost the API process, computed from what it asks for before any of it is built.
+"""Budgets: the cost of a request for the API process, computed from its fields before anything is built.
 
 Single fields have bounds of their own; what hurts is their products: answers x tokens x log-probabilities, answers x
 stop expressions x states. They are counted here in two currencies, bytes of memory and steps of stop automata per

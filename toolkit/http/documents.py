@@ -1,4 +1,4 @@
-"""The OpenAPI document, and a page that shows it without fetching anything from elsewhere."""
+"""The OpenAPI document, and a page that shows it and loads nothing from elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of API routes: their shape, and what writes them."""
+"""Errors of API routes: their form, and writing them."""
 
 from __future__ import annotations
 

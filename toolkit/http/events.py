@@ -1,4 +1,4 @@
-"""Server-sent events, and work that ends when the client has gone."""
+"""Server-sent events, and work that ends when the client disconnects."""
 
 from __future__ import annotations
 

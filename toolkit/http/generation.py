@@ -1,4 +1,4 @@
-"""For API plugins: fields of sampling that bodies share, and several requests of one HTTP request, read together."""
+"""For API plugins: sampling fields that bodies share, and the answers of several requests of one HTTP request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HEAD wherever GET is: the same answer without its body."""
+"""HEAD on every route with GET: the same answer without its body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys that open a route (PUBLIC, USER, ADMIN), how much it takes (LARGE), and which key a request brought."""
+"""The access level of a route (PUBLIC, USER, ADMIN), its body size (LARGE), and the key of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For APIs that stream lines of JSON (NDJSON), where others send events: the same guarantees in another form.
+"""For APIs that stream lines of JSON (NDJSON) instead of events, with the same guarantees.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The socket of an HTTP server: taken before anything slow begins, with a warning where it is open to all."""
+"""The socket of an HTTP server: opened before anything slow begins, with a warning if it is open to everyone."""
 
 from __future__ import annotations
 

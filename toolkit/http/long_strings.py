@@ -1,4 +1,4 @@
-"""Long strings of large bodies, taken out before the parse and put back into what it makes.
+"""Long strings of large bodies: taken out before parsing, and put back into the result.
 
 A parser holds the interpreter's lock for as long as it parses. Pictures and videos are long strings in base64, which it
 would only copy. They are found, checked and copied here, in pieces, between which other threads run. The parser gets

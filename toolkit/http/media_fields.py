@@ -1,4 +1,4 @@
-"""For API plugins: pictures and videos as bodies state them, and what a request says about how they are read."""
+"""For API plugins: pictures and videos in request bodies, and the fields that say how to read them."""
 
 from __future__ import annotations
 

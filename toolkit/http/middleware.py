@@ -1,4 +1,4 @@
-"""The first to see a request: names it, finds its route, asks guards and keys, and writes its line in the log."""
+"""The outermost layer of a server: gives a request an id, finds its route, checks guards and keys, and logs it."""
 
 from __future__ import annotations
 

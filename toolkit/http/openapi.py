@@ -1,4 +1,4 @@
-"""What routes say of themselves in the OpenAPI document: bodies, answers, errors, examples."""
+"""Descriptions of routes for the OpenAPI document: bodies, answers, errors, examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For API plugins: which logits processors a body asks for, and with which parameters."""
+"""For API plugins: the logits processors that a body asks for, with their parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For API plugins: fields that clients of other servers send, that would change the answer, and that are not had."""
+"""For API plugins: refuses fields of other servers that would change the answer and are not supported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which level a request needs: the route table of an application, by method and path."""
+"""The access level that a request needs: an application's routes by method and path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""uvicorn's server on a socket that listens already, without its signal handling."""
+"""uvicorn's server on an open socket, without its signal handling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTPS: a context of certificate and key, checked before anything is loaded."""
+"""HTTPS: the context of certificate and key, checked before anything is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one way in which kernels are launched, so that launches can be counted, recorded and done again."""
+"""Launching of kernels, in one place, so that launches can be counted, recorded and replayed."""
 
 from __future__ import annotations
 

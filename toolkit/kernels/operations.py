@@ -1,4 +1,4 @@
-"""What layers and backends call where `kernels.usable` says so: one launch each."""
+"""Operations for layers and backends, with one launch each. Call them only if `kernels.usable` is true."""
 
 from __future__ import annotations
 

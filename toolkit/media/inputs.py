@@ -1,4 +1,4 @@
-"""Pictures and videos as clients state them: what APIs make of bodies, and the plugin `media` prepares."""
+"""Pictures and videos of requests: APIs create them from bodies, and the plugin `media` prepares them."""
 
 from __future__ import annotations
 

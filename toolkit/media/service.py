@@ -1,4 +1,4 @@
-"""What API plugins ask of a model that takes pictures and videos."""
+"""What API plugins need from a model that takes pictures and videos."""
 
 from __future__ import annotations
 

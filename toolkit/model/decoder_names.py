@@ -1,4 +1,4 @@
-"""Under which names a checkpoint keeps a decoder's tensors: the one place that knows of older and newer layouts."""
+"""The names of a decoder's tensors in checkpoints, in older and newer layouts."""
 
 from __future__ import annotations
 

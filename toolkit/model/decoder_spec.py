@@ -1,4 +1,4 @@
-"""What a decoder is made of, read from a config.json. No torch, no transformers.
+"""The structure of a decoder, read from config.json. No torch, no transformers.
 
 The defaults for keys that a config leaves out are those of transformers' config classes, since that is how such a file
 was meant.

@@ -1,4 +1,4 @@
-"""What `model.dtype` means, the type of weights and activations for a checkpoint on a device, and `memory.kv_dtype`."""
+"""Resolves `model.dtype`, the type of weights and activations for a checkpoint on a device, and `memory.kv_dtype`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits: which types there are, and how numbers become them."""
+"""Keys and values in 8 bits: the types, and the conversion to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys that lose less in 8 bits: each head by a Hadamard matrix, and queries with them.
+"""More accurate keys in 8 bits: multiplies each head of keys, and queries, by a Hadamard matrix.
 
 A number in float8 e4m3 is off by up to a sixteenth, whatever its size. In a score, the products of a query's and a
 key's channels, the errors of a few large channels stand out, since both are large there. The orthonormal Hadamard

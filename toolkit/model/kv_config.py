@@ -1,4 +1,4 @@
-"""What a config.json says of keys and values in 8 bits. No torch."""
+"""Settings of 8-bit keys and values in config.json. No torch."""
 
 from __future__ import annotations
 

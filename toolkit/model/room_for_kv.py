@@ -1,4 +1,4 @@
-"""How much memory KV may have: what the largest steps leave, found out by running them."""
+"""The memory for KV: what the largest steps leave, measured by running them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling parameters for what requests leave open: the model's own, of generation_config.json, and the config's."""
+"""Default sampling parameters: the model's, from generation_config.json, and the config's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of files brought to a GPU: threads read ahead into page-locked memory, and the GPU copies while they read."""
+"""Copies tensors from files to a GPU: threads read ahead into page-locked memory while the GPU copies."""
 
 from __future__ import annotations
 

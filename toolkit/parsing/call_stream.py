@@ -35,14 +35,14 @@ class CallStream(TextStream):
         self._unknown: list[str] = []
         """Calls of unknown functions, which are content if another call follows; until then they are recorded, too."""
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, call_id: str = "") -> None:
         """Begin a call, and tell what was read of it so far. Raises Broken where there is no such function."""
         self.check(name)
         self.source.stop_record()
         for text in self._unknown:
             self.sink.line(text)
         self._unknown.clear()
-        self.sink.start(name)
+        self.sink.start(name, call_id)
 
     def check(self, name: str) -> None:
         """Raise Broken where there is no function of this name."""
@@ -79,11 +79,11 @@ class CallStream(TextStream):
                 self.give_back()
         return self.sink.calls > before
 
-    def read_object(self, name: str) -> Reading[None]:
+    def read_object(self, name: str, call_id: str = "") -> Reading[None]:
         """Read a call's arguments, which are a JSON object that is told as it comes."""
         if (yield from self.source.peek()) != "{":
             raise Broken
-        self.start(name)
+        self.start(name, call_id)
         yield from read_value(self.source, self.sink.arguments)
         self.sink.end()
 

@@ -1,4 +1,4 @@
-"""How heavy a JSON text is for a parser, found without parsing it."""
+"""The cost of parsing a JSON text, estimated without parsing it."""
 
 from __future__ import annotations
 

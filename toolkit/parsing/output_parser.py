@@ -63,10 +63,13 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins, the `index`th of this answer; the name is complete."""
+    """A call begins, the `index`th of this answer; the name is complete. `id` is the one that the model wrote, "" where
+    it writes none: the call then gets one of `OutputParser.call_id`.
+    """
 
     index: int
     name: str
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,20 @@ class ToolCallArguments:
 
 
 OutputEvent = Content | Reasoning | ToolCallStart | ToolCallArguments
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtForm:
+    """How thoughts are marked in an answer. One begins with `begin`, at the answer's beginning, or with the answer
+    where it is `opened`, and ends with one of `ends`. `closes` are what is written to end one: the first time, the
+    second, and so on; the last counts for all further ones. Where more than one may come, `answer` ends them.
+    """
+
+    begin: str
+    ends: tuple[str, ...]
+    closes: tuple[str, ...]
+    opened: bool = False
+    answer: str = ""
 
 
 class ParserStream(abc.ABC):
@@ -135,6 +152,10 @@ class OutputParser(abc.ABC, Generic[OptionsT]):
         the capability `opens`; empty without it.
         """
         return ()
+
+    def thought_form(self, *, prompt: str = "") -> ThoughtForm | None:
+        """Return how thoughts are marked in the answer to a prompt, so that they can be ended; None: not at all."""
+        return None
 
     def instructions(self, tools: Sequence[ToolFunction]) -> str:
         """Return a system message that explains tools and format to a model whose chat template does not read `tools`;

@@ -1,4 +1,4 @@
-"""For output parsers: reading text that comes in pieces as if it were there.
+"""For output parsers: reading text that arrives in pieces as if it were complete.
 
 A parser is written as a generator that reads from a `Source` and tells a `Sink`; it is suspended wherever the text
 ends, and goes on with the next piece. So it cannot tell how the text was cut, and no part of the text is looked at
@@ -194,10 +194,10 @@ class Sink:
         """Text of the model's thinking."""
         self._add(Reasoning, 0, text)
 
-    def start(self, name: str) -> None:
-        """Begin a call."""
+    def start(self, name: str, call_id: str = "") -> None:
+        """Begin a call, with the id that the model wrote, if any."""
         self._space.clear()
-        self._events.append((ToolCallStart, self.calls, [name]))
+        self._events.append((ToolCallStart, self.calls, [name, call_id]))
         self.calls += 1
         self._after_call = True
         self.in_call = True
@@ -215,7 +215,7 @@ class Sink:
         if last and not self._after_call:
             self._add(Content, 0, "".join(self._space))
             self._space.clear()
-        events = [_event(kind, index, "".join(pieces)) for kind, index, pieces in self._events]
+        events = [_event(kind, index, pieces) for kind, index, pieces in self._events]
         self._events.clear()
         return events
 
@@ -228,7 +228,10 @@ class Sink:
             self._events.append((kind, index, [text]))
 
 
-def _event(kind: type[Any], index: int, text: str) -> OutputEvent:
+def _event(kind: type[Any], index: int, pieces: Sequence[str]) -> OutputEvent:
+    if kind is ToolCallStart:
+        return ToolCallStart(index, *pieces)
+    text = "".join(pieces)
     event: OutputEvent = kind(text) if kind in (Content, Reasoning) else kind(index, text)
     return event
 

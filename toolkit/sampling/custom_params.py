@@ -1,4 +1,4 @@
-"""For logits processors with parameters of their own: reading what a request says to them."""
+"""For logits processors and samplers with their own parameters: reading them from a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The config's `sampling_defaults`: what holds for parameters that requests leave open."""
+"""`sampling_defaults` of the config: defaults of parameters that requests leave out."""
 
 from __future__ import annotations
 

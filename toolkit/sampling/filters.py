@@ -1,4 +1,4 @@
-"""Filters: which tokens top_k, top_p and min_p keep, for samplers and for those who judge what a sampler would draw.
+"""Filters: which tokens top_k, top_p and min_p keep, for samplers and for speculators that judge.
 
 Masses are unnormalised probabilities exp((logit - peak) / temperature), so the peak's is 1.
 """

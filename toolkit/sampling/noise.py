@@ -1,4 +1,4 @@
-"""For samplers: numbers that a seed, a step and, where wanted, a token id decide, in any batch and on any device.
+"""For samplers: noise from a seed, a step and optionally a token id, the same in any batch and on any device.
 
 `gumbel(bits(keys(seeds, steps), ids))` is noise for each token: the token drawn is the one with the
 largest ``logit / temperature + noise``, which follows the softmax exactly (Gumbel, "Statistical theory of extreme

@@ -1,4 +1,4 @@
-"""For runners: from logits to tokens, in the order that everybody expects."""
+"""For runners: from logits to tokens, in the standard order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For runners: nothing is sampled but what a grammar allows."""
+"""For runners: masks that allow only the tokens of a grammar."""
 
 from __future__ import annotations
 

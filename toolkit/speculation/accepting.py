@@ -1,4 +1,4 @@
-"""What speculators have in common that judge their drafts by thresholds, if they are told to."""
+"""For speculators that judge drafts by thresholds: shared options and code."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class AcceptOptions(Options):
     """Which drafts stand. The capability `judges` is there only with thresholds."""
 
     accept: Literal["match", "thresholds"] = "match"
-    """Which drafts stand. `match`: those that the model draws itself, so that answers stay what they are.
-    `thresholds`: those that it finds likely enough. A seed then gives other tokens than without drafts, and below 1
-    the answers of requests with a temperature are worse, too: they favour what was drafted."""
+    """Which drafts are accepted. `match`: those that the model draws itself, so that answers do not change.
+    `thresholds`: those that are likely enough. Then a seed gives other tokens than without drafts, and with thresholds
+    below 1, requests with a temperature get worse answers, which favour what was drafted."""
 
     accept_threshold_single: float = Field(default=1.0, ge=0.0, le=1.0)
-    """With `thresholds`: a draft stands whose probability is this or more."""
+    """With `thresholds`: drafts with at least this probability are accepted."""
 
     accept_threshold_acc: float = Field(default=1.0, ge=0.0, le=1.0)
-    """With `thresholds`: drafts stand as often as if their probabilities were divided by this."""
+    """With `thresholds`: other drafts are accepted with their probability divided by this."""
 
     def provides(self, declared: frozenset[str]) -> frozenset[str]:
         return declared if self.accept == "thresholds" else declared - {"judges"}

@@ -1,4 +1,4 @@
-"""Decide by probabilities and coins which drafts stand.
+"""Decides by probabilities and random numbers which drafts are accepted.
 
 `tree.walk` over what the sampler draws at every node is the ordinary way: it needs none of this, and keeps a request's
 tokens what they are without drafts. Thresholds, as in SGLang, accept more and change the distribution. They do not keep

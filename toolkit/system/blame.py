@@ -1,4 +1,4 @@
-"""Whose exception it was: the place in a plugin's own code, and errors that name the plugin."""
+"""Finds the plugin that raised an exception, and the place in its code, for errors that name it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where Pegboard keeps what it computes once."""
+"""The cache directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads a computation takes."""
+"""The number of threads for computations."""
 
 from __future__ import annotations
 

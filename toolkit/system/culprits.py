@@ -76,6 +76,11 @@ class Culprits:
         """Remember a stage or a device part, `origin` being its plugin's."""
         self._known[id(made)] = (made, Culprit(kind, name, origin, type(made).__module__))
 
+    def know_gate(self, name: str, stage: object, gate: object) -> None:
+        """Remember the gate that a stage brings, under the stage's name; nothing where nothing is known of it."""
+        if (brings := self._find(stage)) is not None:
+            self._known[id(gate)] = (gate, Culprit("admission_gate", name, brings.origin, type(gate).__module__))
+
     def name(self, made: object) -> str:
         """Return the provider's name, or the class's where nothing is known of it."""
         culprit = self._find(made)

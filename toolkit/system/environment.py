@@ -1,4 +1,4 @@
-"""The environment of helper processes that work on what clients send."""
+"""The environment variables of helper processes that work on clients' data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs around an event loop share: the fastest loop there is, and waiting for one of two things."""
+"""Helpers for programs with an event loop: the fastest loop, and waiting for the first of two events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HelperChild: one helper process and the socket to it, as the thread sees it that waits for it.
+"""HelperChild: a helper process and the socket to it, for the thread that waits for it.
 
 A helper is a module of its own, started as ``python -P -m MODULE``. Its standard input is a socket on which frames come
 and go: a length of four bytes, and the data. It ends when the socket does. `serve` is its side of that.

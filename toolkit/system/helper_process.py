@@ -1,4 +1,4 @@
-"""For code that works with helper processes: waiting for one, and whose fault its end was.
+"""For code that uses helper processes: waiting for one, and finding out why it ended.
 
 A helper runs what a client sent, so that a crash or an endless loop costs nothing but the helper. But it may also be
 killed or stopped from outside (the kernel short of memory, an operator), and the client is not at fault.

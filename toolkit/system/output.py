@@ -1,4 +1,4 @@
-"""What the commands print with."""
+"""Printing of the commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of what takes long, such as reading weights: lines in the log, or what a program shows instead."""
+"""Progress of long work, such as reading weights: log lines, or a program's own display."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings as they may be shown: no secret leaves through an information route."""
+"""Settings without secrets, for routes that show them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: heard whatever the event loop does, and obeyed in the end."""
+"""SIGINT and SIGTERM: handled even if the event loop is busy."""
 
 from __future__ import annotations
 

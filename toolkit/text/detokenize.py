@@ -1,4 +1,4 @@
-"""Text from tokens as they arrive, without ever cutting a character in two."""
+"""Text from tokens as they arrive, without cutting a character in two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Near misses: what the user may have meant."""
+"""Similar names: what a misspelt name may have meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For APIs: single tokens as bytes and as text, which decoding them alone does not give."""
+"""For APIs: bytes and text of single tokens."""
 
 from __future__ import annotations
 

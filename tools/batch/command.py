@@ -33,7 +33,7 @@ def generate(
     *,
     prompt: Annotated[
         str | None,
-        typer.Argument(help="The prompt; with --file there is none, and the model or config files come first."),
+        typer.Argument(help="The prompt. With --file leave it out: model and config files come first."),
     ] = None,
     files: Annotated[
         list[str] | None,

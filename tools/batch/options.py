@@ -24,11 +24,11 @@ _FILE = "With --file"
 class SamplingOptions:
     """How answers are drawn."""
 
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 128
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum tokens to generate.")] = 128
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0
-    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens with this share.")] = None
+    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens that reach this share.")] = None
     top_k: Annotated[int | None, typer.Option(help="Draw from this many of the likeliest tokens.")] = None
-    seed: Annotated[int | None, typer.Option(help="Makes what is drawn repeatable.")] = None
+    seed: Annotated[int | None, typer.Option(help="Makes draws repeatable.")] = None
     stop: Annotated[list[str] | None, typer.Option(help="A text that ends the answer; may be given again.")] = None
     sampling: Annotated[
         str, typer.Option(metavar="JSON", help="More sampling parameters, such as '{\"min_p\": 0.1}'.")
@@ -70,7 +70,10 @@ class MediaOptions:
     image: Annotated[list[Path] | None, typer.Option(help="A picture for the prompt, a file; may be given again.")] = (
         None
     )
-    video: Annotated[list[Path] | None, typer.Option(help="The same of a video; videos go after pictures.")] = None
+    video: Annotated[
+        list[Path] | None,
+        typer.Option(help="A video, also repeatable; videos go after pictures."),
+    ] = None
 
     def read(self) -> list[MediaInput]:
         """Return the media, in their order. Raise PegboardError for files that cannot be read."""
@@ -96,32 +99,32 @@ class FileOptions:
     ] = None
     output: Annotated[
         Path | None,
-        typer.Option(help="Where answers go, a JSON object per line; - is stdout.", rich_help_panel=_FILE),
+        typer.Option(help="File for the answers, a JSON object per line; - is stdout.", rich_help_panel=_FILE),
     ] = None
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the output of a run that was stopped.", rich_help_panel=_FILE)
+        bool, typer.Option("--resume", help="Continue the output of a stopped run.", rich_help_panel=_FILE)
     ] = False
     retry_failed: Annotated[
         bool,
-        typer.Option("--retry-failed", help="As --resume; failed requests are tried again.", rich_help_panel=_FILE),
+        typer.Option("--retry-failed", help="As --resume; try failed requests again too.", rich_help_panel=_FILE),
     ] = False
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Throw away what is in the output.", rich_help_panel=_FILE)
+        bool, typer.Option("--overwrite", help="Replace an existing output.", rich_help_panel=_FILE)
     ] = False
     skip_bad_lines: Annotated[
         bool,
         typer.Option(
             "--skip-bad-lines",
-            help="Answer bad lines with an error, and do not refuse the file.",
+            help="Answer invalid lines with an error, instead of refusing the file.",
             rich_help_panel=_FILE,
         ),
     ] = False
     keep_order: Annotated[
         bool, typer.Option("--keep-order", help="Write answers in the order of the lines.", rich_help_panel=_FILE)
     ] = False
-    window: Annotated[
-        int, typer.Option(min=1, help="Most requests that are under way at once.", rich_help_panel=_FILE)
-    ] = 512
+    window: Annotated[int, typer.Option(min=1, help="Maximum requests in progress at once.", rich_help_panel=_FILE)] = (
+        512
+    )
 
     def refuse_without_file(self) -> None:
         """Raise PegboardError for an option that needs --file."""

@@ -26,7 +26,7 @@ from pegboard.tools.option_groups import with_option_groups
 if TYPE_CHECKING:
     from pegboard.tools.bench.serve import Measured, ServeSettings
 
-app = typer.Typer(no_args_is_help=True, help="Measure how fast a server, an engine, or one step of it is.")
+app = typer.Typer(no_args_is_help=True, help="Measure the speed of a server, an engine, or single steps.")
 
 
 @app.command()
@@ -41,13 +41,11 @@ def serve(
     requests: options.RequestOptions,
     slo: Annotated[
         list[str] | None,
-        typer.Option(
-            help="For goodput: what is quick enough, as ttft:1000 or tpot:50 (ms).", rich_help_panel=options.RESULTS
-        ),
+        typer.Option(help="Limit for goodput, such as ttft:1000 or tpot:50 (ms).", rich_help_panel=options.RESULTS),
     ] = None,
     results: options.ResultOptions,
 ) -> None:
-    """Measure a server: Pegboard, or any other that has OpenAI's API."""
+    """Measure a server: Pegboard, or any other with OpenAI's API."""
     check_results(results.json_file, results.plot)
     from pegboard.tools.bench.serve import Measurement, run_loop
 

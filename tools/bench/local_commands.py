@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 _Concurrency = Annotated[
     int | None,
-    typer.Option(min=1, help="So many requests at a time; all at once by default.", rich_help_panel=options.LOAD),
+    typer.Option(min=1, help="Requests at a time; all at once by default.", rich_help_panel=options.LOAD),
 ]
 _Stream = Annotated[
     bool,
-    typer.Option("--stream", help="Take each token as it comes, for latencies.", rich_help_panel=options.REQUESTS),
+    typer.Option("--stream", help="Read each token as it comes, for latencies.", rich_help_panel=options.REQUESTS),
 ]
 
 
@@ -151,8 +151,8 @@ def step(
     files: Files = None,
     overrides: Overrides = None,
     mode: Annotated[options.StepMode, typer.Option(help="What the step computes.")] = options.StepMode.DECODE,
-    batch: Annotated[int, typer.Option(min=1, help="How many requests.")] = 1,
-    context: Annotated[int, typer.Option(min=0, help="Tokens that each of them has already.")] = 128,
+    batch: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 1,
+    context: Annotated[int, typer.Option(min=0, help="Tokens that each request already has.")] = 128,
     extend: Annotated[int, typer.Option(min=1, help="prefill, mixed: new tokens of a prompt.")] = 512,
     images: Annotated[int, typer.Option(min=0, help="prefill, mixed: new pictures of a prompt.")] = 0,
     image_size: options.ImageSizeText = "1024x1024",

@@ -36,7 +36,7 @@ class PromptKind(StrEnum):
 
 
 class WorkloadName(StrEnum):
-    """What is asked."""
+    """Kind of requests."""
 
     RANDOM = "random"
     SHARED_PREFIX = "shared-prefix"
@@ -73,7 +73,7 @@ class ServerOptions:
     """The server that is measured."""
 
     url: Annotated[str, typer.Option(help="Where the server is.", rich_help_panel=SERVER)] = "http://127.0.0.1:30000"
-    api: Annotated[ApiName, typer.Option(help="How it is asked; auto: as OpenAI is.", rich_help_panel=SERVER)] = (
+    api: Annotated[ApiName, typer.Option(help="Protocol; auto: the first that works.", rich_help_panel=SERVER)] = (
         ApiName.AUTO
     )
     model: Annotated[
@@ -102,14 +102,14 @@ class ServerOptions:
 class WorkloadOptions:
     """The requests of a run."""
 
-    workload: Annotated[WorkloadName, typer.Option(help="What is asked.", rich_help_panel=WORKLOAD)] = (
+    workload: Annotated[WorkloadName, typer.Option(help="Kind of requests.", rich_help_panel=WORKLOAD)] = (
         WorkloadName.RANDOM
     )
     num_prompts: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="How many requests; 100 by default, of a file all.",
+            help="Number of requests; 100 by default, or all of a file.",
             show_default=False,
             rich_help_panel=WORKLOAD,
         ),
@@ -125,7 +125,7 @@ class WorkloadOptions:
     prefix_len: Annotated[
         int, typer.Option(min=1, help="shared-prefix: tokens that a group shares.", rich_help_panel=WORKLOAD)
     ] = 1024
-    groups: Annotated[int, typer.Option(min=1, help="shared-prefix: how many prefixes.", rich_help_panel=WORKLOAD)] = 1
+    groups: Annotated[int, typer.Option(min=1, help="shared-prefix: number of groups.", rich_help_panel=WORKLOAD)] = 1
     turns: Annotated[
         int, typer.Option(min=1, help="multi-turn: requests of a conversation.", rich_help_panel=WORKLOAD)
     ] = 4
@@ -138,7 +138,8 @@ class WorkloadOptions:
         ),
     ] = None
     prompt_kind: Annotated[
-        PromptKind, typer.Option(help="Token ids, or text; auto: ids, where they are taken.", rich_help_panel=WORKLOAD)
+        PromptKind,
+        typer.Option(help="Token ids, or text; auto: ids, if accepted.", rich_help_panel=WORKLOAD),
     ] = PromptKind.AUTO
     seed: Seed = 0
 
@@ -171,10 +172,10 @@ class ArrivalOptions:
     """When requests are sent to a server."""
 
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Closed loop: so many requests at a time.", rich_help_panel=LOAD)
+        int | None, typer.Option(min=1, help="Closed loop: number of requests at a time.", rich_help_panel=LOAD)
     ] = None
     request_rate: Annotated[
-        float, typer.Option(help="Open loop: arrivals per second on average; inf: all at once.", rich_help_panel=LOAD)
+        float, typer.Option(help="Open loop: average arrivals per second; inf: all at once.", rich_help_panel=LOAD)
     ] = math.inf
     burstiness: Annotated[
         float, typer.Option(help="1: Poisson arrivals; below: in bursts; above: more evenly.", rich_help_panel=LOAD)
@@ -182,7 +183,7 @@ class ArrivalOptions:
     replay: Annotated[
         float | None,
         typer.Option(
-            metavar="SPEED", help="Arrivals are a file's timestamps, so many times as fast.", rich_help_panel=LOAD
+            metavar="SPEED", help="Send requests at a file's timestamps, this many times as fast.", rich_help_panel=LOAD
         ),
     ] = None
 
@@ -191,7 +192,7 @@ class ArrivalOptions:
 class RunOptions:
     """How often it is measured."""
 
-    repeat: Annotated[int, typer.Option(min=1, help="So many runs, and medians over them.", rich_help_panel=LOAD)] = 1
+    repeat: Annotated[int, typer.Option(min=1, help="Runs, over which medians are taken.", rich_help_panel=LOAD)] = 1
     warmup: Annotated[int, typer.Option(min=0, help="Requests before the first run.", rich_help_panel=LOAD)] = 1
 
 
@@ -203,15 +204,13 @@ class SearchOptions:
         str,
         typer.Option(
             metavar="BOUND",
-            help="Search the highest rate that keeps to ttft:p99:1000 (ms), or another bound.",
+            help="Search for the highest rate within a bound, such as ttft:p99:1000 (ms).",
             rich_help_panel=LOAD,
         ),
     ] = ""
-    trial_seconds: Annotated[
-        float, typer.Option(help="--find-rate: how long one rate is tried.", rich_help_panel=LOAD)
-    ] = 30.0
+    trial_seconds: Annotated[float, typer.Option(help="--find-rate: duration of a trial.", rich_help_panel=LOAD)] = 30.0
     precision: Annotated[
-        float, typer.Option(help="--find-rate: how exactly, as a share of the rate.", rich_help_panel=LOAD)
+        float, typer.Option(help="--find-rate: precision, as a share of the rate.", rich_help_panel=LOAD)
     ] = 0.05
 
 
@@ -233,12 +232,12 @@ class RequestOptions(AnswerOptions):
     extra_body: Annotated[
         str,
         typer.Option(
-            metavar="JSON", help="Further fields of requests, as '{\"top_p\": 0.9}'.", rich_help_panel=REQUESTS
+            metavar="JSON", help="Further fields of requests, such as '{\"top_p\": 0.9}'.", rich_help_panel=REQUESTS
         ),
     ] = ""
     timeout: Annotated[
         float,
-        typer.Option(help="A request has failed after so many seconds without a byte.", rich_help_panel=REQUESTS),
+        typer.Option(help="Seconds without a byte after which a request fails.", rich_help_panel=REQUESTS),
     ] = 600.0
 
 
@@ -248,7 +247,7 @@ class ResultOptions:
 
     json_file: JsonFile = None
     save_requests: Annotated[
-        bool, typer.Option("--save-requests", help="Put every request into --json.", rich_help_panel=RESULTS)
+        bool, typer.Option("--save-requests", help="Add every request to --json.", rich_help_panel=RESULTS)
     ] = False
     plot: Plot = None
 

@@ -283,11 +283,11 @@ class StepBench:
     @property
     def _drafting(self) -> float:
         """Seconds that drafting has taken since the start."""
-        return self._engine.built.scheduler.stages.points.reports.figures().get("draft_time", 0.0)
+        return self._engine.built.scheduler.components.points.reports.figures().get("draft_time", 0.0)
 
     def _with_drafting(self, stages: dict[str, float], seconds: float) -> dict[str, float]:
         """Return the stages of a step, drafting apart from the plan, if any tokens are ever drafted."""
-        if not self._engine.built.scheduler.stages.points.looking_ahead:
+        if not self._engine.built.scheduler.components.points.looking_ahead:
             return stages
         planned = stages.pop("plan") - seconds
         return {"plan": planned, DRAFT: seconds, **stages}

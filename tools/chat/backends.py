@@ -102,7 +102,7 @@ class EngineSpeaker:
         import signal
 
         from pegboard.core.interfaces.client import GenerateRequest, failure
-        from pegboard.toolkit.chat.turn import effort_hints
+        from pegboard.toolkit.chat.thinking import effort_hints
         from pegboard.tools.signals import Signals
 
         plain = dict(settings)

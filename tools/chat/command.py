@@ -36,7 +36,7 @@ class ServerOptions:
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with the API key in its first line.", show_default=False)
     ] = None
-    model: Annotated[str, typer.Option(help="Which of the server's models; the first one otherwise.")] = ""
+    model: Annotated[str, typer.Option(help="The server's model to use; by default its first.")] = ""
 
     def check(self, *, has_config: bool) -> None:
         """Raise PegboardError for a config beside a server, and for options that need --url."""
@@ -68,19 +68,20 @@ def chat(
     system: Annotated[str, typer.Option(help="System message.")] = "",
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens of an answer; otherwise until the context is full.")
+        int | None, typer.Option(help="Maximum tokens of an answer; by default until the context is full.")
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--setting", metavar="NAME=VALUE", help="As /set: top_p, stop, seed, ...")
+        list[str] | None,
+        typer.Option("--setting", metavar="NAME=VALUE", help="As /set: top_p, stop, seed, ..."),
     ] = None,
-    load: Annotated[Path | None, typer.Option(help="Go on with a conversation that /save has written.")] = None,
+    load: Annotated[Path | None, typer.Option(help="Continue a conversation that /save has written.")] = None,
     history: Annotated[
-        bool, typer.Option("--history/--no-history", help="Keep what is typed for the arrow keys of later chats.")
+        bool, typer.Option("--history/--no-history", help="Keep what you type for the arrow keys of later chats.")
     ] = True,
 ) -> None:
-    """Talk to a model: in this process on a config, or on a server with --url.
+    """Chat with a model: in this process, or on a server with --url.
 
-    /help inside lists the commands. With a pipe every line of the input is a message, and only answers are printed.
+    Type /help for the commands. In a pipe every input line is a message, and only answers are printed.
     """
     chosen = _settings(temperature, max_tokens, settings or ())
     server.check(has_config=bool(files or overrides))

@@ -12,7 +12,7 @@ from pegboard.toolkit.system.output import note, write, write_json, write_table
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
 
-app = typer.Typer(no_args_is_help=True, help="Look at a config without starting anything.")
+app = typer.Typer(no_args_is_help=True, help="Show or check a config, without starting anything.")
 
 
 @app.command()
@@ -25,7 +25,7 @@ def show(
     served_name: ServedName = None,
     as_json: Json = False,
 ) -> None:
-    """Print the resolved config: every value, and where it came from."""
+    """Print the resolved config: every value and its origin."""
     from pegboard.core.config.problems import shown
     from pegboard.tools.config.describe import show as describe
 
@@ -50,8 +50,8 @@ def check(
     served_name: ServedName = None,
     as_json: Json = False,
 ) -> None:
-    """Say everything that is wrong with a config, with the plugins that it chooses and the files that it names; exit 0
-    if nothing is.
+    """Report all errors of a config, of the plugins that it chooses and of the files that it names; exit 0 if there are
+    none.
     """
     from pegboard.core.config.early import problems_of
     from pegboard.core.interfaces.errors import ConfigError, PluginError

@@ -17,13 +17,13 @@ from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.pipeline.batch import BatchBuilder
+from pegboard.core.pipeline.components import Components, Limits, StepHooks
 from pegboard.core.pipeline.executor import LocalExecutor
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.points import Points
-from pegboard.core.pipeline.results import ResultStage
+from pegboard.core.pipeline.results import ResultProcessor
 from pegboard.core.pipeline.scheduler import Scheduler
-from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.system.step_report import StepReport
 
@@ -70,11 +70,11 @@ def assemble(
     policy_ctx = SchedulePolicyContext(memory.cache, config.scheduler.seed, clock)
     report = StepReport(0, clock, memory.total_tokens)
     points = Points(joining)
-    stages = Stages(
+    components = Components(
         memory,
         selection.choose(SCHEDULE_POLICY, policy_ctx).build(policy_ctx),
         BatchBuilder(memory, (), vocab_size, points=points),
-        ResultStage(None, {EOS}, points=points),
+        ResultProcessor(None, {EOS}, points=points),
         LocalExecutor(launch, stages=runs),
         gates=_gates(selection, AdmissionGateContext(clock, memory.cache, report.prefill_speed)),
         report=report,
@@ -82,7 +82,7 @@ def assemble(
         points=points,
     )
     limits = Limits(context, chunk_of(config), eos_ids=frozenset({EOS}))
-    return Scheduler(config.scheduler, stages, limits, clock=clock)
+    return Scheduler(config.scheduler, components, limits, clock=clock)
 
 
 def _refuse_overlap(config: EngineConfig) -> None:

@@ -31,12 +31,12 @@ class VariantOptions:
     """The runs to compare."""
 
     compare: Annotated[
-        str | None, typer.Option(help="One run per value: 'scheduler.policy.use=fcfs,lpm'.", metavar="KEY=A,B,...")
+        str | None, typer.Option(help="Make one run per value: 'scheduler.policy.use=fcfs,lpm'.", metavar="KEY=A,B,...")
     ] = None
     runs: Annotated[
         list[str] | None,
         typer.Option(
-            "--run", help="One run, with its label: 'lpm: scheduler.policy.use=lpm'.", metavar="LABEL: K=V ..."
+            "--run", help="Make one run, with a label: 'lpm: scheduler.policy.use=lpm'.", metavar="LABEL: K=V ..."
         ),
     ] = None
 
@@ -62,7 +62,7 @@ class VariantOptions:
 class LoadOptions:
     """The requests to make, and how they arrive."""
 
-    requests: Annotated[int, typer.Option(min=1, help="How many requests to make.")] = 1000
+    requests: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 1000
     rate: Annotated[float, typer.Option(help="Arrivals per second, on average; inf: all at once.")] = 8.0
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0
 
@@ -90,7 +90,7 @@ class DeviceOptions:
     ] = None
     accept: Annotated[
         str | None,
-        typer.Option(help="Draft tokens, and accept them so often at each depth: 0.8,0.6,0.5.", metavar="RATES"),
+        typer.Option(help="Draft tokens, and accept them at these rates by depth: 0.8,0.6,0.5.", metavar="RATES"),
     ] = None
 
     def cost_model(self) -> CostModel:
@@ -126,7 +126,7 @@ def simulate(
 ) -> None:
     """Run the real scheduler against a modelled device, in virtual time.
 
-    Policies, caches, memory and gates are those that the config chooses; no model is loaded.
+    Policies, caches, memory and gates are those of the config; no model is loaded.
     """
     from pegboard.tools.lab.report import summarise
 

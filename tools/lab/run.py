@@ -16,9 +16,9 @@ from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.messages import Rejected, TokenizedBatch, TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.pipeline.components import StepHooks
 from pegboard.core.pipeline.executor import Done
 from pegboard.core.pipeline.points import encoded
-from pegboard.core.pipeline.stages import StepHooks
 from pegboard.plugins.media.work import NAME
 from pegboard.toolkit.cache.radix_tree import RadixTree
 from pegboard.toolkit.sampling.tree import walk
@@ -204,7 +204,7 @@ class Simulation:
             at = self._soonest()
             if at is None:
                 return False
-            self._tiers.work_until(self.scheduler.stages.memory, at)
+            self._tiers.work_until(self.scheduler.components.memory, at)
             self.clock.now = max(self.clock.now, at)
         due = self._due()
         if due:
@@ -257,7 +257,7 @@ class Simulation:
             known = intervals[intervals > 0]
             np.add.at(self._intervals, np.searchsorted(BUCKETS, known), 1)
         if self._steps % TIMELINE_EVERY == 0:
-            scheduler, memory = self.scheduler, self.scheduler.stages.memory
+            scheduler, memory = self.scheduler, self.scheduler.components.memory
             used = memory.held_tokens + memory.cache.locked_tokens
             self._timeline.append(
                 (self.clock.now, len(scheduler.running), len(scheduler.waiting), used, memory.cache.cached_tokens)
@@ -311,13 +311,13 @@ class Simulation:
             computed_tokens=counters.prompt_tokens,
             cached_tokens=sum(record.cached for record in self._records),
             optimal_cached=None if self._ideal is None else self._ideal_cached,
-            policy=dict(scheduler.stages.policy.stats()),
+            policy=dict(scheduler.components.policy.stats()),
             intervals=self._intervals,
             timeline=np.array(self._timeline or np.empty((0, 5)), np.float64).reshape(-1, 5),
-            total_tokens=scheduler.stages.memory.total_tokens,
+            total_tokens=scheduler.components.memory.total_tokens,
             rejected=self._rejected,
             encoding=None if self._media is None else self._media.figures(),
-            accept_length=_accept_length(scheduler.stages.points.reports.figures()) if self._rates else None,
+            accept_length=_accept_length(scheduler.components.points.reports.figures()) if self._rates else None,
             tiers=self._tiers.figures(),
             info={"book_errors": counters.book_errors},
         )

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from pegboard.core.registry.discovery import LoadedPlugin
     from pegboard.core.registry.records import ProviderRecord
 
-app = typer.Typer(
-    cls=PluginsGroup, no_args_is_help=True, help="Look at installed plugins, check them, start a new one."
-)
+app = typer.Typer(cls=PluginsGroup, no_args_is_help=True, help="List and check installed plugins, or write a new one.")
 
 
 @app.command("list")
@@ -64,7 +62,7 @@ def list_(as_json: Json = False) -> None:
 def show(
     name: Annotated[str, typer.Argument(help="A plugin, a provider, or contract/provider.")], as_json: Json = False
 ) -> None:
-    """Show what a plugin or provider offers, needs and can be told."""
+    """Show what a plugin or provider provides and requires, and its options."""
     from pegboard.core.registry.registry import Registry
     from pegboard.tools.config.describe import body_keys, option_keys
 
@@ -103,7 +101,7 @@ def show(
 def new(
     name: Annotated[str, typer.Argument(help="Name of the plugin and of its provider, such as my_policy.")] = "",
     contract: Annotated[
-        str, typer.Option(help="The contract to implement; --list says which have a template.")
+        str, typer.Option(help="The contract to implement; --list shows those with a template.")
     ] = "schedule_policy",
     directory: Annotated[Path, typer.Option(help="Where to create the package's folder.")] = Path(),
     list_: Annotated[bool, typer.Option("--list", help="List the templates, and write nothing.")] = False,

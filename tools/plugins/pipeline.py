@@ -53,7 +53,7 @@ def pipeline(
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print, for a config, every point at which plugins take part, with who does, in the order of the calls."""
+    """Print every point at which plugins take part with a config, and which plugins, in the order of the calls."""
     points = points_of(composed(files, overrides))
     if as_json:
         write_json([asdict(point) for point in points])

@@ -32,7 +32,7 @@ def train_draft(
 ) -> None:
     """Train an EAGLE-3 draft head for a model, on answers that it generates itself.
 
-    The same command goes on with a run that was stopped, by Ctrl-C or anything else.
+    The same command continues a run that was stopped, by Ctrl-C or in any other way.
     """
     from pegboard.toolkit.system.threads import yield_when_waiting
 

@@ -38,7 +38,7 @@ class AnswerOptions:
         AnswerSettings.max_new_tokens
     )
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="Of answers that are drawn.", rich_help_panel=_ANSWERS)
+        float, typer.Option(min=0.0, help="Temperature of drawn answers.", rich_help_panel=_ANSWERS)
     ] = AnswerSettings.temperature
     greedy_share: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of answers that are greedy.", rich_help_panel=_ANSWERS)
@@ -57,7 +57,7 @@ class AnswerOptions:
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Take answers and states from the directory of another run; the options of answers do not count then.",
+            help="Use answers and states of another run's directory; options of answers then have no effect.",
             rich_help_panel=_ANSWERS,
         ),
     ] = None
@@ -98,7 +98,7 @@ class TrainOptions:
 
     train_tokens: Annotated[
         int,
-        typer.Option(min=0, help="Train on so many tokens of the answers only; 0: on all.", rich_help_panel=_TRAINING),
+        typer.Option(min=0, help="Number of the answers' tokens to train on; 0: all.", rich_help_panel=_TRAINING),
     ] = TrainSettings.tokens
     draft_vocab: Annotated[
         int,
@@ -112,17 +112,17 @@ class TrainOptions:
             min=1, max=MAX_TTT, help="Steps of test-time training: drafts in a row.", rich_help_panel=_TRAINING
         ),
     ] = TrainSettings.ttt
-    epochs: Annotated[int, typer.Option(min=1, help="Times that it sees each answer.", rich_help_panel=_TRAINING)] = (
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the answers.", rich_help_panel=_TRAINING)] = (
         TrainSettings.epochs
     )
     batch_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of a batch, prompts included.", rich_help_panel=_TRAINING)
     ] = TrainSettings.batch_tokens
     learning_rate: Annotated[
-        float, typer.Option(min=1e-8, max=1.0, help="Of AdamW, at its highest.", rich_help_panel=_TRAINING)
+        float, typer.Option(min=1e-8, max=1.0, help="Highest learning rate of AdamW.", rich_help_panel=_TRAINING)
     ] = TrainSettings.learning_rate
     seed: Annotated[
-        int, typer.Option(min=0, help="Of prompts, draws and the order of batches.", rich_help_panel=_TRAINING)
+        int, typer.Option(min=0, help="Seed of prompts, draws and the order of batches.", rich_help_panel=_TRAINING)
     ] = TrainSettings.seed
 
     def settings(self) -> TrainSettings:
@@ -144,13 +144,13 @@ class RunOptions:
 
     out: Annotated[
         Path,
-        typer.Option(help="Directory of the head, and of all that a run needs to go on.", rich_help_panel=_RUN),
+        typer.Option(help="Directory of the head, and of what a stopped run needs to continue.", rich_help_panel=_RUN),
     ] = Path("draft")
     threads: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Threads of the training; 0: as torch chooses. On a busy machine 1 is the fastest.",
+            help="Threads of the training; 0: torch decides. On a busy machine 1 is the fastest.",
             rich_help_panel=_RUN,
         ),
     ] = 0
@@ -161,5 +161,5 @@ class RunOptions:
         ),
     ] = None
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Throw an earlier run in the directory away.", rich_help_panel=_RUN)
+        bool, typer.Option("--overwrite", help="Discard an earlier run in the directory.", rich_help_panel=_RUN)
     ] = False

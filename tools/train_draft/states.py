@@ -148,7 +148,7 @@ class StateReader:
             extend_prefix_lens=self._tensor(none),
             extend_prefix_lens_cpu=none,
             extend_start_loc=self._tensor(np.cumsum(lens) - lens),
-            sample_rows=self._tensor(np.empty(0, dtype=np.int64)),
+            logits_indices=self._tensor(np.empty(0, dtype=np.int64)),
             taps=Taps((*self._taps, self._last)),
         )
 

@@ -29,7 +29,8 @@ from pegboard.plugins.api_openai.responses.shapes import DeletedResponse, InputI
 from pegboard.plugins.api_openai.responses.store import Item, ResponseStore, Shelf, Stored
 from pegboard.plugins.api_openai.surface import Surface, documented, grammar_names
 from pegboard.plugins.api_openai.tools import response_tools
-from pegboard.toolkit.chat.turn import Turn, effort_hints, take_turn
+from pegboard.toolkit.chat.thinking import effort_hints
+from pegboard.toolkit.chat.turn import Turn, take_turn
 from pegboard.toolkit.http.answer_stream import AnswerStream
 from pegboard.toolkit.http.answers import built_response, json_response
 from pegboard.toolkit.http.bodies import parse_body

@@ -311,7 +311,7 @@ inline void Forward::norm_sampled() {
   int from, to;
   while (work.take(from, to))
     for (int i = from; i < to; ++i) {
-      const int64_t token = batch.sample_rows ? batch.sample_rows[i] : i;
+      const int64_t token = batch.logits_indices ? batch.logits_indices[i] : i;
       rms_norm(residual(token), model.final_norm.data(), hidden, shape.eps, out.row(i));
     }
   Best* best = space.best.need(size_t(batch.sampled));
@@ -335,7 +335,7 @@ inline void Forward::project_head() {
 }
 
 inline void Forward::draw() {
-  sample_rows(model, batch, share(batch.sampled, 1), space.sample);
+  logits_indices(model, batch, share(batch.sampled, 1), space.sample);
   meet(SAMPLE);
 }
 

@@ -54,7 +54,7 @@ inline int64_t largest_of_row(const Model& model, int row) {
   return found.value < -FLT_MAX ? int64_t(NO_FINITE) : found.id;
 }
 
-inline void sample_rows(Model& model, const PbBatch& batch, Shared work, SampleSpace& space) {
+inline void logits_indices(Model& model, const PbBatch& batch, Shared work, SampleSpace& space) {
   int from, to;
   while (work.take(from, to))
     for (int i = from; i < to; ++i)

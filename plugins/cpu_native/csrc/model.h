@@ -40,7 +40,7 @@ struct PbLayerWeights {
 // norm. Without taps the count is 0.
 struct PbBatch {
   int32_t tokens, batch, sampled, hidden_count, embed_count, deep_levels, tap_count;
-  const int64_t *ids, *rows, *seq_lens, *starts, *out_loc, *sample_rows, *hidden_rows, *embed_rows, *tails, *bits;
+  const int64_t *ids, *rows, *seq_lens, *starts, *out_loc, *logits_indices, *hidden_rows, *embed_rows, *tails, *bits;
   const float *embeds, *deep, *cos, *sin;
   const int32_t *table, *tap_places;
   int64_t table_stride;

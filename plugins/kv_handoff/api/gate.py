@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.req import Req
-    from pegboard.core.interfaces.step import CoreServices, Launched
+    from pegboard.core.interfaces.step import BaseStep, CoreServices
     from pegboard.plugins.kv_handoff.arrived import Arrived
 
 
@@ -68,7 +68,7 @@ class HandoffGate(AdmissionGate[OptionsT]):
             self.handoff.serve(self)
         self._asking: set[str] = set()
         """Rids of those that want memory and have none."""
-        self._quiet_after: dict[str, Launched | None] = {}
+        self._quiet_after: dict[str, BaseStep | None] = {}
         """Rids of those that have memory and do not know it yet: the step that was under way at its allocation."""
         self._arrived: dict[str, Arrived] = {}
 
@@ -124,9 +124,9 @@ class HandoffGate(AdmissionGate[OptionsT]):
             return found
         waiting = [req for req in blocked if not _goes(found.get(req.rid))]
         self._reserve(waiting, core)
-        flight = core.flight
+        in_flight = core.in_flight
         for req in waiting:
-            if req.rid not in self._quiet_after or (flight is not None and self._quiet_after[req.rid] is flight):
+            if req.rid not in self._quiet_after or (in_flight is not None and self._quiet_after[req.rid] is in_flight):
                 continue
             del self._quiet_after[req.rid]
             slots = core.reserved_slots(req)
@@ -158,12 +158,12 @@ class HandoffGate(AdmissionGate[OptionsT]):
         return verdict
 
     def _reserve(self, blocked: Sequence[Req], core: CoreServices) -> None:
-        """Reserve memory for those that ask for it, as far as there is room, those first that came first."""
+        """KVLayers memory for those that ask for it, as far as there is room, those first that came first."""
         for req in blocked:
             if req.rid in self._asking and req.kv.row == NO_ROW:
                 if not core.reserve(req):
                     return
-                self._quiet_after[req.rid] = core.flight
+                self._quiet_after[req.rid] = core.in_flight
 
 
 def _goes(verdict: object) -> bool:

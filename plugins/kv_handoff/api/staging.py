@@ -40,15 +40,15 @@ class StagingOptions(Options):
     """Options of engines that read small pieces by way of staging."""
 
     staging: Annotated[int, Field(ge=0)] = 64 * 2**20
-    """Bytes in which small pieces are collected for peers, in blocks of at most 4 MiB, and as many for what is read
-    from peers. 0: all reads go piece by piece, as they do where a peer has 0, or KV is on another device."""
+    """Memory for collecting small pieces for peers, in bytes, in blocks of at most 4 MiB, and the same for pieces from
+    peers. 0: read piece by piece, which is also done if a peer has 0, or if KV is on another device."""
     staging_below: Annotated[int, Field(ge=1)] = 16 * 2**10
-    """Mean bytes of a read's pieces below which they are collected."""
+    """Pieces are collected if a read's pieces have fewer bytes than this on average."""
     listen_host: str = "127.0.0.1"
-    """Address at which peers ask this server to collect pieces, with a token that they get from it. Peers that do not
+    """Address at which peers ask this server to collect pieces, with a token that they get from it. Peers that cannot
     reach it read piece by piece."""
     listen_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of that address; 0 picks a free one, which peers are told."""
+    """Port of that address; 0: a free port, which peers are told."""
 
 
 class Staging:

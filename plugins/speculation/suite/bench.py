@@ -232,7 +232,7 @@ class Bench:
         batch.extend_start_loc = _tensor(firsts)
         trees = np.array([bool(share.parents) for share in shares])
         sampled = np.repeat([part.sampled for part in parts], lens)
-        batch.sample_rows = _tensor(
+        batch.logits_indices = _tensor(
             np.flatnonzero(sampled & (np.repeat(trees, lens) | (at == np.repeat(ends, lens) - 1)))
         )
         if trees.any():

@@ -36,10 +36,10 @@ def test_the_parts_are_those_of_the_config(model: Path, caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO):
         one = built(model, scheduler={"policy": {"use": "lof"}, "max_running_requests": 3}, **sections)
     try:
-        stages = one.scheduler.stages
-        assert type(stages.memory.cache).__name__ == "BlockCache"
-        assert (stages.memory.allocator.num_pages, stages.memory.allocator.page_size) == (32, 16)
-        assert stages.memory.rows.host.shape[0] == 4, "a row for each running request, and one for padding"
+        components = one.scheduler.components
+        assert type(components.memory.cache).__name__ == "BlockCache"
+        assert (components.memory.allocator.num_pages, components.memory.allocator.page_size) == (32, 16)
+        assert components.memory.rows.host.shape[0] == 4, "a row for each running request, and one for padding"
         assert "prefix_cache block" in caplog.text
         assert "schedule_policy lof" in caplog.text
     finally:
@@ -107,7 +107,7 @@ def test_the_loop_of_a_device(
     monkeypatch.setattr(build, "executor_of", lambda name, worker, parts, _: executor_of(name, worker, where, chosen))
     one = built(model, scheduler={"loop": loop})
     try:
-        assert str(one.scheduler.stages.executor.ask("where", None)).startswith("forward") is beside
+        assert str(one.scheduler.components.executor.ask("where", None)).startswith("forward") is beside
         assert type(one.scheduler.loop).__name__ == runs
     finally:
         one.close()

@@ -32,7 +32,7 @@ def engine(checkpoint: Path) -> Iterator[Engine]:
     with Engine(compose(data=config, env={})) as engine:
         yield engine
         assert engine.built.scheduler.idle
-        assert engine.built.scheduler.stages.memory.idle_error() is None
+        assert engine.built.scheduler.components.memory.idle_error() is None
 
 
 def never_more_than(engine: Engine, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_an_engine_without_books_does_not_go_on(checkpoint: Path, monkeypatch: p
         never_more_than(engine, 20, monkeypatch)
         stream = engine.stream(SECOND, GREEDY)
         next(stream)
-        monkeypatch.setattr(engine.built.scheduler.stages.memory.cache, "unlock", lose)
+        monkeypatch.setattr(engine.built.scheduler.components.memory.cache, "unlock", lose)
         with pytest.raises(Lost, match=r"^'?who has page 7\?"):
             engine.run([GenerateRequest(prompt=FIRST, sampling=GREEDY)])
         monkeypatch.undo()

@@ -7,14 +7,20 @@ from typing import Any
 
 import pytest
 
+from pegboard.conformance.admission_gate import ManualClock
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.engine.engine import Engine
+from pegboard.core.engine.gates import stage_gates
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext, KVAccess
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.stage import Stage
+from pegboard.core.pipeline.points import Points
 from pegboard.plugins.gate_session.gate import SessionGate
+from pegboard.plugins.gate_session.options import SessionGateOptions
+from pegboard.toolkit.system.culprits import Culprits
 from pegboard_drills.gate import DrillGate
 
 
@@ -87,6 +93,22 @@ def test_a_gate_that_raises_where_it_is_told_of_kv_is_counted(model: Path, monke
         assert answer.finish_reason is not None
         assert answer.finish_reason["message"] == "the gate 'drill' failed: RuntimeError: no place for it"
         assert engine.stats()["plugin_failures_by"] == {"admission_gate": {"drill": 1}}
+
+
+def test_a_gate_of_a_stage_is_counted_under_the_name_of_the_stage() -> None:
+    class Gated(Stage):
+        name = "gated"
+
+        def gate(self, ctx: AdmissionGateContext) -> SessionGate:
+            return SessionGate(SessionGateOptions(), ctx)
+
+    stage, culprits = Gated(), Culprits()
+    culprits.know_part("stage", stage.name, "mine 1.0", stage)
+    ((name, gate),) = stage_gates(Points([stage], culprits), AdmissionGateContext(ManualClock()))
+    culprits.count(culprits.known(gate))
+    assert name == "gated"
+    assert culprits.all_counts() == {"admission_gate": {"gated": 1}}
+    assert str(culprits.known(gate)) == "the admission gate 'gated' (mine 1.0)"
 
 
 def test_readers_do_not_give_up_what_a_gate_holds(model: Path) -> None:

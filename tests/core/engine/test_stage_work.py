@@ -32,7 +32,7 @@ def test_only_parts_that_run_something_take_work() -> None:
     sent: list[object] = []
     batches = SimpleNamespace(table=table, send_table=sent.append)
     parts = DeviceParts((Adds(), Packs()))
-    worker: Any = SimpleNamespace(parts=parts, batches=batches, launch=None, again=None, healthy=None)
+    worker: Any = SimpleNamespace(parts=parts, batches=batches, launch=None, rerun=None, healthy=None)
     chosen: Any = SimpleNamespace(processors=(), spec=SimpleNamespace(vocab_size=5))
     pool: Any = object()
     found = stage_parts(chosen, worker, pool)

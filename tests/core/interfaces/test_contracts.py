@@ -32,9 +32,8 @@ TESTS = ROOT / "tests"
 EVERY = builtin_registry().contracts
 """The core's contracts, and those of built-in plugins."""
 TESTED = [contract for contract in EVERY.values() if contract.suite]
-BUILT_INS = [
-    record for contract in TESTED for record in Registry.discover().providers(contract.name) if record.origin.builtin
-]
+FOUND = Registry.discover()
+BUILT_INS = [record for contract in TESTED for record in FOUND.providers(contract.name) if record.origin.builtin]
 
 
 def named(contract: Contract) -> str:

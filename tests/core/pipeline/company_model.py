@@ -162,8 +162,8 @@ class CompanyModel(MediaModel, LoadingModel):
 
     def contents(self, work: ModelWorkerBatch, input_ids: Context) -> Context:
         index = np.repeat(work.prefix_lens, work.extend_lens) + tree.places(work.extend_lens)
-        if work.trees is not None and work.sample_rows is not None:
-            index[work.sample_rows] += tree.depths(work.trees) - tree.places(work.trees.counts)
+        if work.trees is not None and work.logits_indices is not None:
+            index[work.logits_indices] += tree.depths(work.trees) - tree.places(work.trees.counts)
         found = super().contents(work, input_ids)
         return found - placed(np.zeros_like(index), np.stack([index] * 3))
 

@@ -32,13 +32,13 @@ from pegboard.core.interfaces.status import FinishReason
 from pegboard.core.interfaces.token_allocator import TokenAllocatorContext
 from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.pipeline.batch import BatchBuilder
+from pegboard.core.pipeline.components import Components, Limits, StepHooks
 from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.memory import RUN, MemoryManager
 from pegboard.core.pipeline.points import Points, encoded
-from pegboard.core.pipeline.results import ResultStage
+from pegboard.core.pipeline.results import ResultProcessor
 from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.shared import CommonPrefix
-from pegboard.core.pipeline.stages import Limits, Stages, StepHooks
 from pegboard.core.registry.registry import Registry
 from pegboard.plugins.kv_tiers.api import NAME as TIERS
 from pegboard.plugins.kv_tiers.api import PageMover, Tiers
@@ -171,14 +171,14 @@ class FakeModel:
 
     def answer(self, work: ModelWorkerBatch) -> BatchResult:
         input_ids = work.input_ids.copy()
-        if work.pending is not None:
-            input_ids[work.pending] = self.last[work.rows[work.pending + len(work.rows) - len(input_ids)]]
+        if work.future_indices is not None:
+            input_ids[work.future_indices] = self.last[work.rows[work.future_indices + len(work.rows) - len(input_ids)]]
         assert (input_ids >= 0).all(), "a token is computed that nobody knows"
         self.slots[work.out_cache_loc] = self.written = self.contents(work, input_ids)
         starts = np.cumsum(work.extend_lens) - work.extend_lens
         if work.trees is not None:
             return self.verify(work, work.trees)
-        sampled = None if work.sample_rows is None else set(work.sample_rows.tolist())
+        sampled = None if work.logits_indices is None else set(work.logits_indices.tolist())
         tokens = []
         for i, row in enumerate(work.rows.tolist()):
             context = self.slots[self.table[row, : work.seq_lens[i]]]
@@ -192,12 +192,12 @@ class FakeModel:
 
     def verify(self, work: ModelWorkerBatch, trees: TokenTrees) -> BatchResult:
         """Draw a token at each node from the slots of what comes before it, and keep what was drawn; see Worker."""
-        assert work.sample_rows is not None
+        assert work.logits_indices is not None
         assert work.sampling is not None
-        assert len(work.sampling.numbers) == len(work.sampling.steps) == len(work.sample_rows)
-        ends, slots = np.cumsum(work.extend_lens), work.out_cache_loc[work.sample_rows]
+        assert len(work.sampling.numbers) == len(work.sampling.steps) == len(work.logits_indices)
+        ends, slots = np.cumsum(work.extend_lens), work.out_cache_loc[work.logits_indices]
         tokens = []
-        for node, packed in enumerate(work.sample_rows.tolist()):
+        for node, packed in enumerate(work.logits_indices.tolist()):
             index = int(np.searchsorted(ends, packed, "right"))
             way = tree.path(trees, node)
             before = int(work.seq_lens[index] - trees.counts[np.searchsorted(np.cumsum(trees.counts), node, "right")])
@@ -308,7 +308,7 @@ class Harness:
             send_table=self.model.send_table,
             thread=overlap,
         )
-        stages = Stages(
+        components = Components(
             self.memory,
             chosen,
             BatchBuilder(
@@ -319,14 +319,14 @@ class Harness:
                 shared=CommonPrefix(self.rows, page_size),
                 points=points,
             ),
-            ResultStage(tokenizer, {EOS}, points),
+            ResultProcessor(tokenizer, {EOS}, points),
             executor,
             hooks=hooks or StepHooks(),
             points=points,
             **{name: part for name, part in parts.items() if name != "clock"},
         )
         clock = {"clock": parts["clock"]} if "clock" in parts else {}
-        self.scheduler = Scheduler(config, stages, Limits(max_context_len, chunk, frozenset({EOS})), **clock)
+        self.scheduler = Scheduler(config, components, Limits(max_context_len, chunk, frozenset({EOS})), **clock)
         self.outputs: dict[str, list[TokenOutput]] = {}
 
     def _speculation(self, speculator: Speculator, asked: Mapping[str, Any], reserve: int | None) -> Speculation:
@@ -335,7 +335,7 @@ class Harness:
         return Speculation(speculator, settings, VOCAB, self._speculator_failed, device=device)
 
     def _speculator_failed(self, speculator: object) -> None:
-        self.scheduler.stages.culprits.counts["speculator", type(speculator).__name__] += 1
+        self.scheduler.components.culprits.counts["speculator", type(speculator).__name__] += 1
 
     @property
     def drafts(self) -> Counts:

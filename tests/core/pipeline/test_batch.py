@@ -53,8 +53,8 @@ def test_lengths_and_places_fit_together(loop: str, mixed: bool) -> None:
         assert work.out_cache_loc.min() >= 4, "page 0 is for padding"
         if work.sampling is not None:
             assert len(work.sampling.numbers) == len(work.sampling.steps) == len(work.sampled_rows)
-            if work.sample_rows is not None:
-                assert set(work.sample_rows.tolist()) <= set((np.cumsum(work.extend_lens) - 1).tolist())
+            if work.logits_indices is not None:
+                assert set(work.logits_indices.tolist()) <= set((np.cumsum(work.extend_lens) - 1).tolist())
 
 
 @pytest.mark.parametrize("loop", ["normal", "overlap"])

@@ -8,7 +8,7 @@ from pegboard.core.interfaces.batch import ScheduleBatch
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.stage import Interest, Stage, Wait
-from pegboard.core.pipeline.stages import StepHooks
+from pegboard.core.pipeline.components import StepHooks
 from tests.core.pipeline.harness import IGNORE, Harness, oracle
 
 LONG = [2] * 15

@@ -13,14 +13,14 @@ from pegboard.core.interfaces.req import SINGLE, KeyedTokens, Req
 from pegboard.core.interfaces.status import FinishReason
 from pegboard.core.pipeline import recovery
 from pegboard.core.pipeline.batch import BatchBuilder
+from pegboard.core.pipeline.components import Components
 from pegboard.core.pipeline.finish import Constraints, EndTokens, StopText
 from pegboard.core.pipeline.looking_ahead import TokensAhead
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.planner import Planner
 from pegboard.core.pipeline.points import Points
-from pegboard.core.pipeline.results import ResultStage
+from pegboard.core.pipeline.results import ResultProcessor
 from pegboard.core.pipeline.services import Services
-from pegboard.core.pipeline.stages import Stages
 from pegboard.plugins.kv_tiers.api import NAME
 from pegboard.plugins.media.encoder_cache import EncoderCache
 from pegboard.plugins.media.encoding import Encoding
@@ -87,7 +87,7 @@ def repeats_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loses_rows_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts of a failed step bring tokens only."""
-    monkeypatch.setattr(Stages, "again", lambda self, part: self.executor.again(part.work))
+    monkeypatch.setattr(Components, "rerun", lambda self, half: self.executor.rerun(half.work))
 
 
 def loses_rows_of_splits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,14 +125,14 @@ def sends_rows_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def takes_the_rows_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token of a tree gets the logprob of its place in what was gained, not that of its node."""
-    take = vars(ResultStage)["_take"]
+    take = vars(ResultProcessor)["_take"]
 
     def changed(self: Any, req: Any, result: Any, *args: Any) -> int:
         if (accepted := result.accepted) is not None:
             result = replace(result, accepted=replace(accepted, nodes=accepted.nodes * 0 + accepted.nodes[0]))
         return take(self, req, result, *args)
 
-    monkeypatch.setattr(ResultStage, "_take", changed)
+    monkeypatch.setattr(ResultProcessor, "_take", changed)
 
 
 def drafts_what_has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,15 +284,15 @@ def commits_failed_loads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def computes_halves_without_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts of a failed step take what is loaded to be there."""
-    part = BatchBuilder.part
+    half = BatchBuilder.half
 
     def changed(self: Any, *args: Any) -> Any:
-        step = part(self, *args)
+        step = half(self, *args)
         if step is not None:
             step.work.payloads.pop(NAME, None)
         return step
 
-    monkeypatch.setattr(BatchBuilder, "part", changed)
+    monkeypatch.setattr(BatchBuilder, "half", changed)
 
 
 def never_ends_loads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_errors_come_with_results(thread: bool) -> None:
     with pytest.raises(RuntimeError, match='no part of the stage "nobody\'s"'):
         other.result()
     with pytest.raises(RuntimeError, match="not launched"):
-        calls.executor.again(bad)
+        calls.executor.rerun(bad)
     with pytest.raises(TypeError):
         calls.executor.ask("adds", None)
     calls.executor.close()

@@ -38,13 +38,13 @@ class Phrases(Harness):
 
     def tell(self, req: Req, tokens: Sequence[int]) -> None:
         """Make tokens known, as a finisher does in a commit: with no step of the request under way."""
-        flight, self.scheduler.loop.flight = self.scheduler.loop.flight, None
-        if flight is not None:
-            self.scheduler.settle(flight)
+        in_flight, self.scheduler.loop.in_flight = self.scheduler.loop.in_flight, None
+        if in_flight is not None:
+            self.scheduler.settle(in_flight)
         for token in tokens:
             req.tokens.append(token)
         self.known[req.rid] = req.tokens.view().tolist()
-        self.scheduler.running.settle([req])
+        self.scheduler.running.refresh([req])
 
     def check(self, *reqs: Req) -> None:
         """Every token after those that were told is the model's."""

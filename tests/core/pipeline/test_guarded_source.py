@@ -12,7 +12,7 @@ from pegboard.core.interfaces.errors import ConfigError, PluginError
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, Rejected, TokenizedRequest
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.stage import Interest, Stage
-from pegboard.core.interfaces.step import CoreServices, Launched, StageStep, StepSource
+from pegboard.core.interfaces.step import BaseStep, CoreServices, StageStep, StepSource
 from pegboard.plugins.prefill_in_parts.source import SplitPrefill
 from pegboard.toolkit.system.culprits import Culprits
 from tests.core.pipeline.harness import IGNORE, Harness, oracle
@@ -35,11 +35,11 @@ class Sums(StepSource[StageStep, int]):
         if method != self.raises:
             return
         self.asked += 1
-        if self.asked >= (3 if method in ("next", "settle") else 1):
+        if self.asked >= (3 if method in ("next", "process_result") else 1):
             self.after += 1
             raise KeyError(f"no {method}")
 
-    def next(self, flight: Launched | None) -> StageStep | None:
+    def next(self, in_flight: BaseStep | None) -> StageStep | None:
         self.count("next")
         self.chances += 1
         if not self.core.decoding or self.chances % 2:
@@ -61,8 +61,8 @@ class Sums(StepSource[StageStep, int]):
         self.count("takes")
         return False
 
-    def settle(self, step: StageStep, result: int) -> None:
-        self.count("settle")
+    def process_result(self, step: StageStep, result: int) -> None:
+        self.count("process_result")
 
     def failed(self, step: StageStep, error: Exception) -> None:
         self.count("failed")
@@ -95,7 +95,7 @@ def played(loop: str, raises: str) -> tuple[Harness, Adding, Any]:
 
 
 @LOOPS
-@pytest.mark.parametrize("raises", ["next", "settle", "failed", "under_way", "holds", "takes"])
+@pytest.mark.parametrize("raises", ["next", "process_result", "failed", "under_way", "holds", "takes"])
 def test_a_source_that_raises_is_set_aside(loop: str, raises: str, caplog: pytest.LogCaptureFixture) -> None:
     harness, stage, model = played(loop, raises)
     features: Any = {"adding": b"\xc3"}
@@ -137,7 +137,7 @@ def test_its_plugin_is_named() -> None:
 @pytest.mark.parametrize("answer", ["a step", 3])
 def test_what_is_no_step_is_an_error_of_the_source(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     harness, stage, _ = played("normal", "")
-    monkeypatch.setattr(Sums, "next", lambda self, flight: answer)
+    monkeypatch.setattr(Sums, "next", lambda self, in_flight: answer)
     harness.submit("a", [1, 2], 6, **IGNORE)
     harness.run()
     assert harness.tokens("a") == oracle([1, 2], 6, ignore_eos=True)
@@ -145,7 +145,7 @@ def test_what_is_no_step_is_an_error_of_the_source(answer: Any, monkeypatch: pyt
 
 
 @LOOPS
-@pytest.mark.parametrize("method", ["begin", "next", "settle"])
+@pytest.mark.parametrize("method", ["begin", "next", "process_result"])
 def test_what_is_raised_about_a_batch_ends_the_engine(
     loop: str, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,11 +12,11 @@ from pegboard.core.interfaces.messages import Accepted, Rejected
 from pegboard.core.interfaces.prefix_cache import InsertResult
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.schedule_policy import SchedulePolicy, SchedulePolicyContext
+from pegboard.core.pipeline.components import StepHooks
 from pegboard.core.pipeline.executor import LocalExecutor
 from pegboard.core.pipeline.guards import MAX_FAILURES, GuardedHooks, GuardedPolicy
 from pegboard.core.pipeline.memory import MemoryCorrupted
 from pegboard.core.pipeline.recovery import MAX_SINGLE_FAILURES, DeviceFailed
-from pegboard.core.pipeline.stages import StepHooks
 from tests.core.pipeline.harness import Harness, oracle
 
 LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
@@ -100,7 +100,7 @@ def test_a_policy_that_fails_costs_order_only(policy: type[SchedulePolicy], loop
     harness = Harness(loop=loop, tokens=160, page_size=4, chunk=16, estimate_max_new_tokens=1)
     bad = policy(None, SchedulePolicyContext(harness.memory.cache))
     guarded = GuardedPolicy(bad)
-    harness.scheduler.stages.policy = bad
+    harness.scheduler.components.policy = bad
     harness.scheduler.planner.policy = guarded
     prompts = [[i, i + 1, i + 2] * 4 for i in range(12)]
     for i, prompt in enumerate(prompts):
@@ -226,7 +226,7 @@ def test_when_everybody_fails_not_everybody_is_tried(loop: str) -> None:
 
 def test_a_device_that_is_gone_ends_the_process() -> None:
     harness = Harness()
-    harness.scheduler.stages.executor = LocalExecutor(harness.model.launch, healthy=lambda: False)
+    harness.scheduler.components.executor = LocalExecutor(harness.model.launch, healthy=lambda: False)
     harness.model.fail_on = lambda work: True
     harness.submit("a", [1, 2], 3)
     with pytest.raises(DeviceFailed):

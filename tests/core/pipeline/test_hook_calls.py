@@ -18,7 +18,7 @@ from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
-from pegboard.core.interfaces.ahead import Reserve, ReserveContext
+from pegboard.core.interfaces.ahead import KVLayers, KVLayersContext
 from pegboard.core.interfaces.batch import BatchExtras, ScheduleBatch
 from pegboard.core.interfaces.choosing import MemoryContext
 from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk
@@ -34,11 +34,11 @@ from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.stage import (
     DevicePart,
     Interest,
-    LaunchedStep,
     Sent,
     Stage,
     StageContext,
     StepResult,
+    StepView,
 )
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.registry.registry import Registry
@@ -117,7 +117,7 @@ class MiscountingStage(Stage):
     def arrive(self, req: Req, message: TokenizedRequest) -> Interest:
         return Interest()
 
-    def pack(self, step: LaunchedStep, extras: BatchExtras) -> None:
+    def pack(self, step: StepView, extras: BatchExtras) -> None:
         batch = step.batch
         extras.per_token("acme.place", np.arange(batch.num_tokens))
         extras.per_request("acme.slot", np.zeros(len(batch) + bool((batch.seq_lens > 8).any())))
@@ -159,10 +159,10 @@ class DoublingStage(Stage):
     def gone(self, req: Req) -> None:
         del self.doubles[req.rid]
 
-    def pack(self, step: LaunchedStep, extras: BatchExtras) -> object:
+    def pack(self, step: StepView, extras: BatchExtras) -> object:
         return [req.rid for req in step.sampled]
 
-    def arrived(self, step: LaunchedStep, result: StepResult) -> None:
+    def arrived(self, step: StepView, result: StepResult) -> None:
         for req, double in zip(step.sampled, result.parts[self.name]["doubles"].tolist(), strict=True):
             if req.rid in self.doubles:
                 self.doubles[req.rid].append(double)
@@ -195,9 +195,9 @@ class Doubling:
 
 class Reserving:
     @hookimpl
-    def reserve(self, ctx: ReserveContext) -> Reserve:
+    def kv_layers(self, ctx: KVLayersContext) -> KVLayers:
         number = 1 + max(layer.layer_id for layer in ctx.spec.layers)
-        return Reserve(layers=(replace(ctx.spec.layers[0], layer_id=number),))
+        return KVLayers(layers=(replace(ctx.spec.layers[0], layer_id=number),))
 
 
 class Refusing:
@@ -426,7 +426,7 @@ class TestSteps:
         assert asks.extra == {"double": [2 * token for token in asks.token_ids]}
         assert plain.extra == {}
 
-    def test_reserve_adds_layers_to_kv_memory(self, checkpoint: Path) -> None:
+    def test_kv_layers_adds_layers_to_kv_memory(self, checkpoint: Path) -> None:
         """Their memory is zeros, and that of the model's layers is as before."""
         with start(checkpoint, Reserving) as engine:
             pool, layers = engine.built.pool, engine.built.runner.ctx.spec.layers
@@ -434,9 +434,9 @@ class TestSteps:
             engine.generate([[3, 4]], greedy(3))
             assert not pool.keys(len(layers)).any()
 
-    @pytest.mark.parametrize("hook", ["reserve", "pipeline_stages", "device_parts", "frontend_stages"])
+    @pytest.mark.parametrize("hook", ["kv_layers", "pipeline_stages", "device_parts", "frontend_stages"])
     def test_what_they_bring_is_checked(self, checkpoint: Path, hook: str) -> None:
-        broken = type("Broken", (), {hook: hookimpl(lambda self: 3 if hook == "reserve" else [3])})
+        broken = type("Broken", (), {hook: hookimpl(lambda self: 3 if hook == "kv_layers" else [3])})
         globals()["Broken"] = broken
         with pytest.raises(PluginError, match=rf"{hook} of plugin 'recorder0' \(test-hooks 0\): 3 is not a"):
             start(checkpoint, broken)

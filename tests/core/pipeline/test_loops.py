@@ -18,15 +18,15 @@ def test_a_step_is_launched_before_the_one_before_is_settled() -> None:
     harness = Harness(loop="overlap")
     harness.submit("a", [1, 2, 3], 6, sampling={"ignore_eos": True})
     harness.step()
-    assert harness.scheduler.loop.flight is not None
+    assert harness.scheduler.loop.in_flight is not None
     assert "a" not in harness.outputs
     (req,) = harness.scheduler.running
-    assert (req.output_len, harness.scheduler.running.seq_lens.tolist()) == (0, [4])
+    assert (req.output_len, harness.scheduler.running.known_lens.tolist()) == (0, [4])
     harness.run()
     # Every decode took its input from the worker: the host had not seen it.
     decodes = [work for work in harness.model.batches if work.forward_mode is ForwardMode.DECODE]
     assert len(decodes) == 5
-    assert all(work.pending is not None and work.input_ids.tolist() == [-1] for work in decodes)
+    assert all(work.future_indices is not None and work.input_ids.tolist() == [-1] for work in decodes)
     assert harness.tokens("a") == oracle([1, 2, 3], 6, ignore_eos=True)
 
 
@@ -34,7 +34,7 @@ def test_the_normal_loop_leaves_nothing_to_the_worker() -> None:
     harness = Harness(loop="normal")
     harness.submit("a", [1, 2, 3], 6, sampling={"ignore_eos": True})
     harness.run()
-    assert all(work.pending is None and (work.input_ids >= 0).all() for work in harness.model.batches)
+    assert all(work.future_indices is None and (work.input_ids >= 0).all() for work in harness.model.batches)
 
 
 def ending_early() -> tuple[list[int], int]:
@@ -89,7 +89,7 @@ def test_planning_goes_on_while_the_device_computes() -> None:
     """The forward pass is held until the scheduler has planned the next step: with one thread it would hang."""
     harness = Harness(loop="overlap")
     planned = threading.Semaphore(0)
-    run, build = harness.model.launch, harness.scheduler.stages.builder.decode
+    run, build = harness.model.launch, harness.scheduler.components.builder.decode
 
     def held(work: Any) -> Any:
         if work.forward_mode is ForwardMode.EXTEND:
@@ -100,8 +100,8 @@ def test_planning_goes_on_while_the_device_computes() -> None:
         planned.release()
         return build(*args)
 
-    harness.scheduler.stages.executor._launch = held  # type: ignore[attr-defined]
-    harness.scheduler.stages.builder.decode = noted  # type: ignore[assignment, method-assign]
+    harness.scheduler.components.executor._launch = held  # type: ignore[attr-defined]
+    harness.scheduler.components.builder.decode = noted  # type: ignore[assignment, method-assign]
     harness.submit("a", [1, 2, 3], 4, sampling={"ignore_eos": True})
     harness.run()
     assert harness.tokens("a") == oracle([1, 2, 3], 4, ignore_eos=True)
@@ -129,7 +129,7 @@ def test_a_processor_that_reads_the_output_finds_all_of_it(reads: bool) -> None:
         seen.extend((len(row.output_ids), row.generated) for row in work.sampling.rows)
         return run(work)
 
-    harness.scheduler.stages.executor._launch = watched  # type: ignore[attr-defined]
+    harness.scheduler.components.executor._launch = watched  # type: ignore[attr-defined]
     harness.submit("a", [1, 2, 3], 5, sampling={"ignore_eos": True})
     harness.run()
     assert [generated for _, generated in seen] == [0, 1, 2, 3, 4]

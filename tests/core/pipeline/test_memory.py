@@ -63,7 +63,7 @@ def test_runs_end_where_half_of_the_memory_is_taken() -> None:
     while not harness.scheduler.idle:
         harness.step()
         held = harness.memory.held_tokens
-        seen.append((held, held - sum(int(one) for one in harness.scheduler.running.seq_lens)))
+        seen.append((held, held - sum(int(one) for one in harness.scheduler.running.known_lens)))
     assert any(unused > 16 for _, unused in seen), "plentiful: a run for each of them"
     assert max(held for held, _ in seen) > 190
     assert all(unused <= 4 for held, unused in seen if held > 128), "short: what each of them needs"

@@ -13,7 +13,7 @@ from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.req import Req
-from pegboard.core.interfaces.stage import Column, Interest, LaunchedStep, Stage
+from pegboard.core.interfaces.stage import Column, Interest, Stage, StepView
 from tests.core.pipeline.harness import FakeModel, Harness, Seer, oracle
 
 LENGTH, TOKENS = 9, 5
@@ -82,7 +82,7 @@ class Bringing(Stage):
     def arrive(self, req: Req, message: TokenizedRequest) -> Interest:
         return Interest()
 
-    def pack(self, step: LaunchedStep, extras: BatchExtras) -> None:
+    def pack(self, step: StepView, extras: BatchExtras) -> None:
         batch = step.batch
         # Of a split prefill the whole is packed.
         assert step.sampled == [req for req in batch.reqs if req.rid not in batch.partial]
@@ -165,7 +165,7 @@ class Noting(Stage):
     def arrive(self, req: Req, message: TokenizedRequest) -> Interest:
         return Interest()
 
-    def pack(self, step: LaunchedStep, extras: BatchExtras) -> None:
+    def pack(self, step: StepView, extras: BatchExtras) -> None:
         extras.whole("acme.note", step.number)
 
 

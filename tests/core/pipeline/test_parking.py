@@ -13,9 +13,9 @@ from tests.core.pipeline.harness import IGNORE, Harness, oracle
 
 def parked(harness: Harness, rid: str) -> Req:
     """Park a request whose results are all known, as whoever parks one does after a commit."""
-    flight, harness.scheduler.loop.flight = harness.scheduler.loop.flight, None
-    if flight is not None:
-        harness.scheduler.settle(flight)
+    in_flight, harness.scheduler.loop.in_flight = harness.scheduler.loop.in_flight, None
+    if in_flight is not None:
+        harness.scheduler.settle(in_flight)
     req = harness.scheduler.requests.alive[rid]
     harness.scheduler.planner.park(req)
     return req

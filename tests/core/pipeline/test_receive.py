@@ -17,7 +17,7 @@ def test_queue_limit_answers_503() -> None:
 
 def test_token_limit_counts_what_memory_does_not_hold() -> None:
     harness = Harness(max_queued_tokens=100, max_context_len=64)
-    places = (harness.scheduler.stages.memory.total_tokens + 100) // 60
+    places = (harness.scheduler.components.memory.total_tokens + 100) // 60
     replies = [harness.submit(f"r{i}", [1] * 60, 1) for i in range(places + 1)]
     assert [isinstance(one, Rejected) for one in replies] == [False] * places + [True]
     assert (replies[-1].status, replies[-1].code) == (503, "queue_full")

@@ -84,7 +84,7 @@ def test_a_launch_that_fails_loses_no_changes_of_the_table(fails: int) -> None:
             raise RuntimeError("out of memory before anything was done")
         return Done(model(work))
 
-    harness.scheduler.stages.executor._launch = launch  # type: ignore[attr-defined]
+    harness.scheduler.components.executor._launch = launch  # type: ignore[attr-defined]
     for rid in "abcd":
         harness.submit(rid, [ord(rid), 1, 2], 12, **IGNORE)
     harness.run()

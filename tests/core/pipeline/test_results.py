@@ -43,7 +43,7 @@ def test_eos_and_stop_ids_end_an_output() -> None:
 def test_a_stop_string_before_min_new_tokens_is_text(least: int, length: int) -> None:
     harness = Harness(tokenizer=FakeTokenizer())
     script = iter("abcabcabc")
-    harness.scheduler.stages.executor = LocalExecutor(
+    harness.scheduler.components.executor = LocalExecutor(
         lambda work: Done(BatchResult(np.array([ord(next(script))], np.int64)))
     )
     harness.submit("a", [3, 4], 9, sampling={"stop": ("bc",), "min_new_tokens": least})

@@ -85,7 +85,7 @@ class Machine(RuleBasedStateMachine):
                 one.req.tokens.append(token)
             one.known, one.last = one.req.seq_len, one.req.tokens.last
             one.gap = one.known - one.req.kv.committed_len
-        self.batch.settle([*(one.req for one in gained), make_req(97)])
+        self.batch.refresh([*(one.req for one in gained), make_req(97)])
 
     @rule(count=st.integers(1, 3))
     def catch_up(self, count: int) -> None:
@@ -158,7 +158,7 @@ class Machine(RuleBasedStateMachine):
         assert batch.allocated.tolist() == [req.kv.allocated_len for req in reqs]
         assert batch.stamps.tolist() == [one.stamp for one in self.kept]
         assert batch.flags.tolist() == [req.flags for req in reqs]
-        assert batch.seq_lens.tolist() == [one.known for one in self.kept]
+        assert batch.known_lens.tolist() == [one.known for one in self.kept]
         assert batch.gaps.tolist() == [one.gap for one in self.kept]
         assert batch.left.tolist() == [one.left for one in self.kept]
         assert batch.uneven == any(one.gap > 1 for one in self.kept)
@@ -178,10 +178,10 @@ TestRunningBatch = Machine.TestCase
 def test_a_newcomer_counts_the_token_that_its_prompts_step_samples() -> None:
     batch = RunningBatch(2, VOCAB)
     batch.join([make_req(0, length=4, limit=5), make_req(1, length=2, limit=1)], 1)
-    assert batch.seq_lens.tolist() == [5, 3]
+    assert batch.known_lens.tolist() == [5, 3]
     assert batch.left.tolist() == [4, 0]
     batch.rewind()
-    assert batch.seq_lens.tolist() == [4, 2], "that step is not going to be used"
+    assert batch.known_lens.tolist() == [4, 2], "that step is not going to be used"
     assert batch.left.tolist() == [5, 1]
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pegboard.conformance.covering import covering
 from pegboard.core.interfaces.messages import AbortRequest, Accepted
 from pegboard.core.interfaces.req import ReqTiming
-from pegboard.core.pipeline.stages import StepHooks
+from pegboard.core.pipeline.components import StepHooks
 from tests.core.pipeline.harness import Harness, oracle, prompts
 
 

@@ -11,8 +11,8 @@ from pegboard.core.interfaces.batch import StageWork
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.stage import Stage
-from pegboard.core.interfaces.step import SETTLE, CoreServices, Launched, Settle, StageStep, StepSource, TokenValues
-from pegboard.core.pipeline.stages import StepHooks
+from pegboard.core.interfaces.step import SETTLE, BaseStep, CoreServices, Settle, StageStep, StepSource, TokenValues
+from pegboard.core.pipeline.components import StepHooks
 from tests.core.pipeline.harness import IGNORE, FakeModel, Harness, oracle
 from tests.core.pipeline.test_sources import CountingModel
 
@@ -25,10 +25,10 @@ class Sums(StepSource[StageStep, int]):
     def __init__(self, core: CoreServices, harness: Harness) -> None:
         self.core, self.harness, self.found = core, harness, -1
 
-    def next(self, flight: Launched | None) -> StageStep | Settle | None:
+    def next(self, in_flight: BaseStep | None) -> StageStep | Settle | None:
         if self.found >= 0 or not self.core.decoding:
             return None
-        if flight is not None:
+        if in_flight is not None:
             return SETTLE
         (req,) = self.harness.scheduler.running.reqs
         self.slots = self.core.slots(req)
@@ -38,7 +38,7 @@ class Sums(StepSource[StageStep, int]):
         step.source = self
         return step
 
-    def settle(self, step: StageStep, result: int) -> None:
+    def process_result(self, step: StageStep, result: int) -> None:
         self.found = result
 
     def failed(self, step: StageStep, error: Exception) -> None:
@@ -91,7 +91,7 @@ def test_a_source_ends_requests_that_are_to_blame(loop: str) -> None:
 
 
 class Named(Sums):
-    def next(self, flight: Launched | None) -> None:
+    def next(self, in_flight: BaseStep | None) -> None:
         return None
 
 
@@ -152,3 +152,43 @@ def test_it_is_idle_after_a_request_that_no_batch_was_run_for(loop: str, aborted
     assert harness.finish("a")["type"] == ("abort" if aborted else "length")
     assert not harness.model.batches
     assert idle == [1], "the books were not checked, or more than once"
+
+
+@LOOPS
+def test_memory_that_a_chunked_prompt_still_needs_is_not_reserved(loop: str) -> None:
+    stage = Brings()
+    harness = stage.harness = Harness(tokens=32, loop=loop, cache="none", chunk=4, joining=[stage])
+    harness.submit("long", [1] * 20, 4, **IGNORE)
+    for _ in range(2):
+        harness.step()
+    chunked, planner, core = harness.scheduler.chunked, harness.scheduler.planner, stage.made.core
+    assert chunked is not None
+    assert chunked.kv.scheduled_len < 20
+    harness.submit("brings", [2] * 12, 4, **IGNORE)
+    req = harness.scheduler.requests.alive["brings"]
+    planner.drop(req)
+    assert harness.scheduler.components.memory.available_tokens >= 12
+    assert not core.reserve(req), "the rest of the prompt would have no memory"
+    while "long" not in harness.outputs or harness.outputs["long"][-1].finish_reason is None:
+        harness.step()
+    assert harness.tokens("long") == oracle([1] * 20, 4, ignore_eos=True)
+    assert harness.scheduler.counters.retractions == 0
+    assert core.reserve(req)
+    core.give_back(req)
+    harness.scheduler.receive([AbortRequest(rid="brings")])
+
+
+@LOOPS
+def test_memory_is_reserved_beside_a_chunked_prompt_where_both_fit(loop: str) -> None:
+    stage = Brings()
+    harness = stage.harness = Harness(tokens=64, loop=loop, cache="none", chunk=4, joining=[stage])
+    harness.submit("long", [1] * 20, 4, **IGNORE)
+    harness.step()
+    harness.submit("brings", [2] * 12, 4, **IGNORE)
+    req = harness.scheduler.requests.alive["brings"]
+    harness.scheduler.planner.drop(req)
+    assert harness.scheduler.chunked is not None
+    assert stage.made.core.reserve(req)
+    harness.scheduler.receive([AbortRequest(rid="brings")])
+    harness.run()
+    assert harness.tokens("long") == oracle([1] * 20, 4, ignore_eos=True)

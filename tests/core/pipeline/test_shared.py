@@ -14,7 +14,7 @@ from tests.core.pipeline.harness import Harness, oracle
 
 
 def plain(rows: ReqToTokenPool, running: Any, page: int, least: int) -> int:
-    most = (int(running.seq_lens.min()) - 1) // page * page
+    most = (int(running.known_lens.min()) - 1) // page * page
     if len(running.rows) < 2:
         return 0
     for pages in range(most // page, -1, -1):
@@ -38,8 +38,8 @@ def test_it_is_what_a_plain_search_finds(page: int, least: int) -> None:
         rows.host[1:] = np.arange(2048)
         for row in chosen[1:]:
             rows.host[row, int(rng.integers(0, parts + 1)) :] += 1
-        seq_lens = rng.integers(1, 2049, count)
-        running: Any = SimpleNamespace(rows=chosen, seq_lens=seq_lens, version=version)
+        known_lens = rng.integers(1, 2049, count)
+        running: Any = SimpleNamespace(rows=chosen, known_lens=known_lens, version=version)
         assert found.of(running) == plain(rows, running, page, least)
 
 
@@ -47,7 +47,7 @@ def test_it_is_looked_for_when_the_batch_changes_only() -> None:
     rows = ReqToTokenPool(2, 64, 4)
     rows.host[1:] = np.arange(64)
     found = CommonPrefix(rows, 4)
-    running: Any = SimpleNamespace(rows=np.array([1, 2]), seq_lens=np.array([10, 20]), version=1)
+    running: Any = SimpleNamespace(rows=np.array([1, 2]), known_lens=np.array([10, 20]), version=1)
     assert found.of(running) == 8
     rows.host[2] = 0
     assert found.of(running) == 8
@@ -59,9 +59,9 @@ def test_it_counts_for_what_all_but_one_need_not_read() -> None:
     rows = ReqToTokenPool(3, 64, 4)
     rows.host[1:] = np.arange(64)
     found = CommonPrefix(rows, 4, 40)
-    running: Any = SimpleNamespace(rows=np.array([1, 2]), seq_lens=np.array([21, 40]), version=1)
+    running: Any = SimpleNamespace(rows=np.array([1, 2]), known_lens=np.array([21, 40]), version=1)
     assert found.of(running) == 0, "20 tokens, for one of two"
-    running = SimpleNamespace(rows=np.array([1, 2, 3]), seq_lens=np.array([21, 40, 22]), version=2)
+    running = SimpleNamespace(rows=np.array([1, 2, 3]), known_lens=np.array([21, 40, 22]), version=2)
     assert found.of(running) == 20
 
 

@@ -13,7 +13,7 @@ import pytest
 from pegboard.core.interfaces.batch import ModelWorkerBatch, StageWork
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.messages import AbortRequest
-from pegboard.core.interfaces.step import SETTLE, Launched, Settle, StageStep, StepLost, StepSource
+from pegboard.core.interfaces.step import SETTLE, BaseStep, Settle, StageStep, StepLost, StepSource
 from pegboard.core.pipeline import lost, recovery
 from pegboard.core.pipeline.executor import Done, LocalExecutor
 from pegboard.core.pipeline.planner import Planner
@@ -27,7 +27,7 @@ from tests.core.pipeline.noticing import noticed
 from tests.plugins.media.media_harness import Album, MediaModel, Prompt, media_harness, model_of, submit
 
 LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
-ENDS = ("settle", "failed", "behind_failed", "undo")
+ENDS = ("process_result", "failed", "behind_failed", "undo")
 
 
 # ---- a source of somebody else's -------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ class Sums(StepSource[StageStep, int]):
     """Has one sum after the other computed, in steps without a batch; asked before prefills."""
 
     def __init__(self, harness: Harness, sums: list[list[int]], waits: bool = False) -> None:
-        self._builder = harness.scheduler.stages.builder
+        self._builder = harness.scheduler.components.builder
         self._sums = sums
         self._waits = waits
         self.found: list[int] = []
@@ -66,17 +66,17 @@ class Sums(StepSource[StageStep, int]):
         planner = harness.scheduler.planner
         planner.prefills = (self, *planner.prefills)
 
-    def next(self, flight: Launched | None) -> StageStep | Settle | None:
+    def next(self, in_flight: BaseStep | None) -> StageStep | Settle | None:
         if not self._sums:
             return None
-        if self._waits and flight is not None:
+        if self._waits and in_flight is not None:
             return SETTLE
         step = StageStep(next(self._builder.numbers), StageWork("sum", self._sums.pop(0)))
         step.source = self
         return step
 
-    def settle(self, step: StageStep, result: int) -> None:
-        self.ends.append("settle")
+    def process_result(self, step: StageStep, result: int) -> None:
+        self.ends.append("process_result")
         self.found.append(result)
 
     def failed(self, step: StageStep, error: Exception) -> None:
@@ -132,14 +132,14 @@ def test_work_of_no_stage_fails_alone(loop: str) -> None:
     assert source.ends == ["failed"]
     assert harness.tokens("a") == oracle([1, 2, 3], 5, ignore_eos=True)
     with pytest.raises(RuntimeError, match="no part of the stage 'sum'"):
-        harness.scheduler.stages.executor.ask("sum", [1])
+        harness.scheduler.components.executor.ask("sum", [1])
 
 
 @LOOPS
 def test_asking_a_stage_waits_for_its_answer(loop: str) -> None:
     harness, _ = counting(loop)
-    assert harness.scheduler.stages.executor.ask("sum", [4, 5]) == 9
-    harness.scheduler.stages.executor.close()
+    assert harness.scheduler.components.executor.ask("sum", [4, 5]) == 9
+    harness.scheduler.components.executor.close()
 
 
 def watch_closed(planner: Planner, closed: Counter[int]) -> None:
@@ -219,7 +219,11 @@ def test_a_part_that_fails_after_all_have_gone_closes_nothing_twice() -> None:
     for _ in range(3):
         harness.step()
     harness.submit("s", list(range(20)), 5)
-    while not (isinstance(flight := scheduler.loop.flight, Step) and flight.work.part and not flight.work.part.first):
+    while not (
+        isinstance(in_flight := scheduler.loop.in_flight, Step)
+        and in_flight.work.part
+        and not in_flight.work.part.first
+    ):
         harness.step()
     scheduler.receive([AbortRequest(rid="s")])
     harness.run()
@@ -261,7 +265,7 @@ def test_a_device_that_is_gone_ends_the_process_from_a_source_too(loop: str, tmp
     harness = media_harness(tmp_path, model=TroubledModel, loop=loop)
     model = model_of(harness)
     assert isinstance(model, TroubledModel)
-    harness.scheduler.stages.executor = LocalExecutor(
+    harness.scheduler.components.executor = LocalExecutor(
         harness.model.launch, healthy=lambda: False, stages=model.stage_parts
     )
     model.rng, model.failing, model.losing = random.Random(1), 1.0, 0.0
@@ -295,7 +299,7 @@ class Trouble:
         model.failing, model.losing = rng.choice([(0.0, 0.0), (0.06, 0.0), (0.3, 0.0), (0.0, 0.06), (0.0, 0.3)])
         self.prompts: dict[str, Prompt] = {}
         self.gone: set[str] = set()
-        self.launched: list[Launched] = []
+        self.launched: list[BaseStep] = []
         self.ends: Counter[int] = Counter()
         self.closed: Counter[int] = Counter()
         self._depth = 0
@@ -306,8 +310,8 @@ class Trouble:
         scheduler = self.harness.scheduler
         launch = scheduler.launch
 
-        def launched(flight: Launched | None) -> Launched | None:
-            step = launch(flight)
+        def launched(in_flight: BaseStep | None) -> BaseStep | None:
+            step = launch(in_flight)
             self.launched += [step] if step is not None else []
             return step
 
@@ -318,7 +322,7 @@ class Trouble:
                 setattr(source, name, self._counted(getattr(source, name)))
 
     def _counted(self, call: Callable[..., None]) -> Callable[..., None]:
-        def counted(step: Launched, *rest: Any) -> None:
+        def counted(step: BaseStep, *rest: Any) -> None:
             self.ends[id(step)] += self._depth == 0
             self._depth += 1
             try:
@@ -400,7 +404,7 @@ def nothing(*args: Any) -> None:
 
 
 def settles_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BatchSource, "settle", nothing)
+    patch.setattr(BatchSource, "process_result", nothing)
 
 
 def forgets_batches_behind(patch: pytest.MonkeyPatch) -> None:
@@ -449,7 +453,7 @@ def closes_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def waits_for_nothing(patch: pytest.MonkeyPatch) -> None:
     """What cannot be planned before results are known is left for good."""
-    patch.setattr(Encoding, "next", lambda self, flight: None)
+    patch.setattr(Encoding, "next", lambda self, in_flight: None)
 
 
 MUTANTS = (

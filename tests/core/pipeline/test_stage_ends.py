@@ -9,7 +9,7 @@ import pytest
 from pegboard.conformance.admission_gate import ManualClock
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.req import Req
-from pegboard.core.interfaces.stage import Interest, LaunchedStep, Stage, StepResult
+from pegboard.core.interfaces.stage import Interest, Stage, StepResult, StepView
 from pegboard.core.interfaces.status import FinishReason, FinishType, ReqStatus
 from pegboard.core.interfaces.stops import Ending
 from pegboard.core.pipeline.gates import GateKeeper
@@ -61,7 +61,7 @@ class EndsInCommit(Stage):
     def arrive(self, req: Req, message: TokenizedRequest) -> Interest | None:
         return Interest()
 
-    def commit(self, step: LaunchedStep, result: StepResult) -> None:
+    def commit(self, step: StepView, result: StepResult) -> None:
         for req in step.sampled:
             if req.finished:
                 self.end(req, FinishReason(FinishType.ABORT, message="its work has failed", status=500))

@@ -40,13 +40,13 @@ class Spoilt(FakeModel):
     def verify(self, work: ModelWorkerBatch, trees: TokenTrees) -> BatchResult:
         result = super().verify(work, trees)
         assert result.accepted is not None
-        assert work.sample_rows is not None
+        assert work.logits_indices is not None
         starts = tree.starts(trees.counts)
         ends = np.cumsum(work.extend_lens)
         kept_counts, kept_nodes, kept_tokens = [], [], []
         gained = np.cumsum(result.accepted.counts) - result.accepted.counts
         for index, (start, count) in enumerate(zip(starts.tolist(), trees.counts.tolist(), strict=True)):
-            number = int(np.searchsorted(ends, work.sample_rows[start], "right"))
+            number = int(np.searchsorted(ends, work.logits_indices[start], "right"))
             row, before = int(work.rows[number]), int(work.seq_lens[number]) - count
             own = slice(int(gained[index]), int(gained[index]) + int(result.accepted.counts[index]))
             nodes, tokens = result.accepted.nodes[own].tolist(), result.accepted.tokens[own].tolist()

@@ -69,8 +69,8 @@ class WatchedModel(FakeModel):
         assert isinstance(told, Pass)
         counts = work.extend_lens.copy()
         if work.trees is not None and accepted is not None:
-            assert work.sample_rows is not None
-            roots = work.sample_rows[tree.starts(work.trees.counts)]
+            assert work.logits_indices is not None
+            roots = work.logits_indices[tree.starts(work.trees.counts)]
             at = np.searchsorted(np.cumsum(work.extend_lens), roots, "right")
             counts[at] += accepted.counts - work.trees.counts
         for index, row in enumerate(work.rows.tolist()):

@@ -70,7 +70,7 @@ class EchoRunner:
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch | None) -> ForwardOutput:
         self.inputs.append(batch.input_ids.tolist())
         self.tables.append(batch.kv_groups[0].row_table[1].tolist())
-        ids = batch.input_ids if batch.sample_rows is None else batch.input_ids[batch.sample_rows]
+        ids = batch.input_ids if batch.logits_indices is None else batch.input_ids[batch.logits_indices]
         return ForwardOutput(next_token_ids=ids + 1 if sampling is not None else ids[:0])
 
     def execute_in_parts(self, batch: ForwardBatch, sampling: SamplingBatch | None) -> Generator[None, None, Any]:
@@ -100,10 +100,10 @@ def work(rows: ReqToTokenPool, ids: list[int], *, pending: bool = False, **more:
         extend_lens=ints,
         prefix_lens=ints,
         out_cache_loc=ints,
-        sample_rows=None,
+        logits_indices=None,
         sampling=sampling,
         sampled_rows=np.arange(1, n + 1),
-        pending=np.arange(n) if pending else None,
+        future_indices=np.arange(n) if pending else None,
         table=rows.take_changes(),
         **more,
     )

@@ -20,6 +20,7 @@ PYTHON: dict[str, tuple[str, ...]] = {
     "litellm": ("litellm",),
     "langchain": ("langchain-openai", "langchain-anthropic"),
     "instructor": ("instructor",),
+    "ollama": ("ollama",),
     "lm-eval": ("lm-eval[api]",),
     "sglang-router": ("sglang-router",),
 }

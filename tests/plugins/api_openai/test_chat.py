@@ -22,6 +22,8 @@ from pegboard.conformance.fakes import session_store
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import Grammar
+from pegboard.core.registry.registry import Registry
+from pegboard.toolkit.parsing.output_parser import OutputParserContext
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai import asking
 from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, MESSAGES, ask
@@ -177,6 +179,42 @@ def test_template_kwargs_are_those_that_the_template_reads() -> None:
     _, client = asking.post(CHAT, body, tokenizer=FakeTokenizer(template=template))
     assert client.requests[0].prompt == "Hi think low"
     assert asked(reasoning_effort="low").prompt == "user: Hi\nassistant:", "a hint, for templates that listen"
+
+
+def budgeted(prompt: str = "", **more: Any) -> tuple[Any, FakeEngineClient]:
+    """Ask a model that thinks between markers."""
+    record = Registry.discover().get("reasoning_parser", "deepseek_r1")
+    assert record is not None
+    parser = record.load()(record.options_model()(), OutputParserContext("", "", ""))
+    template = "{% for one in messages %}{{ one.content }}{% endfor %}" + prompt
+    body = {"messages": MESSAGES, "thinking_token_budget": 7, **more}
+    services = {"services": {"reasoning_parser": parser}}
+    return ask(
+        "POST", CHAT, body, context=services, features=["thought_budget"], tokenizer=FakeTokenizer(template=template)
+    )
+
+
+def test_a_budget_of_thinking_reaches_the_engine() -> None:
+    said = {"begin": "<think>", "ends": ["</think>"], "closes": ["</think>"], "answer": "", "tokens": 7}
+    for prompt, opened in (("", False), ("<think>\n", True)):
+        _, client = budgeted(prompt, n=2, params={"gate": 1})
+        for one in client.requests:
+            assert one.params == {"gate": 1, "thought_budget": {**said, "opened": opened, "text": ""}}
+    prefilled = [*MESSAGES, {"role": "assistant", "content": "<think>Hm"}]
+    _, client = budgeted(messages=prefilled, continue_final_message=True)
+    assert client.requests[0].params["thought_budget"] == {**said, "opened": False, "text": "<think>Hm"}
+    _, client = budgeted(response_format={"type": "json_object"})
+    assert client.requests[0].params == {}, "an answer that a grammar describes has no thought"
+
+
+def test_budgets_are_refused_where_thoughts_cannot_be_ended() -> None:
+    done, _ = budgeted(thinking_token_budget=-1)
+    assert "at least 0" in done.json()["error"]["message"]
+    body = {"messages": MESSAGES, "thinking_token_budget": 7}
+    error = asking.refused(CHAT, body)
+    assert (error["param"], error["code"]) == ("thinking_token_budget", "unsupported")
+    assert "no reasoning parser" in error["message"]
+    assert asking.refused(COMPLETIONS, {"prompt": "Hi", "thinking_token_budget": 7})["code"] == "unsupported"
 
 
 def test_thinking_is_switched_as_other_servers_switch_it() -> None:

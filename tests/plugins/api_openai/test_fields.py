@@ -92,6 +92,7 @@ OWN: dict[str, Any] = {
 """Values of fields that mean something else here."""
 UNSEEN = {
     "* model": "nowhere",
+    "* thinking_token_budget": -1,
     "* session_params": {"id": 5},
     "/v1/responses previous_response_id": "resp_unknown",
     "/v1/responses store": 5,

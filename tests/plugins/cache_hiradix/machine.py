@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from pegboard.conformance.prefix_cache.machine import NAMESPACES, CacheMachine
-from pegboard.conformance.prefix_cache.promise_books import PromiseLock, Request
+from pegboard.conformance.prefix_cache.promise_books import Request
 from pegboard.plugins.cache_hiradix.cache import HiRadixCache
 from pegboard.plugins.cache_hiradix.options import HiRadixOptions
 from pegboard.plugins.kv_tiers.api import Job, Prefetch
@@ -132,7 +132,7 @@ class TierMachine(CacheMachine):
         """Let all requests go but those that load, and with `tails` those that found something on the host."""
         keep = [request.lock for request in self.books.requests]
         if not tails:
-            keep += [held for held in self.books.locks if isinstance(held, PromiseLock) and held.promised]
+            keep += [held for held in self.books.locks if held.promised]
         for held in [held for held in self.books.locks if held not in keep]:
             self.books.unlock(held)
 
@@ -159,7 +159,7 @@ class TierMachine(CacheMachine):
                 self.books.poll()
                 self.evict(self.num_pages * self.page_size)
         for lock in list(self.books.locks):
-            if isinstance(lock, PromiseLock) and lock.promised and self.room(lock.promised):
+            if lock.promised and self.room(lock.promised):
                 request = self.books.load(lock)
                 self.books.loaded(request, True)
                 self.let_go(request.slots)
@@ -217,7 +217,7 @@ class TierMachine(CacheMachine):
     def load_again(self, which: int) -> None:
         """What the host has of a locked prefix can be loaded at any time, and as often as one likes."""
         lock = self.books.locks[which % len(self.books.locks)]
-        if isinstance(lock, PromiseLock) and lock.promised and self.room(lock.promised):
+        if lock.promised and self.room(lock.promised):
             self.books.load(lock)
 
     @precondition(lambda self: self.books.mover.stores)

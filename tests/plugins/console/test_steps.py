@@ -13,7 +13,7 @@ from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.batch import ScheduleBatch
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.messages import ControlReply, ControlRequest
-from pegboard.core.pipeline.stages import StepHooks
+from pegboard.core.pipeline.components import StepHooks
 from pegboard.core.registry.hooks import Hooks
 from pegboard.plugins.cache_radix.cache import RadixCache
 from pegboard.plugins.console import plugin

@@ -81,7 +81,7 @@ class Case:
             extend_start_loc=None if int(new.max()) == 1 else new.cumsum(0) - new,
             kv_groups=[SimpleNamespace(out_cache_loc=torch.zeros(int(new.sum()), dtype=torch.int64), row_table=table)],
             kv_pool=pool,
-            sample_rows=None,
+            logits_indices=None,
         )
 
     def exact(self, queries: torch.Tensor, window: int) -> torch.Tensor:

@@ -380,3 +380,8 @@ class TestChoice:
         monkeypatch.setattr(runner, "first_that_loads", fails)
         with pytest.raises(ConfigError, match=r"runner\.instructions: it does not compile"):
             self.runner(checkpoint, runner={"use": "cpu_native", "instructions": "avx2"})
+
+
+def test_an_unknown_instruction_set_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sse9"]) == 1
+    assert "'sse9' is not one of amx, avx512, avx2" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def logits_of(rig: Rig, request: int, parts: list[OverlaidPrompt]) -> torch.Tens
     """Return logits of all tokens of prompts that are computed as one batch."""
     batch = rig.run.batch({request + index: part.tokens for index, part in enumerate(parts)})
     lay_over(batch, parts, torch.bfloat16)
-    batch.sample_rows = torch.arange(batch.num_tokens)
+    batch.logits_indices = torch.arange(batch.num_tokens)
     logits = rig.runner.execute(batch, None, return_logits=True).logits
     assert logits is not None
     return logits

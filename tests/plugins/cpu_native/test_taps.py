@@ -62,7 +62,7 @@ def test_logits_are_those_of_the_pass(instructions: str) -> None:
         states, hidden, ids = tapped(kit, lengths)
         rig = kit.rig()
         batch = rig.run.batch({0: ids.tolist()[: lengths[0]]})
-        batch.sample_rows = torch.arange(lengths[0])
+        batch.logits_indices = torch.arange(lengths[0])
         logits = rig.runner.execute(batch, None, return_logits=True).logits
         found = rig.runner.ends().logits(states[-1, : lengths[0]])
         assert logits is not None

@@ -67,7 +67,7 @@ class Server:
     """
 
     role: str
-    flight = None
+    in_flight = None
 
     def __init__(self, world: World, page_size: int, pages: int, **options: object) -> None:
         self.world, self.page_size = world, page_size

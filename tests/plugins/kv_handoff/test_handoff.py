@@ -234,7 +234,7 @@ def test_logprobs_come_with_the_token() -> None:
 def test_only_what_is_computed_is_logged_as_a_prefill(loop: str, caplog: pytest.LogCaptureFixture) -> None:
     """And not a request that joins, whose only token is that of a decode."""
     world = World(loop)
-    world.harness.scheduler.stages.report = StepReport(3)
+    world.harness.scheduler.components.report = StepReport(3)
     with caplog.at_level(logging.INFO):
         world.bring("a", n=12)
         world.bring("b", PROMPT[:7], n=12)
@@ -370,9 +370,9 @@ def test_a_gate_is_told_when_memory_is_taken(loop: str) -> None:
     world.submit("a", n=20, drill={"hold": 0.5})
     world.until(lambda: len(world.gate.places.get("a", ())) >= 12)
     scheduler = world.harness.scheduler
-    if scheduler.loop.flight is not None:
-        scheduler.settle(scheduler.loop.flight)
-        scheduler.loop.flight = None
+    if scheduler.loop.in_flight is not None:
+        scheduler.settle(scheduler.loop.in_flight)
+        scheduler.loop.in_flight = None
         scheduler.running.rewind()
     scheduler.planner.retract(scheduler.running[0])
     assert world.gate.places["a"].shape == (0,)
@@ -498,7 +498,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch
 
 def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the step is settled that was under way."""
-    monkeypatch.setattr(Services, "flight", None)
+    monkeypatch.setattr(Services, "in_flight", None)
 
 
 def no_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def test_an_answer_says_where_its_cached_tokens_lay(model: Path) -> None:
         scheduler = engine.built.scheduler
         while scheduler.busy:
             scheduler.step()
-        scheduler.stages.memory.cache.evict(10_000)
+        scheduler.components.memory.cache.evict(10_000)
         again, third = (engine.generate([PROMPT], SHORT)[0] for _ in range(2))
         stats = engine.stats()
     assert first.token_ids == again.token_ids == third.token_ids

@@ -21,8 +21,8 @@ from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.status import FinishReason, FinishType
+from pegboard.core.pipeline.components import StepHooks
 from pegboard.core.pipeline.gates import GateKeeper
-from pegboard.core.pipeline.stages import StepHooks
 from pegboard.core.registry.hooks import Hooks
 from pegboard.plugins.kv_handoff.stage import NAME, KVHandoff
 from pegboard.plugins.metrics_prometheus.collector import SchedulerCollector

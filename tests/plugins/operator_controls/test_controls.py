@@ -15,7 +15,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, ControlReply, ControlRequest
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.status import ReqStatus
-from pegboard.core.pipeline.stages import StepHooks
+from pegboard.core.pipeline.components import StepHooks
 from pegboard.core.registry.hooks import Hooks
 from pegboard.plugins.operator_controls.controls import OperatorControls
 from tests.core.pipeline.harness import Harness, oracle

@@ -16,6 +16,7 @@ from pegboard.core.interfaces.sampling import Grammar
 from pegboard.core.registry.registry import Registry
 from pegboard.plugins.grammar.api import GrammarBackend, GrammarContext
 from pegboard.plugins.parsers_plain import REASONING_PARSER, TOOL_PARSER
+from pegboard.plugins.parsers_tools.gemma import GemmaParser
 from pegboard.plugins.parsers_tools.json_formats import DeepSeekParser, HermesParser, LlamaParser, MistralParser
 from pegboard.plugins.parsers_tools.pythonic import PythonicParser
 from pegboard.plugins.parsers_tools.xml_format import XmlParser
@@ -322,6 +323,7 @@ def test_without_a_template_nothing_is_found() -> None:
 FORMATS = [
     (HermesParser, ""), (LlamaParser, ""), (MistralParser, ""), (MistralParser, "[ARGS]"), (PythonicParser, ""),
     (XmlParser, ""), (DeepSeekParser, "```json"), (DeepSeekParser, ""),
+    (GemmaParser, ""),
 ]  # fmt: skip
 
 SHAPES: tuple[dict[str, Any], ...] = (

@@ -248,7 +248,47 @@ LISTS = (
     ),
 )
 
-ANSWERS = (*HARMONY, *GLM, *MINIMAX, *DEEPSEEK, *KIMI, *LISTS)
+_GEMMA = ("gemma4", "gemma4")
+_THOUGHT = "<|channel>thought\n2 + 2.\n<channel|>"
+
+
+def _gemma(call: str) -> str:
+    return f"<|tool_call>call:{call}<tool_call|>"
+
+
+_TO_OSLO_AND_NOW = _gemma('weather{city:<|"|>Oslo<|"|>,days:2}') + _gemma("now{}")
+_ANYTHING = 'a "<|tool_call>" \\n \'} <tool_call|>\n<|x|>'
+GEMMA = (
+    Answer(_GEMMA, f"{_THOUGHT}Four.", "2 + 2.", "Four."),
+    Answer(_GEMMA, "<|channel>thought\n<channel|>Four.", "", "Four."),
+    Answer(_GEMMA, "Four.", "", "Four.", (), "<|channel>thought\n<channel|>"),
+    Answer(_GEMMA, "2 + 2.<channel|>Four.", "2 + 2.", "Four.", (), "<|channel>thought\n"),
+    Answer(_GEMMA, f"{_THOUGHT}I look.\n{_TO_OSLO_AND_NOW}<|tool_response>", "2 + 2.", "I look.", (OSLO, ("now", {}))),
+    # A thought whose end was forgotten.
+    Answer(_GEMMA, f"<|channel>thought\nHm.\n{_gemma('now{}')}", "Hm.", "", (("now", {}),)),
+    Answer(_GEMMA, _gemma(f'note{{text:<|"|>{_ANYTHING}<|"|>}}'), calls=(("note", {"text": _ANYTHING}),)),
+    Answer(
+        _GEMMA,
+        _gemma('ship{address:{next:{<|"|>a b<|"|>:[1,true,None],c:{}}},items:[<|"|>1<|"|>,<|"|><|"|>],weight:-2.5e3}'),
+        calls=(
+            (
+                "ship",
+                {
+                    "address": {"next": {"a b": [1, True, None], "c": {}}},
+                    "items": ["1", ""],
+                    "weight": -2500.0,
+                },
+            ),
+        ),
+    ),
+    # Quotes and spaces as JSON has them.
+    Answer(_GEMMA, _gemma('weather{"city": "Oslo", days : 2}'), calls=(OSLO,)),
+    Answer(_GEMMA, _gemma('weather{city:<|"|>Rome<|"|>}').removesuffix("<tool_call|>"), calls=(ROME,)),
+    Answer(_GEMMA, f"{_gemma('nope{a:1}')} {_gemma('now{}')}", "", _gemma("nope{a:1}"), (("now", {}),)),
+    Answer(_GEMMA, "A <|tool_call> is a token: call:now{}", "", "A <|tool_call> is a token: call:now{}"),
+)
+
+ANSWERS = (*GEMMA, *HARMONY, *GLM, *MINIMAX, *DEEPSEEK, *KIMI, *LISTS)
 
 
 def parser_of(contract: str, name: str) -> OutputParser:
@@ -283,6 +323,9 @@ _CALLS: list[EarlierCall] = [
     {"name": "now", "arguments": {}},
 ]
 TEMPLATES = {
+    "gemma4": "{% for c in calls %}<|tool_call>call:{{ c.function.name }}{ "
+    "{%- for k, v in c.function.arguments.items() %}{{ k }}:{{ '<|\"|>' ~ v ~ '<|\"|>' if v is string else v }}"
+    "{{ ',' if not loop.last }}{% endfor -%} }<tool_call|>{% endfor %}",
     "harmony": "{% for c in calls %}{% if not loop.first %}<|start|>assistant{% endif %}<|channel|>commentary to="
     "functions.{{ c.function.name }} <|constrain|>json<|message|>{{ c.function.arguments | tojson }}<|call|>"
     "{% endfor %}",
@@ -319,6 +362,19 @@ def test_calls_are_written_as_the_template_writes_them(name: str) -> None:
     assert type(parser) is type(parser_of("tool_parser", name))
     assert parser.write_calls(_CALLS) == text
     assert feed(parser.stream(TOOLS), [text]).loaded == [OSLO, NOW]
+
+
+def test_ids_that_a_model_writes_are_those_of_the_answer() -> None:
+    """And those that are there already are not given again: a grammar numbers all calls alike."""
+    text = _kimi(("functions.now:0", "{}"), ("functions.now:0", "{}"), ("weather:4", _ROME_JSON), ("now", "{}"))
+    calls = parser_of("tool_parser", "kimi_k2")
+
+    def ids(prompt: str) -> list[str]:
+        return [one.id for one in ChatStream(tools=Tools(TOOLS), tool_parser=calls, prompt=prompt).collect(text).calls]
+
+    assert ids("") == ["functions.now:0", "functions.now:1", "functions.weather:4", "functions.now:2"]
+    earlier = _kimi(("functions.now:0", "{}"), ("functions.weather:1", _ROME_JSON))
+    assert ids(earlier) == ["functions.now:1", "functions.now:2", "functions.weather:4", "functions.now:3"]
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=str)

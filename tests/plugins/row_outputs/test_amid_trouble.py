@@ -45,11 +45,11 @@ def nothing_is_left(engine: Engine) -> Iterator[None]:
     for _ in range(5):
         scheduler.step()
     assert scheduler.idle
-    assert scheduler.stages.memory.idle_error() is None
+    assert scheduler.components.memory.idle_error() is None
 
 
 def pooler_of(engine: Engine) -> Any:
-    (stage,) = (one for one in engine.built.scheduler.stages.points.stages if isinstance(one, RowOutputs))
+    (stage,) = (one for one in engine.built.scheduler.components.points.stages if isinstance(one, RowOutputs))
     return stage.pooler
 
 
@@ -79,7 +79,7 @@ def test_aborted_midway(engine: Engine) -> None:
         assert [one.rid for one in outputs] == [rid], "answered once, whichever way"
         assert not vector_of(outputs[0]) or done or engine.resolved.engine.scheduler.loop == "overlap"
         assert engine.built.scheduler.idle
-        assert engine.built.scheduler.stages.memory.idle_error() is None
+        assert engine.built.scheduler.components.memory.idle_error() is None
 
 
 def test_a_pooler_that_raises_fails_its_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

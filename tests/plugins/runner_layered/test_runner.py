@@ -30,7 +30,7 @@ def test_needs_a_loaded_network() -> None:
 def test_needs_one_row_of_parameters_per_sampled_row() -> None:
     rig = Kit().rig()
     batch = rig.run.batch({0: [1, 2], 1: [3]})
-    batch.sample_rows = torch.tensor([1, 2])
+    batch.logits_indices = torch.tensor([1, 2])
     with pytest.raises(ValueError, match="3 rows of sampling parameters for 2 sampled rows"):
         rig.runner.execute(batch, make_sampling([{}] * 3, rig.run.spec.vocab_size))
 

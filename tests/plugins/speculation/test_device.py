@@ -89,7 +89,7 @@ def test_failures_end_drafts() -> None:
     assert harness.speculation is not None
     assert isinstance(harness.model, Fails)
     assert not harness.speculation.on
-    failures = harness.scheduler.stages.culprits.counts["speculator", "Seer"]
+    failures = harness.scheduler.components.culprits.counts["speculator", "Seer"]
     assert failures == MAX_FAILURES <= harness.model.drafted
 
 

@@ -55,7 +55,7 @@ class ScriptedRunner:
     ) -> ForwardOutput:
         self.inputs.append(batch.input_ids.tolist())
         self.asked.append(return_logits)
-        tokens = torch.from_numpy(DRAWN.copy()) if batch.sample_rows is not None else batch.input_ids
+        tokens = torch.from_numpy(DRAWN.copy()) if batch.logits_indices is not None else batch.input_ids
         output = ForwardOutput(tokens, logits=LOGITS[batch.input_ids] if return_logits else None)
         if sampling is not None and sampling.want_logprobs:
             output.logprobs = LogprobOutput(-torch.arange(1.0, len(tokens) + 1))
@@ -97,9 +97,9 @@ class Rig:
         sampling = SamplingInfo(1, np.array(numbers, NUMBERS).repeat(counts), tree.depths(TREES) + 5)
         sampling.logprobs = (LogprobRequest(),) * total if logprobs else ()
         work = self._work(ForwardMode.TARGET_VERIFY, TREES.tokens, counts, sampling)
-        work.trees, work.sample_rows, work.out_cache_loc = TREES, np.arange(total), np.arange(40, 40 + total)
+        work.trees, work.logits_indices, work.out_cache_loc = TREES, np.arange(total), np.arange(40, 40 + total)
         none = np.zeros(3, np.bool_)
-        work.payloads[NAME] = Pass(work.rows, work.prefix_lens, counts, work.sample_rows, TREES, none, counts)
+        work.payloads[NAME] = Pass(work.rows, work.prefix_lens, counts, work.logits_indices, TREES, none, counts)
         return self.worker.run(work)
 
     def decode(self) -> list[int]:
@@ -107,7 +107,7 @@ class Rig:
         numbers = [SamplingParams().row(seed=1, vocab_size=VOCAB)] * 3
         sampling = SamplingInfo(2, np.array(numbers, NUMBERS), np.ones(3, np.int64))
         work = self._work(ForwardMode.DECODE, np.full(3, -1), np.ones(3, np.int64), sampling)
-        work.pending = np.arange(3)
+        work.future_indices = np.arange(3)
         self.worker.run(work)
         return self.runner.inputs[-1]
 

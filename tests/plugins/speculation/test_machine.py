@@ -76,13 +76,15 @@ class Drafting(RuleBasedStateMachine):
         self.aborted.add(rid)
         self.harness.scheduler.receive([AbortRequest(rid=rid)])
 
-    @precondition(lambda self: self.harness.scheduler.loop.flight is None and bool(self.harness.scheduler.running.reqs))
+    @precondition(
+        lambda self: self.harness.scheduler.loop.in_flight is None and bool(self.harness.scheduler.running.reqs)
+    )
     @rule(pick=st.integers(0, 99))
     def retract(self, pick: int) -> None:
         running = self.harness.scheduler.running
         self.harness.scheduler.planner.retract(running[pick % len(running)])
 
-    @precondition(lambda self: self.harness.scheduler.loop.flight is None)
+    @precondition(lambda self: self.harness.scheduler.loop.in_flight is None)
     @rule()
     def give_back(self) -> None:
         """What is ahead of the running requests goes back, whole pages of it, and no more."""

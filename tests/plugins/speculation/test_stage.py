@@ -77,7 +77,7 @@ def test_a_stream_says_at_its_end_what_was_drafted(loop: str) -> None:
 def step_of(number: int, *reqs: Req, decoding: int = 0, mode: ForwardMode = ForwardMode.EXTEND) -> Any:
     """A step as the stage sees it, of which nothing was drafted."""
     batch = SimpleNamespace(reqs=list(reqs), decoding=decoding, forward_mode=mode, trees=None, gained=None)
-    work = SimpleNamespace(rows=None, prefix_lens=None, extend_lens=None, sample_rows=None, trees=None)
+    work = SimpleNamespace(rows=None, prefix_lens=None, extend_lens=None, logits_indices=None, trees=None)
     return SimpleNamespace(
         number=number, batch=batch, work=work, kvs=[req.kv for req in reqs], sampled=list(reqs), notes={}
     )
@@ -104,7 +104,7 @@ def test_a_request_is_fresh_in_the_pass_that_brings_its_memory() -> None:
 
 def test_a_decode_line_tells_of_drafts(caplog: pytest.LogCaptureFixture) -> None:
     harness = Harness(speculator=Seer(1.0))
-    harness.scheduler.stages.report = StepReport(1)
+    harness.scheduler.components.report = StepReport(1)
     with caplog.at_level(logging.INFO, "pegboard"):
         harness.submit("a", [1, 2, 3], 24)
         harness.run()

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pegboard.core.interfaces.stage import LaunchedStep, StepResult
+from pegboard.core.interfaces.stage import StepResult, StepView
 from pegboard.plugins.speculation.messages import NAME
 from pegboard.plugins.speculation.worth import MEASURE_AGAIN, PLAIN_STEPS, Acceptance, StepTimes, worthwhile
 from tests.core.pipeline.harness import Harness, Seer, prompts
@@ -104,7 +104,7 @@ def test_drafts_that_do_not_pay_stop(node: float, rate: float, drafted: bool, mo
     nodes: list[int] = []
     commit = harness.speculation.commit
 
-    def timed(step: LaunchedStep, result: StepResult) -> None:
+    def timed(step: StepView, result: StepResult) -> None:
         count = 0 if step.batch.trees is None else int(step.batch.trees.counts.sum()) - 1
         nodes.append(count)
         step.notes[NAME] = 0.01 + node * count

@@ -49,7 +49,9 @@ def run(pieces: Sequence[str], sampling: dict[str, Any]) -> tuple[list[TokenOutp
     ids = iter(place for place in range(len(table)) if place != 7)
     tokenizer = Pieces(table)
     harness = Harness(tokenizer=tokenizer, loop="normal")
-    harness.scheduler.stages.executor = LocalExecutor(lambda work: Done(BatchResult(np.array([next(ids)], np.int64))))
+    harness.scheduler.components.executor = LocalExecutor(
+        lambda work: Done(BatchResult(np.array([next(ids)], np.int64)))
+    )
     harness.submit("a", [3, 4], len(pieces), stream=True, sampling=sampling)
     harness.run()
     return harness.outputs["a"], tokenizer

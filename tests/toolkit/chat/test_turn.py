@@ -15,8 +15,9 @@ from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import Grammar
+from pegboard.toolkit.chat.thinking import effort_hints
 from pegboard.toolkit.chat.tool_calls import Tools
-from pegboard.toolkit.chat.turn import Turn, effort_hints, take_turn
+from pegboard.toolkit.chat.turn import Turn, take_turn
 from pegboard.toolkit.grammars.grammar import any_of
 from pegboard.toolkit.parsing.output_parser import (
     Content,

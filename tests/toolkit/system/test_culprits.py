@@ -96,7 +96,7 @@ def run(engine: Engine, *sampling: SamplingParams) -> list[Any]:
     requests = [GenerateRequest(prompt=p, sampling=s) for p, s in zip((FIRST, SECOND), sampling, strict=True)]
     outputs = engine.run(requests)
     assert engine.built.scheduler.idle
-    assert engine.built.scheduler.stages.memory.idle_error() is None
+    assert engine.built.scheduler.components.memory.idle_error() is None
     return outputs
 
 

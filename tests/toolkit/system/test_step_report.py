@@ -55,7 +55,7 @@ def test_a_model_with_media_tells_of_encoding_since_the_last_line(
 ) -> None:
     """Three pictures, two at once, then one of them again with a new one."""
     harness, album = media_harness(tmp_path), Album(tmp_path)
-    harness.scheduler.stages.report = StepReport(40)
+    harness.scheduler.components.report = StepReport(40)
     with caplog.at_level(logging.DEBUG, "pegboard"):
         for rid, names in (("a", "xy"), ("b", "yz")):
             items = [album.item(name, 2, 3) for name in names]

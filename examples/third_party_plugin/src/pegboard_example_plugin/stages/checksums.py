@@ -30,7 +30,7 @@ class Checking(StepSource):
     def __init__(self, core, stage):
         self.core, self.stage, self.plans, self.asked = core, stage, 0, {}
 
-    def next(self, flight):
+    def next(self, in_flight):
         self.plans += 1
         for req in [] if self.plans % self.stage.every else list(self.stage.sums):
             slots = self.core.slots(req)[: req.input_len]
@@ -40,7 +40,7 @@ class Checking(StepSource):
                 self.asked[step.number], step.source = (req, req.kv), self
                 return step
 
-    def settle(self, step, result):
+    def process_result(self, step, result):
         req, kv = self.asked.pop(step.number)
         if req in self.stage.sums and req.kv is kv:
             before, self.stage.sums[req] = self.stage.sums[req], result

@@ -13,7 +13,7 @@ class PhraseBook(Stage):
     def arrive(self, req, message):
         return Interest(look=False) if self.phrases else None
 
-    def must_settle(self, running, flight):
+    def must_settle(self, running, in_flight):
         return True  # it goes by the newest token, which is on its way in the overlap loop
 
     def ahead(self, room):

@@ -1,4 +1,4 @@
-"""Stages: what a scheduler is made of, built elsewhere (`pegboard.core.engine.build`) and handed over whole."""
+"""Components: what a scheduler is made of, built elsewhere (`pegboard.core.engine.build`) and handed over whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.batch import BatchBuilder
     from pegboard.core.pipeline.gates import GateKeeper
     from pegboard.core.pipeline.memory import MemoryManager
-    from pegboard.core.pipeline.results import ResultStage
+    from pegboard.core.pipeline.results import ResultProcessor
     from pegboard.core.pipeline.step import Step
     from pegboard.core.pipeline.unsampled import Unsampled
     from pegboard.toolkit.system.step_report import StepReport
@@ -36,8 +36,8 @@ class StepHooks:
 
 
 @dataclass(slots=True)
-class Stages:
-    """The stages of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without
+class Components:
+    """The parts of one scheduler. `executor` runs its batches. Without `gates` nothing is held back, without
     `unsampled` the model is to blame for bad logits, and without a `report` steps are not logged. `runner_figures` is
     what the runner counts.
     """
@@ -45,7 +45,7 @@ class Stages:
     memory: MemoryManager
     policy: SchedulePolicy
     builder: BatchBuilder
-    results: ResultStage
+    results: ResultProcessor
     executor: Executor
     gates: GateKeeper | None = None
     report: StepReport | None = None
@@ -65,10 +65,10 @@ class Stages:
             return Done(None, error)
         return self.executor.submit(step.work)
 
-    def again(self, part: Step) -> BatchResult:
-        """Run a part of a failed step at once. Raises what a stage or the forward pass raises."""
-        self.points.pack(part)
-        return self.executor.again(part.work)
+    def rerun(self, half: Step) -> BatchResult:
+        """Run half of a failed step at once. Raises what a stage or the forward pass raises."""
+        self.points.pack(half)
+        return self.executor.rerun(half.work)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,11 @@
+"""OpenTelemetry traces of requests, sent to a collector."""
+
+from pegboard.core.interfaces.plugin import Plugin
+
+plugin = Plugin(
+    name="tracing_otel",
+    version="0.1.0",
+    summary="traces of requests by OTLP: HTTP, gates, queue, prefill, decode, within the client's own trace",
+    fields={"server": "pegboard.plugins.tracing_otel.options:TracingFields"},
+    hooks=("pegboard.plugins.tracing_otel.hooks:TracingHooks",),
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 
@@ -47,6 +48,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Spelt, threadin
 
     monkeypatch.setattr(stop_module, "Stops", Recorded)
     monkeypatch.setattr(expressions_module, "Expressions", RecordedExpressions)
+    for module in (stop_module, expressions_module):  # nothing here that answers of other tests still have
+        monkeypatch.setattr(module, "_in_use", WeakValueDictionary())
     compiled.cache_clear()
     expressions_module.compiled.cache_clear()
     yield found

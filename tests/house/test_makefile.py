@@ -104,3 +104,16 @@ def test_numeric_tests_follow_the_matrices(played: Played, matrices: int, numeri
     done = played.installed("test-full")
     assert [call.split()[2] for call in played.calls] == ["pytest", "tests.numeric"]
     assert (done.returncode != 0) == bool(matrices or numeric)
+
+
+def test_every_test_for_a_gpu_is_in_its_list() -> None:
+    """`make gpu-test` lists paths, so that it needs no packages of other tests: they exist, and none is missing."""
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    listed = re.search(r"^GPU_TESTS := (.*)$", text, re.MULTILINE)
+    assert listed is not None
+    paths = [ROOT / path for path in listed[1].split()]
+    assert [path for path in paths if not path.exists()] == []
+    mark = re.compile(r"^(pytestmark = |@)pytest\.mark\.gpu|marks=pytest\.mark\.gpu", re.MULTILINE)
+    marked = [file for file in (ROOT / "tests").rglob("*.py") if mark.search(file.read_text())]
+    assert len(marked) > 4
+    assert [file for file in marked if not any(file.is_relative_to(path) for path in paths)] == []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from pegboard.conformance.servers import free_ports
 
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 _PATIENCE_S = 30.0
-ENTER, ESCAPE, LEFT, RIGHT, TAB = "\ue007", "\ue00c", "\ue012", "\ue014", "\ue004"
+DOWN, ENTER, LEFT, RIGHT = "\ue015", "\ue007", "\ue012", "\ue014"
 
 
 def missing() -> str:
@@ -51,13 +53,18 @@ class Browser:
         arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
         options = {"goog:chromeOptions": {"args": arguments}, "goog:loggingPrefs": {"browser": "ALL"}}
         self._session = ""
-        self._session = (
-            f"/session/{self.command('POST', '/session', {'capabilities': {'alwaysMatch': options}})['sessionId']}"
-        )
+        try:
+            made = self.command("POST", "/session", {"capabilities": {"alwaysMatch": options}})
+        except BaseException:
+            self._connection.close()
+            raise
+        self._session = f"/session/{made['sessionId']}"
 
     def close(self) -> None:
-        self.command("DELETE", "")
-        self._connection.close()
+        try:
+            self.command("DELETE", "")
+        finally:
+            self._connection.close()
 
     def command(self, method: str, path: str, body: object = None) -> Any:
         """Send a command of the protocol; its value. Raises RuntimeError with what the driver says is wrong."""
@@ -124,9 +131,9 @@ class Browser:
 def chromium() -> Iterator[Browser]:
     """A browser, and its driver, which end with the block."""
     (port,) = free_ports(1)
-    driver = subprocess.Popen(
-        ["chromedriver", f"--port={port}", "--log-level=OFF"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    command = ["chromedriver", f"--port={port}", "--log-level=OFF"]
+    quiet = subprocess.DEVNULL
+    driver = subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True)
     try:
         browser = _connected(port)
         try:
@@ -134,8 +141,9 @@ def chromium() -> Iterator[Browser]:
         finally:
             browser.close()
     finally:
-        driver.terminate()
-        driver.wait(10)
+        # The whole group: a browser may outlive a driver that fails.
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
 
 
 def _connected(port: int) -> Browser:

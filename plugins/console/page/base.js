@@ -35,6 +35,9 @@ const percent = (share) => (Number.isFinite(share) ? `${number(100 * share, shar
 const duration = (seconds) =>
   seconds >= 1 ? `${number(seconds, 2)} s` : seconds >= 1e-3 ? `${number(seconds * 1e3, 1)} ms` : `${number(seconds * 1e6)} µs`;
 
+// A name that may be broken after its dots and underscores, and nowhere else.
+const named = (text) => el("code", null, text.split(/(?<=[._])/).flatMap((part, place) => (place ? [el("wbr"), part] : [part])));
+
 function cells(row, kind = "td") {
   return el("tr", null, row.map((cell) => {
     const plain = cell === null || typeof cell !== "object" || cell instanceof Node;
@@ -140,9 +143,11 @@ function buildViews() {
 }
 
 function notice(text) {
-  at("notice").textContent = text;
+  at("notice-text").textContent = text;
   at("notice").hidden = !text;
 }
+
+at("notice-close").addEventListener("click", () => notice(""));
 
 function setState(state, text) {
   at("state").dataset.state = state;

@@ -20,7 +20,7 @@ function lineChart(node, times, lines, unit) {
   const chart = svg("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${last} ${unit}` });
   chart.append(...parts);
   node.replaceChildren(chart, legend(lines.map((line) => [line.kind, line.title, `${number(line.values[line.values.length - 1], 1)} ${unit}`])),
-    el("div", { class: "mute small" }, `the last ${number(span)} s, at most ${number(top, 1)} ${unit}`));
+    el("div", { class: "mute small" }, `last ${number(span)} s, maximum ${number(top, 1)} ${unit}`));
 }
 
 function legend(entries) {

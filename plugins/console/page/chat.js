@@ -15,7 +15,7 @@ views.push({ name: "chat", title: "Chat", build: buildChat, shown: () => at("ask
 function buildChat(panel) {
   const file = el("input", { type: "file", accept: "image/*", multiple: true, hidden: true, id: "file",
     onchange: () => { addPictures(file.files); file.value = ""; } });
-  const text = el("textarea", { id: "ask-text", rows: 2, "aria-label": "Message", placeholder: "Ask the model something. Enter sends, Shift+Enter makes a line." });
+  const text = el("textarea", { id: "ask-text", rows: 2, "aria-label": "Message", placeholder: "Message. Enter sends, Shift+Enter starts a new line." });
   text.addEventListener("keydown", (pressed) => {
     if (pressed.key === "Enter" && !pressed.shiftKey && !pressed.isComposing) {
       pressed.preventDefault();
@@ -46,10 +46,10 @@ function buildSettings() {
   return el("details", { class: "card settings", open: matchMedia("(min-width: 52rem)").matches }, el("summary", null, "Settings"),
     field("Model", el("select", { id: "chat-model" })),
     field("System prompt", el("textarea", { id: "system", rows: 2 })),
-    field("Temperature (empty: the model's)", el("input", { id: "temperature", type: "number", min: 0, max: 2, step: 0.1 })),
-    field("Most tokens (empty: no limit of its own)", el("input", { id: "max-tokens", type: "number", min: 1, step: 1 })),
+    field("Temperature (empty: model's default)", el("input", { id: "temperature", type: "number", min: 0, max: 2, step: 0.1 })),
+    field("Max tokens (empty: no limit)", el("input", { id: "max-tokens", type: "number", min: 1, step: 1 })),
     field("Tools, as JSON", el("textarea", { id: "tools", class: "mono", spellcheck: "false" })),
-    el("button", { type: "button", class: "quiet small", onclick: () => { at("tools").value = EXAMPLE_TOOL; } }, "Fill in an example"));
+    el("button", { type: "button", class: "quiet small", onclick: () => { at("tools").value = EXAMPLE_TOOL; } }, "Insert an example"));
 }
 
 async function learnModels() {
@@ -102,7 +102,7 @@ function showPictures() {
 function showTurns(text) {
   const turns = at("turns");
   if (!chat.messages.length) {
-    turns.replaceChildren(el("div", { class: "empty" }, text || "Say something to the model. Nothing is kept when you leave the page."));
+    turns.replaceChildren(el("div", { class: "empty" }, text || "Send a message to the model. The chat is gone when you leave the page."));
     return;
   }
   turns.replaceChildren(...chat.messages.map(turn));
@@ -110,7 +110,7 @@ function showTurns(text) {
 }
 
 function turn(message) {
-  const who = { user: "You", assistant: chat.model || "Model", tool: "Result of a tool" }[message.role];
+  const who = { user: "You", assistant: chat.model || "Model", tool: "Tool result" }[message.role];
   const body = el("div", { class: "said" });
   fillTurn(body, message);
   message.node = body;
@@ -133,12 +133,12 @@ function fillTurn(body, message) {
 function callCard(message, call) {
   const card = el("div", { class: "call" }, el("b", { class: "mono" }, call.name || "…"), el("pre", null, call.arguments));
   if (!message.done || call.result !== undefined) {
-    if (call.result !== undefined) card.append(el("div", { class: "mute small" }, "answered below"));
+    if (call.result !== undefined) card.append(el("div", { class: "mute small" }, "result below"));
     return card;
   }
   const result = el("textarea", { rows: 2, "aria-label": `Result of ${call.name}`, placeholder: "Result, such as {\"celsius\": 21}" });
   card.append(el("form", { onsubmit: (sent) => { sent.preventDefault(); giveResult(message, call, result.value); } },
-    result, el("div", { class: "row" }, el("button", { class: "main" }, "Give result"))));
+    result, el("div", { class: "row" }, el("button", { class: "main" }, "Send result"))));
   return card;
 }
 
@@ -155,7 +155,7 @@ function sendText() {
   const text = at("ask-text").value.trim();
   const open = chat.messages.some((one) => one.done && (one.calls || []).some((call) => call.result === undefined));
   if (chat.running || at("send").disabled || (!text && !chat.pictures.length)) return;
-  if (open) return notice("Give the results of the tools first, or begin a new chat.");
+  if (open) return notice("Enter the results of the tools first, or start a new chat.");
   notice("");
   const pictures = chat.pictures.map((url) => ({ type: "image_url", image_url: { url } }));
   chat.messages.push({ role: "user", content: pictures.length ? [...pictures, ...(text ? [{ type: "text", text }] : [])] : text });

@@ -29,7 +29,7 @@ at("key-form").addEventListener("submit", (sent) => {
   // Headers have room for ASCII only.
   const value = at("key").value.trim();
   if (/^[\x21-\x7e]*$/.test(value)) key.use(value);
-  else at("key-problem").textContent = "A key has letters, digits and signs of ASCII only.";
+  else at("key-problem").textContent = "A key has printable ASCII characters only, and no spaces.";
 });
 at("forget").addEventListener("click", () => key.use(""));
 at("show-key").addEventListener("click", () => {

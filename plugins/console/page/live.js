@@ -8,12 +8,12 @@ views.push({ name: "live", title: "Live", build: buildLive, shown: drawLive });
 
 const TILES = [
   ["out", "tokens/s generated"], ["in", "prompt tokens/s"], ["running", "running"], ["waiting", "waiting"],
-  ["hits", "found in the prefix cache"], ["kv", "KV memory in use"], ["step", "mean step"], ["finished", "finished"],
+  ["hits", "prefix cache hit rate"], ["kv", "KV memory in use"], ["step", "mean step"], ["finished", "finished"],
 ];
 
 function buildLive(panel) {
   panel.append(
-    el("div", { class: "tiles" }, TILES.map(([name, title]) => el("div", { class: "tile" }, el("b", { id: `tile-${name}` }, "–"), el("span", null, title)))),
+    el("div", { class: "tiles eight" }, TILES.map(([name, title]) => el("div", { class: "tile" }, el("b", { id: `tile-${name}` }, "–"), el("span", null, title)))),
     el("div", { class: "grid two" },
       el("section", { class: "card" }, el("h2", null, "Tokens"), el("div", { id: "chart-tokens" })),
       el("section", { class: "card" }, el("h2", null, "Requests"), el("div", { id: "chart-requests" })),
@@ -33,7 +33,7 @@ function rates(before, after) {
 
 function took(look) {
   if (look.started !== live.started) {
-    if (live.started) notice("The scheduler was started again. Requests that were under way have failed; figures begin anew.");
+    if (live.started) notice("The scheduler was restarted. Requests that were running have failed, and all figures start from zero.");
     Object.assign(live, { looks: [], steps: [], started: look.started });
   }
   live.stats = look.stats;
@@ -66,7 +66,7 @@ function drawLive() {
   if (times.length > 1) {
     lineChart(at("chart-tokens"), times, [
       { title: "generated", kind: 1, values: pairs.map((pair) => pair.out) },
-      { title: "of prompts", kind: 2, values: pairs.map((pair) => pair.in) }], "tokens/s");
+      { title: "prompt", kind: 2, values: pairs.map((pair) => pair.in) }], "tokens/s");
     lineChart(at("chart-requests"), times, [
       { title: "running", kind: 1, values: looks.slice(1).map((look) => look.stats.running_requests) },
       { title: "waiting", kind: 2, values: looks.slice(1).map((look) => look.stats.waiting_requests) }], "");
@@ -78,7 +78,7 @@ function drawLive() {
 
 function drawMemory(stats, used) {
   const parts = [el("h3", null, `Device: ${number(stats.total_tokens)} tokens`),
-    ...shareBar([[1, "of running requests", used], [2, "cached, can be evicted", stats.cached_tokens_now - stats.locked_tokens], [0, "free", stats.free_tokens]], stats.total_tokens, "tokens")];
+    ...shareBar([[1, "running requests", used], [2, "cached, evictable", stats.cached_tokens_now - stats.locked_tokens], [0, "free", stats.free_tokens]], stats.total_tokens, "tokens")];
   const tiers = stats.tiers || {};
   const sizes = { host: ["host_tokens", "host_free_tokens"], storage: ["storage_tokens", "storage_free_tokens"] };
   for (const [name, [have, free]] of Object.entries(sizes)) {
@@ -93,10 +93,10 @@ function drawMemory(stats, used) {
 function drawTotals(stats) {
   const facts = [
     ["accepted", stats.accepted], ["rejected", stats.rejected], ["aborted", stats.aborted], ["retractions", stats.retractions],
-    ["tokens generated", stats.generated_tokens], ["prompt tokens computed", stats.prompt_tokens], ["prompt tokens found", stats.cached_tokens],
+    ["tokens generated", stats.generated_tokens], ["prompt tokens computed", stats.prompt_tokens], ["prompt tokens cached", stats.cached_tokens],
     ["failed batches", stats.failed_batches],
-    ...(stats.encode_steps ? [["steps of encoders", stats.encode_steps], ["seconds in encoders", stats.encode_time]] : []), ["failures of plugins", stats.plugin_failures],
-    ["events lost by this page", live.dropped],
+    ...(stats.encode_steps ? [["encoder steps", stats.encode_steps], ["encoder seconds", stats.encode_time]] : []), ["plugin failures", stats.plugin_failures],
+    ["events this page missed", live.dropped],
   ];
   at("totals").replaceChildren(...facts.map(([title, value]) => el("div", null, el("dt", null, title), el("dd", null, number(value, 2)))));
 }
@@ -109,14 +109,20 @@ function leaves(value, path, found) {
 }
 
 function drawFigures(stats) {
-  const rows = leaves(stats, "", []).map(([path, value]) => cells([el("code", null, path), { class: "num", value: typeof value === "number" ? number(value, 4) : JSON.stringify(value) }]));
+  const rows = leaves(stats, "", []).map(([path, value]) => cells([named(path), { class: "num", value: typeof value === "number" ? number(value, 4) : JSON.stringify(value) }]));
   at("figures").replaceChildren(el("table", null, el("tbody", null, rows)));
 }
 
 // ---- the stream ---------------------------------------------------------------------------------------------------
 
 const ADMIN_VIEWS = ["live", "cache", "steps", "config", "plugins"];
-let watching = null;
+let watching = null, problem = "";
+
+// A notice that goes away when the scheduler answers again.
+function trouble(text) {
+  problem = text;
+  notice(text);
+}
 
 async function watch() {
   if (watching) watching.abort();
@@ -127,7 +133,7 @@ async function watch() {
       for await (const [name, data] of events("console/events", { signal: mine.signal })) {
         if (mine !== watching) return;
         wait = 0.5;
-        if (name === "look" && at("state").dataset.state !== "live") onLive();
+        if (name === "look" && !["live", "paused"].includes(at("state").dataset.state)) onLive();
         heard(name, JSON.parse(data));
       }
       setState("gone", "no connection");
@@ -138,10 +144,10 @@ async function watch() {
         return closed(error);
       }
       setState("gone", "no connection");
-      if (error.status) notice(error.message);
+      trouble(error.status ? error.message : "The server does not answer. The page tries again.");
     }
     await new Promise((done) => setTimeout(done, 1000 * wait));
-    wait = Math.min(8, 2 * wait);
+    wait = Math.min(4, 2 * wait);
   }
 }
 
@@ -151,13 +157,14 @@ function heard(name, data) {
   else if (name === "dropped") live.dropped = data.dropped;
   else if (name === "state") {
     setState(data.state, { down: "restarting", busy: "busy", stopping: "stopping" }[data.state] || data.state);
-    if (data.state !== "busy") notice(data.state === "down" ? `The scheduler is not there, and is started again: ${data.message}` : data.message);
+    if (data.state !== "busy") trouble(data.state === "down" ? `The scheduler is not running, and the server restarts it: ${data.message}` : data.message);
   }
 }
 
 // The scheduler answers (again).
 function onLive() {
-  notice(live.started ? at("notice").textContent.startsWith("The scheduler is not there") ? "" : at("notice").textContent : "");
+  if (problem && at("notice-text").textContent === problem) notice("");
+  problem = "";
   for (const name of ADMIN_VIEWS) views.find((view) => view.name === name).panel.querySelector(".closed")?.remove();
   learnModels();
   learnAbout();
@@ -167,7 +174,7 @@ function closed(error) {
   for (const name of ADMIN_VIEWS) {
     const panel = views.find((view) => view.name === name).panel;
     panel.querySelector(".closed")?.remove();
-    panel.prepend(el("p", { class: "card closed" }, error.status === 401 ? "What the server does is for admins. Give its admin key." : `What the server does is for admins: ${error.message}.`,
-      " ", el("button", { type: "button", onclick: () => { key.ask(); at("key").focus(); } }, "Give a key")));
+    panel.prepend(el("p", { class: "card closed" }, error.status === 401 ? "This view needs the admin key." : `This view needs the admin key: ${error.message}.`,
+      " ", el("button", { type: "button", onclick: () => { key.ask(); at("key").focus(); } }, "Enter a key")));
   }
 }

@@ -2,8 +2,8 @@
 
     python -m benchmarks.console
 
-Counts instructions with valgrind's cachegrind, for about five minutes. They are the same in each run to about 0.1%, which
-seconds are not. The scheduler is that of benchmarks/scheduler.py: 256 requests decode, 1,000 wait, and the model
+Counts instructions with valgrind's cachegrind, in about five minutes. They are the same in each run to about 0.1%,
+which seconds are not. The scheduler is that of benchmarks/scheduler.py: 256 requests decode, 1,000 wait, and the model
 answers at once. While pages are open, one question comes every 50 steps: two a second, where a step takes 10 ms. The
 number of pages does not matter, since they share the question.
 """

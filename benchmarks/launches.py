@@ -43,6 +43,7 @@ from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.device_queue import Fetched, side_by_side
 from pegboard.toolkit.kernels.launch import Launch, observed
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
+from pegboard.toolkit.model.layers import Linears
 from tests.fakes.device_queue import RecordingQueue
 
 REGISTRY = Registry.of(*(one.plugin for one in (attn_triton, memory_paged, runner_layered, sampler_triton)))
@@ -146,7 +147,7 @@ class Rig:
 
     def _worker(self, about: ModelContext) -> Worker:
         layers, queue = self.spec.layers, Queue()
-        network = DenseNetwork(DecoderSpec.from_config(about.hf_config), dtype=about.dtype, device=META)
+        network = DenseNetwork(DecoderSpec.from_config(about.hf_config), Linears(about.dtype, META))
         pool = built("kv_pool", "mha", KVPoolContext(1024, 16, layers, about.dtype, META))
         bounds = AttentionContext(layers, 16, about.dtype, META, self.batch, CONTEXT, bring=queue.bring)
         attention = built("attention", "triton", bounds, kv_parts=8)

@@ -42,6 +42,7 @@ from pegboard.toolkit.device_queue import queue_of
 from pegboard.toolkit.graphs import capture_of
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.toolkit.model.dummy import draw_weights
+from pegboard.toolkit.model.layers import Linears
 
 PAGE = 16
 GREEDY = SamplingParams(temperature=0.0)
@@ -192,7 +193,7 @@ class Model:
         spec = DecoderSpec.from_config(hf_config)
         self.spec = spec.model_spec(context_length=None, eos_token_ids=frozenset())
         device, layers = bench.device, self.spec.layers
-        self.network = DenseNetwork(spec, dtype=bench.dtype, device=device)
+        self.network = DenseNetwork(spec, Linears(bench.dtype, device))
         draw_weights(self.network)
         width = -(-(context + 1) // PAGE) * PAGE
         self.rows = ReqToTokenPool(most, width, PAGE, mirrored=True)

@@ -15,6 +15,7 @@ from pegboard.core.engine.device import device_of, executor_of, loop_of, stage_p
 from pegboard.core.engine.gates import build_gates
 from pegboard.core.engine.memory_services import memory_services
 from pegboard.core.engine.model_info import model_info
+from pegboard.core.engine.reserving import Providers, services
 from pegboard.core.engine.sizing import make_rows
 from pegboard.core.engine.source import prepare_model
 from pegboard.core.engine.stages import StageBuilder
@@ -50,6 +51,7 @@ from pegboard.core.worker.worker import Worker
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.model.dtypes import resolve_dtype
 from pegboard.toolkit.model.model_config import read_model_config
+from pegboard.toolkit.system.culprits import Culprits
 from pegboard.toolkit.system.step_report import StepReport
 
 if TYPE_CHECKING:
@@ -132,13 +134,14 @@ def choose(resolved: ResolvedConfig, hooks: Hooks) -> tuple[Chosen, ModelFamily]
     hooks.call.configure(config=config, origins=resolved.origins)
     selection = Selection(resolved)
     prepared = prepare_model(resolved, selection)
-    model = _model_context(config, prepared.directory)
+    model, providers = _model_context(config, prepared.directory), Providers(selection, Culprits())
+    model = replace(model, services=services(hooks, "model_services", model=model, chooser=providers))
     family_choice = selection.choose(MODEL_FAMILY, model)
     family = family_choice.build(model)
     spec = _checked(family.spec, family_choice.name)
     # Some models name their end only in the tokenizer's files.
     spec = replace(spec, eos_token_ids=_possible(spec.eos_token_ids | prepared.tokenizer.eos_token_ids, spec))
-    chosen = choose_providers(resolved, selection, model, spec, prepared.tokenizer, hooks)
+    chosen = choose_providers(resolved, selection, model, spec, prepared.tokenizer, hooks, providers)
     for plugin, made in hooks.built:
         chosen.culprits.know_hooks(plugin.plugin.name, str(plugin.origin), made)
     return chosen, family

@@ -93,14 +93,15 @@ def choose_providers(
     spec: ModelSpec,
     tokenizer: Tokenizer,
     hooks: Hooks,
+    providers: Providers,
 ) -> Chosen:
     """Choose attention, sampler, processors, runner and pool, so that a wrong choice is known before weights are read.
 
     Raises ConfigError and PluginError, with what to change.
     """
-    config, culprits, queue = resolved.engine, Culprits(), queue_of(model.device)
+    config, culprits, queue = resolved.engine, providers.culprits, queue_of(model.device)
     kv_dtype, capture = _kv_dtype(resolved, model), capture_of(model.device)
-    further = further_layers(hooks, KVLayersContext(config, spec, model, providers := Providers(selection, culprits)))
+    further = further_layers(hooks, KVLayersContext(config, spec, model, providers))
     attention_ctx = _attention_context(config, model, spec, spec.layers + further, kv_dtype)
     attention_ctx = replace(attention_ctx, graph_sizes=_graph_sizes(resolved, capture), bring=queue.bring)
     sampler_ctx = SamplerContext(spec.vocab_size, model.device)

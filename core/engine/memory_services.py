@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pegboard.core.engine.reserving import answers
+from pegboard.core.engine.reserving import services
 from pegboard.core.interfaces.choosing import ChosenProvider, MemoryContext
 from pegboard.core.interfaces.contract import Cardinality, Contract, Ctx, T
 from pegboard.toolkit.cache.kv_identity import kept_as, kv_identity
@@ -38,8 +38,7 @@ def memory_services(
         choose=_Chooser(chosen),
         requiring=chosen.resolved.requiring,
     )
-    given = answers(hooks, "memory_services", lambda found: found or {}, ctx=ctx)
-    return {name: made for *_, found in given for name, made in found.items()}
+    return services(hooks, "memory_services", ctx=ctx)
 
 
 def _identity(chosen: Chosen, loaded: Loaded) -> bytes:

@@ -25,15 +25,17 @@ class Providers:
 
     def __init__(self, selection: Selection, culprits: Culprits) -> None:
         self._selection = selection
-        self._culprits = culprits
+        self.culprits = culprits
         self._made: dict[str, object] = {}
 
     def __call__(self, contract: Contract[T, Ctx], ctx: Ctx) -> T:
         if contract.name not in self._made:
             choice = self._selection.choose(contract, ctx)
-            self._made[contract.name] = self._culprits.know(choice.record, choice.build(ctx))
+            self._made[contract.name] = self.culprits.know(choice.record, choice.build(ctx))
         found: T = self._made[contract.name]  # type: ignore[assignment]
         return found
+
+    choose = __call__
 
 
 def further_layers(hooks: Hooks, ctx: KVLayersContext) -> tuple[LayerSpec, ...]:
@@ -46,6 +48,12 @@ def further_layers(hooks: Hooks, ctx: KVLayersContext) -> tuple[LayerSpec, ...]:
             raise PluginError(f"kv_layers of plugin {plugin!r} ({origin}): {found!r} is not a KVLayers")
         layers += found.layers
     return layers
+
+
+def services(hooks: Hooks, hook: str, **given: object) -> dict[str, object]:
+    """Return what plugins have built in a hook, by name. Raises PluginError for a hook that raises."""
+    found = answers(hooks, hook, lambda found: found or {}, **given)
+    return {name: made for *_, named in found for name, made in named.items()}
 
 
 def answers(hooks: Hooks, hook: str, take: Callable[..., R], **given: object) -> Iterator[tuple[str, str, R]]:

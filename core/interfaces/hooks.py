@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
     from pegboard.core.interfaces.frontend import FrontendContext, FrontendStage
     from pegboard.core.interfaces.http_front import HttpFront, HttpGuard
+    from pegboard.core.interfaces.model_family import ModelContext
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.stage import DevicePart, Stage, StageContext
 
@@ -57,6 +58,7 @@ BOTH, API, SCHEDULER, DEVICE = "both", "API", "scheduler", "where batches run"
 POINTS = (
     Point("configure", BOTH, "first of all, before anything is built"),
     Point("guard_http", API, "when the server's socket listens, before the model is loaded"),
+    Point("model_services", SCHEDULER, "when the model's config is read, before its family is chosen"),
     Point("kv_layers", SCHEDULER, "before attention, runner and KV memory are chosen: layers that plugins add to it"),
     Point("pipeline_stages", SCHEDULER, "when providers are chosen, before weights are read: what takes part in steps"),
     Point("device_parts", DEVICE, "when providers are chosen, before weights are read: what stages compute there"),
@@ -104,6 +106,20 @@ class HookSpecs:
             @hookimpl
             def guard_http(self, front):
                 return None if front.keyed else OnePerSecond()
+        """
+
+    @hookspec
+    def model_services(self, model: ModelContext, chooser: Chooser) -> Mapping[str, object] | None:
+        """Once in the scheduler process, when the model's config is read and before its family is chosen: objects for
+        the family and the runner by name, which they find in `ModelContext.services`. `chooser` builds providers of
+        contracts that the plugin declares. Raise ModelError or ConfigError to stop the start. `pegboard config check`
+        calls it as well, with a model on the CPU in float32.
+
+        Example::
+
+            @hookimpl
+            def model_services(self, model, chooser):
+                return {"acme": chooser.choose(ACME_FORMAT, model)}
         """
 
     @hookspec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class ModelContext:
     """A model directory in Hugging Face's layout, its parsed config.json, and where and how to run it.
 
-    `context_length` is the operator's cap on prompt and output together, None for the model's own limit.
+    `context_length` is the operator's cap on prompt and output together, None for the model's own limit. `services` are
+    objects that plugins have built for the model, by name (the hook `model_services`).
     """
 
     directory: Path
@@ -30,6 +31,7 @@ class ModelContext:
     dtype: torch.dtype
     device: torch.device
     context_length: int | None = None
+    services: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def architecture(self) -> str:

@@ -39,8 +39,8 @@ from pegboard.toolkit.text.encoding import Text, check_length, encode_all
 if TYPE_CHECKING:
     from pegboard.core.interfaces.frontend import Price
     from pegboard.core.interfaces.tokenizer import Tokenizer
-    from pegboard.core.server.model_names import ModelNames
     from pegboard.toolkit.http.budget import BudgetLimits
+    from pegboard.toolkit.http.model_names import ModelNames
     from pegboard.toolkit.system.wire import ApiWire
 
 logger = logging.getLogger(__name__)

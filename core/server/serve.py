@@ -27,7 +27,6 @@ from pegboard.core.interfaces.contracts import API
 from pegboard.core.interfaces.http_front import HttpFront, HttpGuard
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.client import AsyncEngineClient
-from pegboard.core.server.model_names import ModelNames
 from pegboard.core.server.scheduler_process import BUILDER
 from pegboard.core.server.supervisor import STOP_TIMEOUT, Supervisor
 from pegboard.toolkit.chat import rendering
@@ -36,6 +35,7 @@ from pegboard.toolkit.http.budget import BudgetLimits
 from pegboard.toolkit.http.keys import Keys
 from pegboard.toolkit.http.listening import exposure, listen
 from pegboard.toolkit.http.loading import Entrance
+from pegboard.toolkit.http.model_names import ModelNames
 from pegboard.toolkit.http.server import LAST_ANSWERS, HttpServer
 from pegboard.toolkit.http.tls import tls_context
 from pegboard.toolkit.system.event_loop import ended_before, loop_factory

@@ -19,6 +19,7 @@ from pegboard.toolkit.system.progress import progress
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import EmbedOverlay, ForwardBatch, Taps
     from pegboard.core.interfaces.kv_pool import KVPool
+    from pegboard.toolkit.model.coded import QuantizedWeights
     from pegboard.toolkit.model.decoder_spec import DecoderSpec
 
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
@@ -33,32 +34,26 @@ class NativeModel:
     While it loads, weights are there twice; afterwards once, and the token embeddings as they came.
     """
 
-    def __init__(self, library: ctypes.CDLL, spec: DecoderSpec, directory: Path, threads: int, weights: str) -> None:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        spec: DecoderSpec,
+        directory: Path,
+        threads: int,
+        weights: str,
+        coded: QuantizedWeights | None = None,
+    ) -> None:
         names = DecoderNames.of(spec, directory)
         with torch.device("meta"):
-            check_weights(directory, names.targets(_targets(spec)), ignore=names.ignores)
+            check_weights(directory, names.targets(_targets(spec)), ignore=names.ignores, coded=coded)
         self.spec = spec
         self._library = library
         self._rope = RotaryEmbedding(spec.rope)
-        shape = Shape(
-            vocab=spec.vocab_size,
-            hidden=spec.hidden_size,
-            inter=spec.intermediate_size,
-            layers=spec.num_layers,
-            heads=spec.num_heads,
-            kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            act=ACTIVATIONS[spec.hidden_act],
-            qk_norm=int(spec.qk_norm),
-            threads=threads,
-            wanted=WANTED[weights],
-            eps=spec.rms_norm_eps,
-            scale=spec.head_dim**-0.5,
-        )
+        shape = _shape(spec, threads, weights)
         self._handle = library.pb_create(ctypes.byref(shape))
         self._check(0 if self._handle else 1)
         targets = _targets(spec)
-        load_weights(directory, names.targets(targets), ignore=names.ignores)
+        load_weights(directory, names.targets(targets), ignore=names.ignores, coded=coded)
         self._embedding = targets["model.embed_tokens.weight"]
         with progress("packing weights", spec.num_layers) as packed:
             for index in range(spec.num_layers):
@@ -260,6 +255,24 @@ def _set_tails(
     lens, bits = lens.contiguous(), bits.contiguous()
     native.tails, native.bits = lens.data_ptr(), bits.data_ptr()
     return lens, bits
+
+
+def _shape(spec: DecoderSpec, threads: int, weights: str) -> Shape:
+    return Shape(
+        vocab=spec.vocab_size,
+        hidden=spec.hidden_size,
+        inter=spec.intermediate_size,
+        layers=spec.num_layers,
+        heads=spec.num_heads,
+        kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        act=ACTIVATIONS[spec.hidden_act],
+        qk_norm=int(spec.qk_norm),
+        threads=threads,
+        wanted=WANTED[weights],
+        eps=spec.rms_norm_eps,
+        scale=spec.head_dim**-0.5,
+    )
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:

@@ -14,6 +14,7 @@ from pegboard.plugins.cpu_native.library import NativeError, first_that_loads, u
 from pegboard.plugins.cpu_native.model import NativeModel
 from pegboard.plugins.cpu_native.options import CpuNativeOptions
 from pegboard.plugins.cpu_native.sampler import CpuNativeSampler, native_sampling, with_no_tokens
+from pegboard.toolkit.model.coded import quantized_weights
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.toolkit.sampling.logprobs import prompt_logprobs
 from pegboard.toolkit.sampling.sample import sample
@@ -39,9 +40,9 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
         except NativeError as error:
             raise ConfigError(f"runner.instructions: {error}") from error
         threads = options.threads or usable_cores()
-        self._model = NativeModel(
-            library, DecoderSpec.from_config(ctx.model.hf_config), ctx.model.directory, threads, options.weights
-        )
+        coded = quantized_weights(ctx.model)
+        spec = DecoderSpec.from_config(ctx.model.hf_config, coded=coded is not None)
+        self._model = NativeModel(library, spec, ctx.model.directory, threads, options.weights, coded)
         counts = self._model.weights_by_format().values()
         kept = ", ".join(f"{numbers / 1e6:.1f} M in {stored * 8 / numbers:.3g} bits" for numbers, stored in counts)
         logger.info("the native runner computes with %s in %d threads; weights: %s", name, threads, kept)
@@ -60,7 +61,7 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
             kept = str(ctx.kv_dtype).removeprefix("torch.")
             return f"it keeps KV in bfloat16, not in {kept}; set memory.kv_dtype to auto or bfloat16"
         try:
-            spec = DecoderSpec.from_config(ctx.model.hf_config)
+            spec = DecoderSpec.from_config(ctx.model.hf_config, coded=quantized_weights(ctx.model) is not None)
         except ModelError as error:
             return str(error)
         if spec.moe is not None:

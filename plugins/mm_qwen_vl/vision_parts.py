@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pegboard.toolkit.model.layers import FusedLinear, GatedMLP, RMSNorm, activation, empty_parameter
+from pegboard.toolkit.model.layers import FusedLinear, GatedMLP, Linears, RMSNorm, activation, empty_parameter
 
 if TYPE_CHECKING:
     from pegboard.plugins.mm_qwen_vl.vision_spec import VisionSpec
@@ -141,7 +141,7 @@ class Block(nn.Module):
         self.norm2 = norm_of(spec, width, dtype=dtype, device=device)
         self.attn = Attention(spec, dtype=dtype, device=device)
         self.mlp = (
-            GatedMLP(width, between, spec.act, bias=True, dtype=dtype, device=device)
+            GatedMLP("mlp", width, between, spec.act, Linears(dtype, device), bias=True)
             if spec.gated
             else PlainMLP((width, between, width), activation_of(spec.act), dtype=dtype, device=device)
         )

@@ -10,6 +10,7 @@ import torch
 from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
 from pegboard.plugins.model_dense.options import DenseOptions
+from pegboard.toolkit.model.coded import quantized_weights
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.toolkit.model.hf_files import eos_token_ids
 
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
 
 
 class DenseFamily(ModelFamily[DenseOptions]):
-    """Llama, Mistral, Qwen2, Qwen3 (with experts as well) and the text towers of Qwen2-VL, 2.5-VL and 3-VL,
-    unquantised. GGUF files arrive here already converted to safetensors.
+    """Llama, Mistral, Qwen2, Qwen3 (with experts as well) and the text towers of Qwen2-VL, 2.5-VL and 3-VL. GGUF files
+    arrive here already converted to safetensors.
     """
 
     def __init__(self, options: DenseOptions, ctx: ModelContext) -> None:
         super().__init__(options, ctx)
-        self._decoder = DecoderSpec.from_config(ctx.hf_config)
+        self._weights = quantized_weights(ctx)
+        self._decoder = DecoderSpec.from_config(ctx.hf_config, coded=self._weights is not None)
         self._spec = self._decoder.model_spec(
             context_length=ctx.context_length, eos_token_ids=eos_token_ids(ctx.directory)
         )
@@ -39,7 +41,7 @@ class DenseFamily(ModelFamily[DenseOptions]):
     def supports(cls, options: DenseOptions, ctx: ModelContext) -> str | None:
         """Return None where `DecoderSpec` can read the config, else what it could not read."""
         try:
-            DecoderSpec.from_config(ctx.hf_config)
+            DecoderSpec.from_config(ctx.hf_config, coded=quantized_weights(ctx) is not None)
         except ModelError as error:
             return str(error)
         return None
@@ -57,27 +59,29 @@ class DenseFamily(ModelFamily[DenseOptions]):
             network.pack()
         return network.eval()
 
-    def _network_on(self, device: torch.device) -> DenseNetwork:
-        from pegboard.plugins.model_dense.network import DenseNetwork
-
-        return DenseNetwork(self._decoder, dtype=self.ctx.dtype, device=device)
-
     def _read(self) -> DenseNetwork:
+        from pegboard.plugins.model_dense.network import DenseNetwork
         from pegboard.toolkit.model.decoder_names import DecoderNames
+        from pegboard.toolkit.model.layers import Linears
         from pegboard.toolkit.model.weights import check_weights, load_weights
 
-        directory = self.ctx.directory
+        directory, dtype, weights = self.ctx.directory, self.ctx.dtype, self._weights
         names = DecoderNames.of(self._decoder, directory)
-        check_weights(directory, names.targets(self._network_on(torch.device("meta")).targets()), ignore=names.ignores)
-        network = self._network_on(self.ctx.device)
-        load_weights(directory, names.targets(network.targets()), ignore=names.ignores)
+        meta = DenseNetwork(self._decoder, Linears(dtype, torch.device("meta")))
+        check_weights(directory, names.targets(meta.targets()), ignore=names.ignores, coded=weights)
+        linears = Linears(dtype, self.ctx.device, weights, names.stored)
+        network = DenseNetwork(self._decoder, linears)
+        load_weights(directory, names.targets(network.targets()), ignore=names.ignores, coded=weights)
+        linears.read()
         return network
 
     def _drawn(self) -> DenseNetwork:
+        from pegboard.plugins.model_dense.network import DenseNetwork
         from pegboard.toolkit.model.dummy import draw_weights
+        from pegboard.toolkit.model.layers import Linears
 
         logger.warning("model.load_format is dummy: weights are random, and answers have no meaning")
-        network = self._network_on(self.ctx.device)
+        network = DenseNetwork(self._decoder, Linears(self.ctx.dtype, self.ctx.device))
         draw_weights(network)
         return network
 

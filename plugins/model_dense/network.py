@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pegboard.core.interfaces.model_family import Network
 from pegboard.toolkit.kernels import usable
 from pegboard.toolkit.model.attending import attended
-from pegboard.toolkit.model.layers import Embedding, FusedLinear, GatedMLP, RMSNorm
+from pegboard.toolkit.model.layers import Embedding, GatedMLP, Linears, RMSNorm
 from pegboard.toolkit.model.moe import MixtureOfExperts
 from pegboard.toolkit.model.rope import RotaryEmbedding
 
@@ -29,18 +29,19 @@ class DecoderLayer(nn.Module):
     so is the second addition, together with the next layer's norm.
     """
 
-    def __init__(self, spec: DecoderSpec, layer: LayerSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: DecoderSpec, layer: LayerSpec, linears: Linears) -> None:
         super().__init__()
         self.layer = layer
-        hidden, eps = spec.hidden_size, spec.rms_norm_eps
-        sizes = (spec.q_size, spec.kv_size, spec.kv_size)
+        hidden, eps, dtype, device = spec.hidden_size, spec.rms_norm_eps, linears.dtype, linears.device
+        name = layer_name(layer.layer_id)
+        qkv = {"q_proj": spec.q_size, "k_proj": spec.kv_size, "v_proj": spec.kv_size}
         self.input_norm = RMSNorm(hidden, eps, dtype=dtype, device=device)
-        self.qkv = FusedLinear(hidden, sizes, bias=spec.qkv_bias, dtype=dtype, device=device)
-        self.o = FusedLinear(spec.q_size, (hidden,), bias=spec.o_bias, dtype=dtype, device=device)
+        self.qkv = linears(hidden, {f"{name}.self_attn.{part}": size for part, size in qkv.items()}, bias=spec.qkv_bias)
+        self.o = linears(spec.q_size, {f"{name}.self_attn.o_proj": hidden}, bias=spec.o_bias)
         self.q_norm = RMSNorm(spec.head_dim, eps, dtype=dtype, device=device) if spec.qk_norm else None
         self.k_norm = RMSNorm(spec.head_dim, eps, dtype=dtype, device=device) if spec.qk_norm else None
         self.post_norm = RMSNorm(hidden, eps, dtype=dtype, device=device)
-        self.mlp = _mlp(spec, layer.layer_id, dtype, device)
+        self.mlp = _mlp(spec, layer.layer_id, linears)
 
     def forward(
         self, normed: Tensor, residual: Tensor, rotation: tuple[Tensor, Tensor], batch: ForwardBatch
@@ -73,24 +74,27 @@ class DecoderLayer(nn.Module):
         return found
 
 
-def _mlp(spec: DecoderSpec, layer: int, dtype: torch.dtype, device: torch.device) -> GatedMLP | MixtureOfExperts:
+def layer_name(layer_id: int) -> str:
+    """Return what transformers calls a decoder layer."""
+    return f"model.layers.{layer_id}"
+
+
+def _mlp(spec: DecoderSpec, layer: int, linears: Linears) -> GatedMLP | MixtureOfExperts:
+    hidden, act = spec.hidden_size, spec.hidden_act
     if spec.moe is not None and spec.moe.layers[layer]:
-        return MixtureOfExperts(spec.moe, spec.hidden_size, spec.hidden_act, dtype=dtype, device=device)
-    return GatedMLP(
-        spec.hidden_size, spec.intermediate_size, spec.hidden_act, bias=spec.mlp_bias, dtype=dtype, device=device
-    )
+        return MixtureOfExperts(spec.moe, hidden, act, dtype=linears.dtype, device=linears.device)
+    return GatedMLP(f"{layer_name(layer)}.mlp", hidden, spec.intermediate_size, act, linears, bias=spec.mlp_bias)
 
 
 class DenseNetwork(nn.Module, Network):
-    """A dense decoder with its weights in `dtype` on `device`, uninitialised until `targets()` are filled."""
+    """A dense decoder, uninitialised until `targets()` are filled and `linears` have read theirs."""
 
-    def __init__(self, spec: DecoderSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: DecoderSpec, linears: Linears) -> None:
         super().__init__()
         self.spec = spec
+        dtype, device = linears.dtype, linears.device
         self.embedding = Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device)
-        self.layers = nn.ModuleList(
-            DecoderLayer(spec, layer, dtype=dtype, device=device) for layer in spec.layer_specs()
-        )
+        self.layers = nn.ModuleList(DecoderLayer(spec, layer, linears) for layer in spec.layer_specs())
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, dtype=dtype, device=device)
         self.rope = RotaryEmbedding(spec.rope, device)
         self.head = (
@@ -186,7 +190,7 @@ class DenseNetwork(nn.Module, Network):
         found: dict[str, Tensor] = {"model.embed_tokens.weight": self.embedding.weight}
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            found |= layer.targets(f"model.layers.{index}")
+            found |= layer.targets(layer_name(index))
         found |= self.norm.targets("model.norm")
         if not self.spec.tied_embeddings:
             found["lm_head.weight"] = self.head.weight

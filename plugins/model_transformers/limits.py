@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pegboard.plugins.model_transformers.trace import NotServable, Trace, config_of, trace
+from pegboard.toolkit.model.coded import quantized_weights
 from pegboard.toolkit.model.rope_spec import lengthened
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def _check_class(ctx: ModelContext) -> None:
     expected = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(ctx.hf_config.get("model_type")))
     if expected is not None and ctx.architecture not in ([expected] if isinstance(expected, str) else expected):
         raise NotServable(f"does not go with model_type {ctx.hf_config.get('model_type')!r}, whose class is {expected}")
-    if ctx.hf_config.get("quantization_config"):
+    if ctx.hf_config.get("quantization_config") and quantized_weights(ctx) is None:
         raise NotServable("has quantised weights, which are not read here")
     model_class = getattr(transformers, ctx.architecture, None)
     if not getattr(model_class, "_supports_attention_backend", False):

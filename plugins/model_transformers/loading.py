@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.trace import config_of
+from pegboard.toolkit.model.coded import QuantizedWeights, quantized_weights, slots_of
 from pegboard.toolkit.model.weights import StoredTensor, checkpoint_files, read_header
 from pegboard.toolkit.system.progress import progress
 
@@ -39,11 +40,10 @@ def load_model(ctx: ModelContext, parameters: int) -> torch.nn.Module:
 
     Raises ModelError naming file, tensor and shapes where the checkpoint does not fit its config.
     """
-    from transformers import AutoModelForCausalLM
-
     files = {file: read_header(file) for file in checkpoint_files(ctx.directory)}
     stored = sum(math.prod(tensor.shape) for tensors in files.values() for tensor in tensors.values())
-    if parameters > 2 * stored:
+    weights = quantized_weights(ctx)
+    if weights is None and parameters > 2 * stored:
         raise ModelError(
             f"the checkpoint does not fit its config: {ctx.directory / 'config.json'} asks for {parameters} numbers, "
             f"and the *.safetensors beside it hold {stored}"
@@ -51,8 +51,9 @@ def load_model(ctx: ModelContext, parameters: int) -> torch.nn.Module:
     bridge.register()
     try:
         with _quiet(), progress("reading weights"):
-            model, info = AutoModelForCausalLM.from_pretrained(
-                str(ctx.directory),
+            model, info = _reader_of(ctx)(
+                str(ctx.directory) if weights is None else None,
+                state_dict=None if weights is None else _dequantized(ctx, weights),
                 config=config_of(ctx.hf_config),
                 dtype=ctx.dtype,
                 attn_implementation=bridge.PAGED,
@@ -67,6 +68,29 @@ def load_model(ctx: ModelContext, parameters: int) -> torch.nn.Module:
     _check_loaded(ctx, files, info)
     loaded: torch.nn.Module = model.eval().requires_grad_(False).to(ctx.device)
     return loaded
+
+
+def _reader_of(ctx: ModelContext) -> Callable[..., tuple[torch.nn.Module, dict[str, object]]]:
+    """Return what reads a checkpoint: `from_pretrained` of the model's own class for quantised weights, which come as
+    tensors.
+    """
+    import transformers
+
+    coded = quantized_weights(ctx) is not None
+    model_class = getattr(transformers, ctx.architecture) if coded else transformers.AutoModelForCausalLM
+    read: Callable[..., tuple[torch.nn.Module, dict[str, object]]] = model_class.from_pretrained
+    return read
+
+
+def _dequantized(ctx: ModelContext, weights: QuantizedWeights) -> dict[str, torch.Tensor]:
+    """Return all tensors of a checkpoint by name: exact numbers, in the model's type, of those that are quantised."""
+    import torch
+
+    found = {name: slot.read() for name, slot in slots_of(ctx.directory).items() if name not in weights.parts}
+    for name, matrix in weights.matrices.items():
+        found[name] = torch.empty(matrix.shape, dtype=ctx.dtype)
+        matrix.fill(found[name])
+    return found
 
 
 @contextmanager

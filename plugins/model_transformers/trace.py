@@ -120,14 +120,17 @@ def _data_needed() -> Iterator[None]:
 
 
 def config_of(hf_config: Mapping[str, object]) -> Any:
-    """Return transformers' own config object for a parsed config.json. Raises NotServable."""
+    """Return transformers' own config object for a parsed config.json, which says nothing of quantised weights: its
+    quantizers are never called. Raises NotServable.
+    """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     model_type = hf_config.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise NotServable(f"has model_type {model_type!r}, which transformers does not know")
     try:
-        return CONFIG_MAPPING[model_type].from_dict(dict(hf_config))
+        plain = {key: value for key, value in hf_config.items() if key != "quantization_config"}
+        return CONFIG_MAPPING[model_type].from_dict(plain)
     except Exception as err:  # config classes validate with exceptions of many kinds
         raise NotServable(f"has a config.json that transformers refuses: {' '.join(str(err).split())}") from err
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pegboard.toolkit.model.attending import attended
-from pegboard.toolkit.model.layers import Embedding, FusedLinear, GatedMLP, RMSNorm
+from pegboard.toolkit.model.layers import Embedding, FusedLinear, GatedMLP, Linears, RMSNorm
 from pegboard.toolkit.model.rope import RotaryEmbedding
 
 if TYPE_CHECKING:
@@ -61,9 +61,8 @@ class DraftLayer(nn.Module):
         self.q_norm = norm(decoder.head_dim) if decoder.qk_norm else None
         self.k_norm = norm(decoder.head_dim) if decoder.qk_norm else None
         self.post_norm = norm(hidden)
-        self.mlp = GatedMLP(
-            hidden, decoder.intermediate_size, decoder.hidden_act, bias=parts.mlp_bias, dtype=dtype, device=device
-        )
+        linears = Linears(dtype, device)
+        self.mlp = GatedMLP("mlp", hidden, decoder.intermediate_size, decoder.hidden_act, linears, bias=parts.mlp_bias)
 
     def forward(self, embeds: Tensor | None, state: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """Return [n, hidden] of embeddings and states [n, hidden]; `embeds` is None for EAGLE-1."""

@@ -29,6 +29,7 @@ OWN: Mapping[str, str] = {
     "grammar_xgrammar": "its schemas are its own",
     "mm_qwen_vl": "media and checkpoints of each family",
     "parsers_plain": "two contracts have a provider of one name",
+    "quantization": "checkpoints are written for each format",
     "spec_eagle": "it reads a checkpoint, which has to be written",
     "storage_files": "blocks are damaged in their files",
     "storage_mooncake": "a fake store, or a real one where it is installed",

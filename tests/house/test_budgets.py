@@ -15,16 +15,16 @@ ROOMS = {
     "conformance": 17_210,
     "core.cli": 180,
     "core.config": 1_980,
-    "core.engine": 1_866,
+    "core.engine": 1_880,
     "core.frontend": 930,
-    "core.interfaces": 5_892,
-    "core.pipeline": 5_720,
+    "core.interfaces": 5_910,
+    "core.pipeline": 5_710,
     "core.registry": 910,
-    "core.server": 1_360,
+    "core.server": 1_310,
     "core.worker": 600,
-    "plugins": 60_090,
-    "toolkit": 17_030,
-    "tools": 12_260,
+    "plugins": 61_350,
+    "toolkit": 17_610,
+    "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 

@@ -67,7 +67,7 @@ class DecoderNames:
         """Return buffers by the checkpoint's names, given by the decoder's: the same, and parts and views of them."""
         found: dict[str, Tensor] = {}
         for name, target in targets.items():
-            stored = self._stored(name)
+            stored = self.stored(name)
             if not stored.endswith((_GATE_UP, _DOWN)) or self.experts is Experts.TOGETHER:
                 found[stored] = target
             elif self.experts is Experts.TURNED:
@@ -86,7 +86,8 @@ class DecoderNames:
             return True
         return self.tower and name.startswith(_VISION)
 
-    def _stored(self, name: str) -> str:
+    def stored(self, name: str) -> str:
+        """Return the checkpoint's name of a tensor of the decoder, experts of a layer together."""
         if name.startswith(_HEAD):
             return self.head + name.removeprefix(_HEAD)
         return self.body + name.removeprefix(_BODY)

@@ -152,13 +152,16 @@ class DecoderSpec:
         return AXES if self.rope.axes else 1
 
     @classmethod
-    def from_config(cls, config: Mapping[str, object]) -> DecoderSpec:
-        """Read a parsed config.json. Raises ModelError naming the key and its value where it is not understood."""
+    def from_config(cls, config: Mapping[str, object], *, coded: bool = False) -> DecoderSpec:
+        """Read a parsed config.json. Raises ModelError naming the key and its value where it is not understood, and for
+        quantised weights unless the caller reads them `coded` (see `toolkit.model.coded`).
+        """
         check_model_config(config)
         architecture = _architecture(config)
         family = _FAMILIES[architecture]
         text = _text_config(config, family)
-        _refuse_quantised(config, text)
+        if not coded:
+            _refuse_quantised(config, text)
         hidden = size(text, "hidden_size")
         heads, kv_heads, head_dim = _heads(text, family, hidden)
         max_position = size(text, "max_position_embeddings", family.max_position)

@@ -92,14 +92,17 @@ def own_dtype(directory: Path, hf_config: Mapping[str, Any]) -> torch.dtype:
 
 
 def stored_dtype(directory: Path) -> torch.dtype:
-    """Return the type of a checkpoint's largest tensor; float32 where it is not known."""
+    """Return the type of a checkpoint's largest tensor, codes of quantised weights left out; float32 where it is not
+    known.
+    """
     try:
         stored = [tensor for file in checkpoint_files(directory) for tensor in read_header(file).values()]
     except ModelError:
         # Weights in another format: the loader says what is wrong with them.
         return torch.float32
-    largest = max(stored, key=lambda tensor: tensor.nbytes, default=None)
-    return largest.dtype if largest is not None and largest.dtype.is_floating_point else torch.float32
+    numbers = [tensor for tensor in stored if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1]
+    largest = max(numbers, key=lambda tensor: tensor.nbytes, default=None)
+    return largest.dtype if largest is not None else torch.float32
 
 
 def cpu_has_bfloat16() -> bool:

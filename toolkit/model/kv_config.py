@@ -30,3 +30,13 @@ def _says_so(quantisation: object) -> bool:
     if not isinstance(scheme, Mapping):
         return False
     return scheme.get("num_bits") == 8 and scheme.get("type") == "float" and not scheme.get("dynamic")
+
+
+def quantization_of(hf_config: Mapping[str, object]) -> Mapping[str, object] | None:
+    """Return what a config.json says of quantised weights; None for plain ones."""
+    text = hf_config.get("text_config")
+    for part in (hf_config, text if isinstance(text, Mapping) else {}):
+        given = part.get("quantization_config")
+        if isinstance(given, Mapping) and given and not weights_are_plain(given):
+            return given
+    return None

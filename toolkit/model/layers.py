@@ -8,13 +8,18 @@ its own buffers, so that loading copies each tensor once and nothing is held twi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pegboard.toolkit.kernels import operations
+from pegboard.toolkit.model.linear import LinearMethod, Part, Site
 from pegboard.toolkit.model.packed import pack, packed_linear
+
+if TYPE_CHECKING:
+    from pegboard.toolkit.model.coded import QuantizedWeights
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -72,25 +77,45 @@ class FusedLinear(nn.Module):
     """Several projections of one input as one matrix product.
 
     `sizes` are the output sizes of the parts; forward maps [tokens, in] to [tokens, sum(sizes)], parts side by side.
+    Where the weight is `coded`, it has no memory, and a LinearMethod takes its place before the first product.
     """
 
     def __init__(
-        self, in_size: int, sizes: Sequence[int], *, bias: bool, dtype: torch.dtype, device: torch.device
+        self,
+        in_size: int,
+        sizes: Sequence[int],
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        coded: bool = False,
     ) -> None:
         super().__init__()
         self.sizes = tuple(sizes)
-        self.weight = empty_parameter(sum(sizes), in_size, dtype=dtype, device=device)
+        where = torch.device("meta") if coded else device
+        self.weight = empty_parameter(sum(sizes), in_size, dtype=dtype, device=where)
         self.bias = empty_parameter(sum(sizes), dtype=dtype, device=device) if bias else None
         self._packed: Tensor | None = None
+        self._method: LinearMethod | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._method is not None:
+            return self._method.apply(x, self.bias)
         if self._packed is not None:
             return packed_linear(x, self._packed, self.bias)
         return F.linear(x, self.weight, self.bias)
 
     def pack(self) -> None:
-        """Keep the loaded weight as `packed` does it, and in no other form: there are no `targets` any more."""
-        self._packed = pack(self.weight)
+        """Keep the loaded weight as `packed` does it, and in no other form: there are no `targets` any more. What has a
+        method stays with it.
+        """
+        if self._method is None:
+            self._packed = pack(self.weight)
+            del self.weight
+
+    def use(self, method: LinearMethod) -> None:
+        """Multiply by a method's weights. There are no `targets` any more."""
+        self._method = method
         del self.weight
 
     def targets(self, names: Sequence[str]) -> dict[str, Tensor]:
@@ -103,17 +128,57 @@ class FusedLinear(nn.Module):
         return found
 
 
-class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)), gate and up in one product (Shazeer 2020). [tokens, hidden] -> [tokens, hidden]."""
+class Linears:
+    """Makes the linear layers of a network, in `dtype` on `device`, and numbers its sites: those whose weights are
+    quantised get their products from `weights`. `stored` gives the checkpoint's name of a tensor of the network.
+    """
 
     def __init__(
-        self, hidden: int, intermediate: int, act: str, *, bias: bool, dtype: torch.dtype, device: torch.device
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        weights: QuantizedWeights | None = None,
+        stored: Callable[[str], str] = lambda name: name,
     ) -> None:
+        self.dtype = dtype
+        self.device = device
+        self._weights = weights
+        self._stored = stored
+        self._made = 0
+        self._coded: list[tuple[FusedLinear, Site, list[str]]] = []
+
+    def __call__(self, in_size: int, parts: Mapping[str, int], *, bias: bool) -> FusedLinear:
+        """Return the layer of the parts of these names, which have so many rows each."""
+        names = [self._stored(f"{name}.weight") for name in parts]
+        coded = self._weights is not None and any(name in self._weights.matrices for name in names)
+        sizes = tuple(parts.values())
+        made = FusedLinear(in_size, sizes, bias=bias, dtype=self.dtype, device=self.device, coded=coded)
+        if coded:
+            site = Site(self._made, tuple(Part(name, rows) for name, rows in parts.items()), in_size)
+            self._coded.append((made, site, names))
+        self._made += 1
+        return made
+
+    def read(self) -> None:
+        """Read the weights that are quantised, site by site, and have products made of them. Raises ModelError."""
+        if self._weights is not None:
+            for made, site, names in self._coded:
+                made.use(self._weights.linear(site, names, self.device))
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)), gate and up in one product (Shazeer 2020). [tokens, hidden] -> [tokens, hidden].
+
+    The linear layers of an MLP called `name` are made by `linears`.
+    """
+
+    def __init__(self, name: str, hidden: int, intermediate: int, act: str, linears: Linears, *, bias: bool) -> None:
         super().__init__()
         self.act = activation(act)
         self._silu = self.act is F.silu
-        self.gate_up = FusedLinear(hidden, (intermediate, intermediate), bias=bias, dtype=dtype, device=device)
-        self.down = FusedLinear(intermediate, (hidden,), bias=bias, dtype=dtype, device=device)
+        gate_up = {f"{name}.gate_proj": intermediate, f"{name}.up_proj": intermediate}
+        self.gate_up = linears(hidden, gate_up, bias=bias)
+        self.down = linears(intermediate, {f"{name}.down_proj": hidden}, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         both = self.gate_up(x)

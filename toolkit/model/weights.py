@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -31,6 +32,7 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -38,6 +40,30 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_CODES = {_DTYPES[name] for name in ("F8_E4M3", "F8_E5M2", "F8_E8M0", "I32", "I8", "U8")}
+"""Types that quantised matrices are made of: scales, and perhaps more, belong to their numbers."""
+
+
+class CodedTensor(Protocol):
+    """A tensor of quantised weights, which several tensors of a checkpoint make up (`toolkit.model.coded`)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def file(self) -> Path: ...
+    @property
+    def nbytes(self) -> int: ...
+    def fill(self, target: Tensor) -> None:
+        """Write its numbers into `target`, of its shape."""
+
+
+class CodedTensors(Protocol):
+    """Those of a checkpoint by name, and the names of all tensors that they are made of, or that are of no use."""
+
+    @property
+    def matrices(self) -> Mapping[str, CodedTensor]: ...
+    @property
+    def parts(self) -> frozenset[str]: ...
 
 
 def checkpoint_files(directory: str | os.PathLike[str]) -> dict[Path, list[str]]:
@@ -81,18 +107,29 @@ def load_weights(
     targets: Mapping[str, Tensor],
     *,
     ignore: Callable[[str], bool] = lambda name: False,
+    coded: CodedTensors | None = None,
 ) -> None:
     """Copy every tensor of the checkpoint into the buffer that `targets` gives for its name, in the buffer's dtype.
 
     On a CPU a tensor whose dtype is the buffer's is read from the file straight into the buffer, another in small
     pieces; what goes into a strided buffer passes through a copy of itself, so memory beyond the buffers is that of one
     tensor at most. What goes to a GPU is read ahead, see `staging`. Names for which `ignore` is true are skipped.
-    Raises ModelError for a tensor that has no buffer, a buffer that got no tensor, and shapes that differ; it names the
-    file, the tensors and the shapes.
+    Tensors that are `coded` are read by that. Buffers on the device `meta` are left to the caller. Raises ModelError
+    for a tensor that has no buffer, a buffer that got no tensor, and shapes that differ; it names the file, the tensors
+    and the shapes.
     """
-    files = _matched(directory, targets, ignore)
-    with progress("reading weights", sum(one.nbytes for stored in files.values() for one in stored.values())) as read:
-        devices = {target.device for target in targets.values()}
+    files = {
+        file: {name: one for name, one in stored.items() if not targets[name].is_meta}
+        for file, stored in _matched(directory, targets, ignore, coded).items()
+    }
+    matrices = {} if coded is None else {name: one for name, one in coded.matrices.items() if name in targets}
+    matrices = {name: one for name, one in matrices.items() if not targets[name].is_meta}
+    plain = sum(one.nbytes for stored in files.values() for one in stored.values())
+    with progress("reading weights", plain + sum(one.nbytes for one in matrices.values())) as read:
+        for name, matrix in matrices.items():
+            matrix.fill(targets[name])
+            read(matrix.nbytes)
+        devices = {target.device for target in targets.values() if not target.is_meta}
         if len(devices) == 1 and (device := devices.pop()).type == "cuda":
             for count in stage(_places(files, targets), device):
                 read(count)
@@ -119,38 +156,59 @@ def check_weights(
     targets: Mapping[str, Tensor],
     *,
     ignore: Callable[[str], bool] = lambda name: False,
+    coded: CodedTensors | None = None,
 ) -> None:
     """Raise what `load_weights` would raise for buffers of these shapes, which may be on the meta device: so that sizes
     which the config alone asks for are refused before there is memory for them.
     """
-    _matched(directory, targets, ignore)
+    _matched(directory, targets, ignore, coded)
 
 
 def _matched(
-    directory: str | os.PathLike[str], targets: Mapping[str, Tensor], ignore: Callable[[str], bool]
+    directory: str | os.PathLike[str],
+    targets: Mapping[str, Tensor],
+    ignore: Callable[[str], bool],
+    coded: CodedTensors | None,
 ) -> dict[Path, dict[str, StoredTensor]]:
-    """Return the tensors that `targets` wants by file and name, every one of which is there, in its shape, and
-    wanted.
+    """Return the plain tensors that `targets` wants by file and name. Every one of these, and of the coded ones, is
+    there, in its shape, and wanted.
     """
+    parts = frozenset[str]() if coded is None else coded.parts
+    matrices = {} if coded is None else {name: one for name, one in coded.matrices.items() if not ignore(name)}
     found: dict[Path, dict[str, StoredTensor]] = {}
     problems: list[str] = []
     for file, promised in checkpoint_files(directory).items():
         stored = read_header(file)
         problems += [f"{file} lacks {name}, which the index promises" for name in promised if name not in stored]
-        found[file] = {name: tensor for name, tensor in stored.items() if not ignore(name)}
+        found[file] = {name: one for name, one in stored.items() if not (name in parts or ignore(name))}
         for name, tensor in found[file].items():
-            shape = list(tensor.shape)
-            if name not in targets:
-                problems.append(f"{file}: {name} {shape} has no place in this model")
-            elif list(targets[name].shape) != shape:
-                problems.append(f"{file}: {name} has shape {shape}, the config asks for {list(targets[name].shape)}")
+            problems += _misfit(file, name, tensor.shape, targets) or _unread(file, name, tensor, targets[name])
+    for name, matrix in matrices.items():
+        problems += _misfit(matrix.file, name, matrix.shape, targets)
     if not problems:
-        names = {name for stored in found.values() for name in stored}
+        names = {name for stored in found.values() for name in stored} | matrices.keys()
         problems = [f"{directory} lacks {name} {list(targets[name].shape)}" for name in targets if name not in names]
     if problems:
         more = f" (and {len(problems) - _SHOWN} more problems)" if len(problems) > _SHOWN else ""
         raise ModelError(f"the checkpoint does not fit its config: {'; '.join(problems[:_SHOWN])}{more}")
     return found
+
+
+def _misfit(file: Path, name: str, shape: tuple[int, ...], targets: Mapping[str, Tensor]) -> list[str]:
+    """Return what is wrong with a tensor's name or shape."""
+    if name not in targets:
+        return [f"{file}: {name} {list(shape)} has no place in this model"]
+    if tuple(targets[name].shape) != shape:
+        return [f"{file}: {name} has shape {list(shape)}, the config asks for {list(targets[name].shape)}"]
+    return []
+
+
+def _unread(file: Path, name: str, tensor: StoredTensor, target: Tensor) -> list[str]:
+    """Return what is wrong with a matrix whose numbers are codes of a format that nothing here reads."""
+    if tensor.dtype not in _CODES or len(tensor.shape) < 2 or not target.is_floating_point():
+        return []
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return [f"{file}: {name} {list(tensor.shape)} is stored as {kind}, and nothing says what these numbers mean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +246,15 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
         start, stop = entry["data_offsets"]
         found[name] = StoredTensor(_DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + size + start, stop - start)
     return found
+
+
+def read_tensor(file: Path, stored: StoredTensor) -> Tensor:
+    """Return a tensor of a file as it is stored, on the CPU. Raises ModelError where the file ends early."""
+    memory = torch.empty(stored.shape, dtype=stored.dtype)
+    with file.open("rb", buffering=0) as stream:
+        stream.seek(stored.start)
+        _fill(stream, memory)
+    return memory
 
 
 def _read(stream: FileIO, stored: StoredTensor, target: Tensor) -> None:

@@ -83,9 +83,9 @@ def _check(resolved: ResolvedConfig) -> list[str]:
     from pegboard.core.registry.hooks import Hooks
     from pegboard.tools.config.files import check_files
 
-    Hooks.load(resolved.registry, resolved.plugin_options)
+    hooks = Hooks.load(resolved.registry, resolved.plugin_options)
     import_chosen(resolved)
-    return check_files(resolved)
+    return check_files(resolved, hooks)
 
 
 def _warn(resolved: ResolvedConfig) -> None:

@@ -22,12 +22,13 @@ from pegboard.core.interfaces.ahead import KVLayers, KVLayersContext
 from pegboard.core.interfaces.batch import BatchExtras, ScheduleBatch
 from pegboard.core.interfaces.choosing import MemoryContext
 from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk
-from pegboard.core.interfaces.errors import ConfigError, PluginError
+from pegboard.core.interfaces.errors import ConfigError, ModelError, PluginError
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
 from pegboard.core.interfaces.frontend import FrontendStage
 from pegboard.core.interfaces.hooks import POINTS, hookimpl
 from pegboard.core.interfaces.http_front import HttpGuard
 from pegboard.core.interfaces.messages import AbortRequest, TokenizedBatch, TokenizedRequest
+from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.plugin import Plugin
 from pegboard.core.interfaces.req import NO_ROW, Req
 from pegboard.core.interfaces.sampling import SamplingParams
@@ -42,8 +43,8 @@ from pegboard.core.interfaces.stage import (
 )
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.registry.registry import Registry
-from pegboard.core.server.model_names import ModelNames
 from pegboard.core.server.serve import build_api
+from pegboard.toolkit.http.model_names import ModelNames
 from tests.core.frontend.test_intake import INFO
 
 
@@ -218,6 +219,23 @@ class Lending:
         return {"acme": EVENTS}
 
 
+class Modelling:
+    @hookimpl
+    def model_services(self, model: ModelContext) -> dict[str, object]:
+        EVENTS.append(Event("model_services", {"model": model}))
+        return {"acme": EVENTS}
+
+    @hookimpl
+    def kv_layers(self, ctx: KVLayersContext) -> None:
+        EVENTS.append(Event("kv_layers", {"services": ctx.model.services}))
+
+
+class Leaden:
+    @hookimpl
+    def model_services(self) -> None:
+        raise ModelError("weights of lead")
+
+
 class First:
     @hookimpl
     def batch_scheduled(self) -> None:
@@ -311,6 +329,17 @@ class TestLifeCycle:
         with pytest.raises(ConfigError, match="not on a Sunday"):
             start(checkpoint, Refusing, Recorder)
         assert "engine_started" not in [event.hook for event in EVENTS]
+
+    def test_model_services_before_the_family_is_chosen(self, checkpoint: Path) -> None:
+        with start(checkpoint, Modelling):
+            first, second = calls("model_services", "kv_layers")
+        assert first.facts["model"].architecture == "LlamaForCausalLM"
+        assert first.facts["model"].services == {}
+        assert second.facts["services"] == {"acme": EVENTS}, "the model has them from then on"
+
+    def test_model_services_can_stop_the_start(self, checkpoint: Path) -> None:
+        with pytest.raises(ModelError, match="weights of lead"):
+            start(checkpoint, Leaden)
 
     def test_memory_services_once_memory_is_sized(self, checkpoint: Path) -> None:
         with start(checkpoint, Recorder, Lending):

@@ -66,6 +66,12 @@ def test_an_unknown_type_is_an_error_unless_a_cpu_goes_by_the_weights(
         resolve_dtype("auto", tmp_path, {"dtype": name}, GPU)
 
 
+def test_codes_of_quantised_weights_do_not_count(tmp_path: Path) -> None:
+    tensors = {"a": torch.zeros(9, 9).to(torch.float8_e4m3fn), "b": torch.zeros(9, 9, dtype=torch.int32)}
+    save_file({**tensors, "c": torch.zeros(9, dtype=torch.float16)}, tmp_path / "model.safetensors")
+    assert resolve_dtype("auto", tmp_path, {}, GPU) is torch.float16
+
+
 def test_the_log_says_why(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         auto(monkeypatch, {"dtype": "bfloat16"}, CPU, False)

@@ -1,0 +1,1 @@
+"""Formats of quantised weights, a file each."""

@@ -1,0 +1,72 @@
+"""What finds the format of a checkpoint, and offers its weights to the model's family and its runner."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.hooks import hookimpl
+from pegboard.plugins.quantization import LINEAR, WEIGHT_FORMAT
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.choosing import Chooser
+    from pegboard.core.interfaces.model_family import ModelContext
+    from pegboard.core.interfaces.options import Options
+    from pegboard.plugins.quantization.api import FormatContext, WeightFormat
+    from pegboard.toolkit.model.coded import QuantizedWeights
+
+logger = logging.getLogger(__name__)
+
+
+class QuantizationHooks:
+    """Brings the service `quantized_weights`: `QuantizedWeights` of checkpoints that have such."""
+
+    def __init__(self, options: Options) -> None:
+        """Take the section's options, of which there are none yet."""
+
+    @hookimpl
+    def model_services(self, model: ModelContext, chooser: Chooser) -> Mapping[str, object]:
+        """Look at the checkpoint. Raises ConfigError where no format takes it, and ModelError where one does and its
+        tensors do not fit together.
+        """
+        from pegboard.toolkit.model.kv_config import quantization_of
+
+        config = quantization_of(model.hf_config)
+        if config is None:
+            return {}
+        from pegboard.plugins.quantization.api import FormatContext, LinearContext
+        from pegboard.toolkit.model.coded import SERVICE, QuantizedWeights, slots_of
+
+        tensors = slots_of(model.directory)
+        chosen = _chosen(chooser, FormatContext(config, tensors))
+        linears = chooser.choose(LINEAR, LinearContext(model.device, model.dtype))
+        weights = QuantizedWeights(chosen.matrices(), chosen.unused(), tensors, linears)
+        for matrix in weights.matrices.values():
+            matrix.check()
+        _log(weights)
+        return {SERVICE: weights}
+
+
+def _chosen(chooser: Chooser, ctx: FormatContext) -> WeightFormat[Options]:
+    """Return the format of a checkpoint. Raises ConfigError where there is none, with what each of them reads."""
+    try:
+        return chooser.choose(WEIGHT_FORMAT, ctx)
+    except ConfigError as error:
+        text = (
+            f"the checkpoint is quantised (quant_method {ctx.method!r:.80}), in a way that is not supported; use its "
+            "16-bit weights, or another format: "
+        )
+        problems = [replace(one, message=text + one.message) for one in error.problems]
+        raise ConfigError(problems) from error
+
+
+def _log(weights: QuantizedWeights) -> None:
+    sizes = Counter[str]()
+    for matrix in weights.matrices.values():
+        sizes[str(matrix.layout)] += matrix.nbytes
+    kinds = ", ".join(f"{layout} {size / 1e6:.1f} MB" for layout, size in sizes.items())
+    logger.info("quantised weights: %d matrices: %s", len(weights.matrices), kinds or "none")

@@ -1,0 +1,1 @@
+"""The conformance suites of the contracts of quantised weights."""

@@ -1,0 +1,109 @@
+"""Checkpoints of every format in a whole engine: they answer what the checkpoint of their exact numbers answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pegboard import Engine, SamplingParams
+from pegboard.core.config.compose import compose
+from tests.e2e.reference import Comparison, Reference, assert_logits_agree, forced_logits
+from tests.plugins.quantization.published import WRITERS, published, tiny
+
+TEXT = [*range(3, 43)]
+LAST, NEW = 20, 16
+GREEDY = SamplingParams(temperature=0, max_new_tokens=NEW, ignore_eos=True)
+PLAIN: Mapping[str, Any] = {"attention": {"use": "torch"}, "runner": {"use": "layered"}}
+
+
+def engine(directory: Path, *, dtype: str = "float32", use: str | None = "dense", **sections: Any) -> Engine:
+    """An engine of little memory. `use` names the model's family."""
+    model = {"path": str(directory), "dtype": dtype} | ({"use": use} if use else {})
+    return Engine(compose(data={"model": model, "memory": {"max_total_tokens": 256}, **sections}, env={}))
+
+
+def logits(directory: Path, **settings: Any) -> torch.Tensor:
+    """Logits [LAST, vocab] of a text."""
+    with engine(directory, **{**PLAIN, **settings}) as made:
+        return forced_logits(made, TEXT, LAST)
+
+
+Write = Callable[..., tuple[Path, Path]]
+
+
+@pytest.fixture
+def written(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Write:
+    """Writes a tiny model in a format, and one of the numbers that it means."""
+
+    def write(name: str, architecture: str = "llama", **overrides: Any) -> tuple[Path, Path]:
+        plain = tiny(tmp_path_factory.getbasetemp() / "plain", architecture, **overrides)
+        return published(tmp_path / f"{architecture} {name}", plain, WRITERS[name])
+
+    return write
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_logits_are_those_of_the_exact_weights(name: str, written: Write) -> None:
+    """Bit by bit: the same code multiplies by the same numbers."""
+    coded, meant = written(name)
+    assert torch.equal(logits(coded), logits(meant))
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks", "gptq act-order"])
+def test_codes_that_stay_codes(name: str, written: Write) -> None:
+    coded, meant = written(name)
+    assert torch.equal(logits(coded, quantization={"linear": {"use": "torch"}}), logits(meant))
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks", "awq"])
+def test_answers_are_those_of_transformers(name: str, written: Write, tmp_path: Path) -> None:
+    """Of the float32 model of the exact weights: logits within float32's sums, greedy tokens but for near-ties."""
+    coded, meant = written(name)
+    reference = Reference(meant, tmp_path)
+    (answer,) = reference.answers([TEXT], NEW)
+    with engine(coded, **PLAIN) as made:
+        (found,) = made.generate([TEXT], GREEDY)
+        text = [*TEXT, *answer.tokens]
+        assert_logits_agree(forced_logits(made, text, LAST), reference.logits(text, LAST), name)
+    comparison = Comparison()
+    comparison.add(found.token_ids, answer, name)
+    comparison.finish()
+
+
+def test_native_runner(written: Write) -> None:
+    coded, meant = written("awq")
+    answers = []
+    for directory in (coded, meant):
+        with engine(directory, dtype="bfloat16", use=None, runner={"use": "cpu_native", "threads": 1}) as made:
+            (found,) = made.generate([TEXT], GREEDY)
+            answers.append(found.token_ids)
+    assert answers[0] == answers[1]
+
+
+def test_experts_are_read_one_by_one(written: Write) -> None:
+    coded, meant = written("fp8 small blocks", "qwen3_moe", moe_intermediate_size=64)
+    assert torch.equal(logits(coded), logits(meant))
+
+
+@pytest.mark.parametrize(("architecture", "name"), [("gemma2", "fp8 blocks"), ("llama", "ct 4 bits zeros")])
+def test_through_transformers(architecture: str, name: str, written: Write) -> None:
+    coded, meant = written(name, architecture)
+    assert torch.equal(logits(coded, use="transformers"), logits(meant, use="transformers"))
+
+
+def test_a_part_that_is_plain(written: Write) -> None:
+    """Codes say what is quantised: here not the values of one layer, beside its queries and keys."""
+    from safetensors.torch import load_file, save_file
+
+    coded, meant = written("fp8 small blocks")
+    tensors, numbers = (load_file(one / "model.safetensors") for one in (coded, meant))
+    name = "model.layers.1.self_attn.v_proj.weight"
+    del tensors[f"{name}_scale_inv"]
+    tensors[name] = numbers[name]
+    save_file(tensors, coded / "model.safetensors", metadata={"format": "pt"})
+    for use in ("dense", "torch"):
+        assert torch.equal(logits(coded, quantization={"linear": {"use": use}}), logits(meant))

@@ -1,0 +1,176 @@
+"""Quantised weights of a checkpoint: which tensors of its files make up a matrix, and how they become `Codes`.
+
+A format of weights (the contract `weight_format` of the plugin `quantization`) says it, and a model's family and runner
+find it as `quantized_weights` of their context: they read such matrices as numbers, or have products made of the codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.model_family import ModelContext
+from pegboard.toolkit.model.layouts import PLAIN, Codes, Layout, exact
+from pegboard.toolkit.model.linear import LinearMethod, Site
+from pegboard.toolkit.model.weights import StoredTensor, checkpoint_files, read_header, read_tensor
+
+SERVICE = "quantized_weights"
+"""Name of the `QuantizedWeights` in `ModelContext.services`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSlot:
+    """A tensor of a checkpoint, by name, and its file."""
+
+    name: str
+    file: Path
+    tensor: StoredTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    def read(self) -> Tensor:
+        """Return it as it is stored, on the CPU. Raises ModelError where the file ends early."""
+        return read_tensor(self.file, self.tensor)
+
+    def wrong(self, what: str) -> ModelError:
+        """Return an error that names file, tensor, type and shape, and says `what` is wrong."""
+        kind = str(self.dtype).removeprefix("torch.")
+        return ModelError(f"{self.file}: {self.name} {kind} {list(self.shape)} {what}")
+
+
+def slots_of(directory: Path) -> dict[str, StoredSlot]:
+    """Return all tensors of a checkpoint by name. Raises ModelError where a file is missing or damaged."""
+    return {
+        name: StoredSlot(name, file, tensor)
+        for file in checkpoint_files(directory)
+        for name, tensor in read_header(file).items()
+    }
+
+
+class Blocks(NamedTuple):
+    """What `Codes` has beside its codes."""
+
+    scales: Tensor | None = None
+    zeros: Tensor | None = None
+    groups: Tensor | None = None
+
+
+def _no_blocks(tensors: Mapping[str, Tensor]) -> Blocks:
+    return Blocks()
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CodedMatrix:
+    """A matrix as a checkpoint keeps it, [rows, cols] with output sizes first, or several of a size, all their rows in
+    one. `shape` is that of the plain tensor which it stands for.
+
+    `unpack` makes canonical codes of the tensor `codes`, on any device; `blocks` makes the rest of the tensors `slots`,
+    by the names that they have there. `arrange` makes the plain tensor of the matrix, where they differ.
+    """
+
+    layout: Layout
+    shape: tuple[int, ...]
+    codes: StoredSlot
+    unpack: Callable[[Tensor], Tensor] = _unchanged
+    slots: Mapping[str, StoredSlot] = field(default_factory=dict)
+    blocks: Callable[[Mapping[str, Tensor]], Blocks] = _no_blocks
+    arrange: Callable[[Tensor], Tensor] = _unchanged
+
+    @property
+    def file(self) -> Path:
+        return self.codes.file
+
+    @property
+    def names(self) -> list[str]:
+        """The checkpoint's tensors that it is made of."""
+        return [self.codes.name, *(slot.name for slot in self.slots.values())]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the files."""
+        return self.codes.tensor.nbytes + sum(slot.tensor.nbytes for slot in self.slots.values())
+
+    def read(self, device: torch.device) -> Codes:
+        """Return its codes on a device."""
+        tensors = {role: slot.read().to(device) for role, slot in self.slots.items()}
+        return Codes(self.unpack(self.codes.read().to(device)), *self.blocks(tensors))
+
+    def fill(self, target: Tensor) -> None:
+        """Write its exact numbers into `target`, of `shape`, rounded to its dtype once."""
+        target.detach().copy_(self.arrange(exact(self.layout, self.read(target.device), target.dtype)))
+
+    def check(self) -> None:
+        """Read all but the codes. Raises ModelError for scales, zeros and groups that no matrix can have."""
+        found = self.blocks({role: slot.read() for role, slot in self.slots.items()})
+        scales = found.scales
+        if scales is not None and not bool((torch.isfinite(scales.float()) & (scales.float() > 0)).all()):
+            worst = scales.float()[~(torch.isfinite(scales.float()) & (scales.float() > 0))][0].item()
+            raise self._slot("scales").wrong(f"has a scale of {worst}; scales are positive and finite")
+        if found.groups is not None and scales is not None:
+            low, high = int(found.groups.min()), int(found.groups.max())
+            if low < 0 or high >= scales.shape[1]:
+                raise self._slot("groups").wrong(
+                    f"has columns of the groups {low} to {high}, and there are scales of {scales.shape[1]}"
+                )
+
+    def _slot(self, role: str) -> StoredSlot:
+        return self.slots.get(role, self.codes)
+
+
+class MakesLinear(Protocol):
+    """What makes products of codes: a provider of the contract `linear`."""
+
+    def build(self, site: Site, parts: Sequence[tuple[Layout, Codes]]) -> LinearMethod:
+        """Return a site's product, of the layout and the codes of each of its parts, which are given away."""
+
+
+class QuantizedWeights:
+    """The quantised weights of a checkpoint: `matrices` by the names of the plain tensors that they stand for, and the
+    tensors of its files that are `unused`.
+    """
+
+    def __init__(
+        self,
+        matrices: Mapping[str, CodedMatrix],
+        unused: Collection[str],
+        tensors: Mapping[str, StoredSlot],
+        linears: MakesLinear,
+    ) -> None:
+        self.matrices = matrices
+        self.parts = frozenset(unused).union(*(matrix.names for matrix in matrices.values()))
+        self._tensors = tensors
+        self._linears = linears
+
+    def linear(self, site: Site, names: Sequence[str], device: torch.device) -> LinearMethod:
+        """Return the product of a site, whose parts have these names in the checkpoint. Some of them may be plain."""
+        parts = []
+        for name in names:
+            matrix = self.matrices.get(name) or _plain(self._tensors[name])
+            parts.append((matrix.layout, matrix.read(device)))
+        return self._linears.build(site, parts)
+
+
+def _plain(slot: StoredSlot) -> CodedMatrix:
+    return CodedMatrix(PLAIN, slot.shape, slot)
+
+
+def quantized_weights(model: ModelContext) -> QuantizedWeights | None:
+    """Return what there is of quantised weights in a model's checkpoint; None for plain ones."""
+    found = model.services.get(SERVICE)
+    return found if isinstance(found, QuantizedWeights) else None

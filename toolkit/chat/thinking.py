@@ -26,7 +26,7 @@ def budget_params(
 ) -> dict[str, object]:
     """Return what the `params` of a request have where its answer may think for `tokens` tokens at most; None: as many
     as it likes. An answer that a grammar describes has no thought. Raises InvalidRequest, by the field's `name`, where
-    this server cannot end thoughts, and the budget is no mere `wish`.
+    this server cannot end thoughts; where the budget is a `wish`, it is then left out.
     """
     if tokens is None:
         return {}

@@ -22,7 +22,7 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_310,
     "core.worker": 600,
-    "plugins": 61_330,
+    "plugins": 61_350,
     "toolkit": 17_610,
     "tools": 12_220,
 }

@@ -129,7 +129,7 @@ _FEW = {2: 32 * 128, 4: 16 * 128}
 """By the size of q's numbers: up to this product of rows and dimensions four warps do."""
 
 _DECODE: dict[tuple[int, int], _BY_DIM] = {
-    (_HOPPER, 8): {64: Blocks(64, 128, 4, 5), 128: Blocks(64, 64, 4, 5), 256: Blocks(64, 32, 4, 5), 512: _WIDE_DECODE},
+    (_HOPPER, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 3), 512: _WIDE_DECODE},
     (_HOPPER, 16): {64: Blocks(64, 128, 8, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 3), 512: _WIDE_DECODE},
     (_HOPPER, 32): _DECODE_FLOAT32,
     (_AMPERE, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(32, 64, 4, 3), 256: Blocks(16, 32, 4, 2), 512: _WIDE_DECODE},
@@ -142,8 +142,7 @@ _DECODE: dict[tuple[int, int], _BY_DIM] = {
 """Few rows: memory is the limit, and what counts is keys in flight, 16 to 32 KB of K and V a stage.
 
 With 3 stages a block waits for each load that it has just issued (see above), and other blocks hide that: on an H100,
-four blocks with 3 stages read 64 x 1,024 tokens 12% faster than three blocks with 5 (docs/gpu-results.md). Of 8-bit
-keys and values four blocks with 5 stages fit: they have half the bytes in flight, and load a block ahead.
+four blocks with 3 stages read 64 x 1,024 tokens 12% faster than three blocks with 5 (docs/gpu-results.md).
 """
 
 

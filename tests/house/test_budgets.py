@@ -22,7 +22,7 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_310,
     "core.worker": 600,
-    "plugins": 61_350,
+    "plugins": 61_430,
     "toolkit": 17_610,
     "tools": 12_220,
 }

@@ -22,7 +22,7 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_360,
     "core.worker": 600,
-    "plugins": 59_640,
+    "plugins": 59_716,
     "toolkit": 16_780,
     "tools": 12_260,
 }

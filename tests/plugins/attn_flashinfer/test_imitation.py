@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from pegboard.plugins.attn_flashinfer.backend import FlashInferAttention
 from pegboard.plugins.attn_flashinfer.options import FlashInferOptions
 from tests.plugins.attn_flashinfer.fake_flashinfer import FakeFlashInfer
 from tests.plugins.attn_flashinfer.imitated import Imitated
+from tests.plugins.attn_flashinfer.spoilt import Named, Spoilt
 
 OPTIONS = FlashInferOptions(workspace_mib=1)
 
@@ -26,6 +28,31 @@ def test_heads_and_types_of_the_original(lens: Lens, heads: tuple[int, int, int]
     assert FlashInferAttention.unfit(OPTIONS, rig.context_for()) is None
     out = rig.run(FlashInferAttention(OPTIONS, rig.context_for(), FakeFlashInfer()))
     torch.testing.assert_close(out.double(), rig.expected(), rtol=0, atol=5e-3)
+
+
+class Noting(Spoilt):
+    """Changes nothing, and keeps the kernels that wrappers of decodes and of prompts are made with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: set[tuple[str, str]] = set()
+
+    def make(self, arguments: Named) -> None:
+        self.made.add(("decode" if "use_tensor_cores" in arguments else "prompt", arguments["backend"]))
+
+
+@pytest.mark.parametrize("backend", ["fa2", "fa3", "auto"])
+def test_decodes_run_fa2(backend: Literal["fa2", "fa3", "auto"]) -> None:
+    """Eager ones and those of graphs, whatever kernels prompts run."""
+    noting = Noting()
+    for lens in (((40, 1), (3, 1)), ((0, 9), (20, 1))):
+        rig = AttentionRig([make_layer(8, 2, 64)], lens, page_size=16, dtype=torch.float16)
+        made = FlashInferAttention(FlashInferOptions(workspace_mib=1, backend=backend), rig.context_for(), noting)
+        rig.run(made)
+        batch = rig.batch(made)
+        if batch.forward_mode.is_decode:
+            made.prepare(replace(batch, fixed=True))
+    assert noting.made == {("decode", "fa2"), ("prompt", backend)}
 
 
 def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

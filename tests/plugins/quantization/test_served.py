@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,19 @@ def test_experts_are_read_one_by_one(written: Write) -> None:
 def test_through_transformers(architecture: str, name: str, written: Write) -> None:
     coded, meant = written(name, architecture)
     assert torch.equal(logits(coded, use="transformers"), logits(meant, use="transformers"))
+
+
+def test_a_config_in_a_file_of_its_own(written: Write) -> None:
+    """As older exports of ModelOpt have it, with nothing in config.json."""
+    coded, meant = written("modelopt fp8")
+    config = json.loads((coded / "config.json").read_text("utf-8"))
+    told = config.pop("quantization_config")
+    (coded / "config.json").write_text(json.dumps(config), "utf-8")
+    (coded / "hf_quant_config.json").write_text(
+        json.dumps({"producer": told["producer"], "quantization": {"quant_algo": told["quant_algo"]}}), "utf-8"
+    )
+    for use in ("dense", "transformers"):
+        assert torch.equal(logits(coded, use=use), logits(meant, use=use))
 
 
 def test_a_part_that_is_plain(written: Write) -> None:

@@ -99,7 +99,8 @@ class FakeTokenizer:
 
 
 class FakeEngineClient(EngineClient):
-    """Answers every request with the pieces of `script`, one chunk each, the last with `finish_reason`.
+    """Answers every request with the pieces of `script`, one chunk each, the last with `finish_reason`
+    and `extra`.
 
     With `uneven`, some requests are slower than others, as by chance. `refuse` is raised by `submit`. Before the
     piece of number `fail_at` the engine fails; before the one of number `stall_at` it falls silent until `release`
@@ -127,14 +128,12 @@ class FakeEngineClient(EngineClient):
         features: Sequence[str] = (),
         media: MediaProcessor | None = None,
         web: Mapping[str, bytes] | None = None,
+        extra: dict[str, object] | None = None,
     ) -> None:
         self.script: Script = script if callable(script) else tuple(script)
-        self.failure = failure
-        self.uneven = uneven
-        self.refuse = refuse
-        self.fail_at = fail_at
-        self.stall_at = stall_at
-        self.finish_reason = finish_reason or {"type": "stop", "matched": 3}
+        self.failure, self.refuse = failure, refuse
+        self.fail_at, self.stall_at, self.uneven = fail_at, stall_at, uneven
+        self.finish_reason, self.extra = finish_reason or {"type": "stop", "matched": 3}, extra
         self.busy, self.is_ready = False, True
         self.requests: list[GenerateRequest] = []
         self.laid_out: list[LaidOut] = []
@@ -334,6 +333,7 @@ class FakeStream(OutputStream):
                 logprobs=self._logprobs(ids),
                 input_logprobs=self._input_logprobs() if number == 0 else None,
                 hidden_states=[[0.25, -0.5]] * len(ids) if self._request.return_hidden_states else None,
+                extra=client.extra if last else None,
             )
 
     def _input_logprobs(self) -> list[Logprob] | None:

@@ -9,7 +9,7 @@ from pydantic import Field, RootModel, WithJsonSchema
 from pegboard.plugins.api_native.bodies import Described
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pegboard.core.interfaces.client import GenerateRequest, Logprob, OutputChunk
     from pegboard.core.interfaces.tokenizer import Tokenizer
@@ -90,6 +90,8 @@ class MetaInfo(Described):
     output_token_ids_logprobs: list[list[_Shown] | None] | None = None
     hidden_states: list[list[float | None]] | None = None
     """The last hidden state after each generated token."""
+    extra: dict[str, object] | None = None
+    """What stages of plugins tell of the answer, by their names."""
 
 
 class Generated(Described):
@@ -136,7 +138,7 @@ class Responder:
 
     def answer(self, request: GenerateRequest, answer: Answer, latency: float) -> dict[str, Any]:
         """Return a whole answer; `latency` in seconds since the request came."""
-        body = self._body(answer, latency)
+        body = self._body(answer, latency, answer.extra)
         meta = body["meta_info"]
         if request.logprobs is not None:
             self._add_logprobs(meta, "input", answer.input_logprobs, request)
@@ -146,8 +148,8 @@ class Responder:
         return body
 
     def event(self, request: GenerateRequest, answer: Answer, chunk: OutputChunk, latency: float) -> dict[str, Any]:
-        """Return an answer so far, with the logprobs and hidden states that `chunk` brings."""
-        body = self._body(answer, latency)
+        """Return an answer so far, with the logprobs, hidden states and values of stages that `chunk` brings."""
+        body = self._body(answer, latency, chunk.extra)
         meta = body["meta_info"]
         if request.logprobs is not None:
             if chunk.input_logprobs is not None:
@@ -158,7 +160,7 @@ class Responder:
         return body
 
     @staticmethod
-    def _body(answer: Answer, latency: float) -> dict[str, Any]:
+    def _body(answer: Answer, latency: float, extra: Mapping[str, object] | None) -> dict[str, Any]:
         meta: dict[str, Any] = {
             "id": answer.rid,
             "finish_reason": _finish_reason(answer),
@@ -172,6 +174,8 @@ class Responder:
             "weight_version": WEIGHT_VERSION,
             "e2e_latency": latency,
         }
+        if extra:
+            meta["extra"] = extra
         return {"text": answer.text, "output_ids": answer.token_ids, "meta_info": meta}
 
     def _add_logprobs(

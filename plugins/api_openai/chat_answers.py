@@ -81,11 +81,15 @@ class ChatWriter(Writer):
                 found[0]["hidden_states"] = chunk.hidden_states
         if chunk.finish_reason is not None:
             found.append({**self._delta(index, {}), **self._ending(index, chunk.finish_reason)})
+        if chunk.extra:
+            found = found or [self._delta(index, {})]
+            found[-1]["extra"] = chunk.extra
         return found
 
     def plain(self, index: int, chunk: OutputChunk) -> str | None:
         wanted = self.wanted
-        if chunk.finish_reason is not None or wanted.logprobs or wanted.return_hidden_states or wanted.return_token_ids:
+        by_token = wanted.logprobs or wanted.return_hidden_states or wanted.return_token_ids
+        if chunk.finish_reason is not None or chunk.extra or by_token:
             return None
         events = self._streams[index].feed(chunk.text) if chunk.text else []
         if not events:
@@ -193,6 +197,7 @@ class ChatChoice(BaseModel):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
     hidden_states: list[list[float]] | None = None
     token_ids: list[int] | None = None
+    extra: dict[str, object] | None = None
 
 
 class ChatCompletion(BaseModel):

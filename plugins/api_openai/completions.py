@@ -136,7 +136,8 @@ class CompletionWriter(Writer):
             if self.wanted.echo:
                 entries = [*(chunk.input_logprobs or ()), *entries]
         ids = {"token_ids": chunk.token_ids} if self.wanted.return_token_ids else {}
-        if not (echo or chunk.text or entries or chunk.finish_reason is not None or (ids and chunk.token_ids)):
+        ended = chunk.finish_reason is not None
+        if not (echo or chunk.text or entries or ended or chunk.extra or (ids and chunk.token_ids)):
             return []
         piece: Choice = {
             "index": index,
@@ -148,6 +149,8 @@ class CompletionWriter(Writer):
         }
         if self.wanted.return_hidden_states:
             piece["hidden_states"] = chunk.hidden_states
+        if chunk.extra:
+            piece["extra"] = chunk.extra
         return [piece]
 
     def plain(self, index: int, chunk: OutputChunk) -> str | None:
@@ -155,6 +158,7 @@ class CompletionWriter(Writer):
         if (
             self._first[index]
             or chunk.finish_reason is not None
+            or chunk.extra
             or wanted.logprobs is not None
             or wanted.return_hidden_states
             or wanted.return_token_ids
@@ -255,6 +259,7 @@ class CompletionChoice(BaseModel):
     hidden_states: list[list[float]] | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
+    extra: dict[str, object] | None = None
 
 
 class Completion(BaseModel):

@@ -95,6 +95,8 @@ class Writer(abc.ABC):
             found["prompt_logprobs"] = entries
         if self.wanted.return_hidden_states:
             found["hidden_states"] = answer.hidden_states
+        if answer.extra:
+            found["extra"] = answer.extra
         if self.wanted.return_token_ids:
             found["token_ids"] = answer.token_ids
         return found

@@ -43,8 +43,10 @@ class Server:
         return self.post("/generate", {"text": text, "sampling_params": params, **more})
 
     def plain(self, number: int) -> None:
-        """With the entropy of each token, which is part of the answers of `Engine` only."""
-        assert len(self.generate(STEM + str(number), params={"entropy": True})["output_ids"]) == LENGTH
+        """With the entropy of each token."""
+        told = self.generate(STEM + str(number), params={"entropy": True})
+        assert len(told["output_ids"]) == len(told["meta_info"]["extra"]["entropy"]) == LENGTH
+        assert all(0 <= value < 20 for value in told["meta_info"]["extra"]["entropy"])
 
     def drafted(self, number: int) -> None:
         """Within a grammar."""

@@ -22,7 +22,7 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_310,
     "core.worker": 600,
-    "plugins": 61_020,
+    "plugins": 61_060,
     "toolkit": 17_400,
     "tools": 12_280,
 }

@@ -149,6 +149,7 @@ class Answer:
     logprobs: list[tuple[float, int, list[tuple[float, int]]]] = field(default_factory=list)
     input_logprobs: list[Logprob] = field(default_factory=list)
     hidden_states: list[list[float]] = field(default_factory=list)
+    extra: dict[str, object] = field(default_factory=dict)
     finish_reason: dict[str, Any] | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -168,6 +169,7 @@ class Answer:
             self.logprobs += chunk.logprobs or ()
             self.input_logprobs += chunk.input_logprobs or ()
             self.hidden_states += chunk.hidden_states or ()
+            self.extra.update(chunk.extra or {})
         self.finish_reason = chunk.finish_reason
         self.prompt_tokens, self.completion_tokens = chunk.prompt_tokens, chunk.completion_tokens
         self.cached_tokens, self.num_retractions = chunk.cached_tokens, chunk.num_retractions

@@ -163,6 +163,14 @@ def test_stream_is_cumulative_and_ends_in_done() -> None:
     assert [len(part["meta_info"].get("input_token_logprobs", ())) for part in parts] == [2, 0, 0]
 
 
+def test_what_stages_tell() -> None:
+    told = {"green": [1, 0]}
+    assert asked("/generate", {"text": "Hi"}, client=CheckedClient(extra=told))[0].json()["meta_info"]["extra"] == told
+    *events, _ = asked("/generate", {"text": "Hi", "stream": True}, client=CheckedClient(extra=told))[0].events()
+    metas = [json.loads(one)["meta_info"] for one in events]
+    assert [one.get("extra") for one in metas] == [None] * (len(metas) - 1) + [told]
+
+
 def test_streamed_batches_carry_an_index() -> None:
     done, _ = asked("/generate", {"text": ["a", "b"], "stream": True})
     *events, _last = [json.loads(one) if one != "[DONE]" else {} for one in done.events()]

@@ -147,6 +147,15 @@ def test_hidden_states() -> None:
     assert states == [[0.25, -0.5]] * len(TEXT)
 
 
+def test_what_stages_tell() -> None:
+    told = {"green": [1, 0]}
+    body, _ = asking.post(CHAT, {"messages": MESSAGES}, extra=told)
+    assert body["choices"][0]["extra"] == told
+    chunks = stream(extra=told)
+    assert [one["choices"][0]["extra"] for one in chunks if "extra" in one["choices"][0]] == [told]
+    assert "extra" not in chat()[0]["choices"][0]
+
+
 # ---- conversations ---------------------------------------------------------------------------------------------------
 
 

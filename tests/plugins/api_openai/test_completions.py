@@ -144,6 +144,14 @@ def test_hidden_states() -> None:
     assert [len(one) for one in states] == [len(piece) for piece in SCRIPT]
 
 
+def test_what_stages_tell() -> None:
+    told = {"green": [1, 0]}
+    assert asking.post(COMPLETIONS, {"prompt": "a"}, extra=told)[0]["choices"][0]["extra"] == told
+    chunks = asking.stream(COMPLETIONS, {"prompt": "a"}, extra=told)
+    assert [one["choices"][0].get("extra") for one in chunks] == [None] * (len(chunks) - 1) + [told]
+    assert "extra" not in complete()[0]["choices"][0]
+
+
 def test_failure_of_one_answer_of_several_is_an_error() -> None:
     done, client = ask("POST", COMPLETIONS, {"prompt": ["a", "b"]}, fail_at=1)
     assert done.status == 503

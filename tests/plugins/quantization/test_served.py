@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
 from pegboard import Engine, SamplingParams
+from pegboard.conformance.checkpoints import write_tiny_tokenizer
+from pegboard.conformance.servers import serving
 from pegboard.core.config.compose import compose
 from tests.e2e.reference import Comparison, Reference, assert_logits_agree, forced_logits
 from tests.plugins.quantization.published import WRITERS, published, tiny
@@ -18,6 +21,7 @@ from tests.plugins.quantization.published import WRITERS, published, tiny
 TEXT = [*range(3, 43)]
 LAST, NEW = 20, 16
 GREEDY = SamplingParams(temperature=0, max_new_tokens=NEW, ignore_eos=True)
+EACH = ("ct 4 bits zeros", "ct nvfp4", "modelopt mxfp8", "awq", "gptq act-order")
 PLAIN: Mapping[str, Any] = {"attention": {"use": "torch"}, "runner": {"use": "layered"}}
 
 
@@ -49,18 +53,14 @@ def written(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Write:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_logits_are_those_of_the_exact_weights(name: str, written: Write) -> None:
-    """Bit by bit: the same code multiplies by the same numbers."""
+    """Bit by bit, whatever multiplies: by the same numbers."""
     coded, meant = written(name)
-    assert torch.equal(logits(coded), logits(meant))
+    expected = logits(meant)
+    for use in ("dense", "torch"):
+        assert torch.equal(logits(coded, quantization={"linear": {"use": use}}), expected), use
 
 
-@pytest.mark.parametrize("name", ["fp8 blocks", "gptq act-order"])
-def test_codes_that_stay_codes(name: str, written: Write) -> None:
-    coded, meant = written(name)
-    assert torch.equal(logits(coded, quantization={"linear": {"use": "torch"}}), logits(meant))
-
-
-@pytest.mark.parametrize("name", ["fp8 blocks", "awq"])
+@pytest.mark.parametrize("name", ["fp8 blocks", "ct 4 bits zeros", "modelopt nvfp4", "awq", "gptq act-order"])
 def test_answers_are_those_of_transformers(name: str, written: Write, tmp_path: Path) -> None:
     """Of the float32 model of the exact weights: logits within float32's sums, greedy tokens but for near-ties."""
     coded, meant = written(name)
@@ -75,8 +75,9 @@ def test_answers_are_those_of_transformers(name: str, written: Write, tmp_path: 
     comparison.finish()
 
 
-def test_native_runner(written: Write) -> None:
-    coded, meant = written("awq")
+@pytest.mark.parametrize("name", ["awq", "modelopt nvfp4"])
+def test_native_runner(name: str, written: Write) -> None:
+    coded, meant = written(name)
     answers = []
     for directory in (coded, meant):
         with engine(directory, dtype="bfloat16", use=None, runner={"use": "cpu_native", "threads": 1}) as made:
@@ -90,7 +91,7 @@ def test_experts_are_read_one_by_one(written: Write) -> None:
     assert torch.equal(logits(coded), logits(meant))
 
 
-@pytest.mark.parametrize(("architecture", "name"), [("gemma2", "fp8 blocks"), ("llama", "ct 4 bits zeros")])
+@pytest.mark.parametrize(("architecture", "name"), [("gemma2", "fp8 blocks"), *(("llama", one) for one in EACH)])
 def test_through_transformers(architecture: str, name: str, written: Write) -> None:
     coded, meant = written(name, architecture)
     assert torch.equal(logits(coded, use="transformers"), logits(meant, use="transformers"))
@@ -121,3 +122,20 @@ def test_a_part_that_is_plain(written: Write) -> None:
     save_file(tensors, coded / "model.safetensors", metadata={"format": "pt"})
     for use in ("dense", "torch"):
         assert torch.equal(logits(coded, quantization={"linear": {"use": use}}), logits(meant))
+
+
+def test_over_http(written: Write) -> None:
+    """What a server answers is what an engine of the exact weights does, and it says what multiplies."""
+    coded, meant = written("awq")
+    for directory in (coded, meant):
+        write_tiny_tokenizer(directory)
+    with engine(meant, **PLAIN) as made:
+        (expected,) = made.generate([TEXT], GREEDY)
+    model = {"path": str(coded), "dtype": "float32", "use": "dense"}
+    config = {"model": model, "memory": {"max_total_tokens": 256}, "apis": ["native"], **PLAIN}
+    sampling = {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True}
+    with serving(config) as server, httpx.Client(base_url=server.address, timeout=120, trust_env=False) as client:
+        answer = client.post("/generate", json={"input_ids": TEXT, "sampling_params": sampling}).json()
+        info = client.get("/server_info").json()
+    assert answer["output_ids"] == expected.token_ids
+    assert (info["providers"]["weight_format"], info["providers"]["linear"]) == (["awq"], ["dense"])

@@ -23,7 +23,7 @@ ROOMS = {
     "core.server": 1_310,
     "core.worker": 600,
     "plugins": 61_060,
-    "toolkit": 17_400,
+    "toolkit": 17_440,
     "tools": 12_280,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

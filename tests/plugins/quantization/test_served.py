@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,15 @@ from pegboard import Engine, SamplingParams
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.conformance.servers import serving
 from pegboard.core.config.compose import compose
+from pegboard.core.interfaces.model_family import ModelContext
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.model_dense.family import DenseFamily
+from pegboard.plugins.model_dense.options import DenseOptions
+from pegboard.plugins.quantization.api import FormatContext, LinearContext
+from pegboard.plugins.quantization.formats.fp8 import Fp8
+from pegboard.plugins.quantization.torch_products import TorchProducts
+from pegboard.toolkit.model.coded import SERVICE, QuantizedWeights, slots_of
+from pegboard.toolkit.model.moe import CodedExperts
 from tests.e2e.reference import Comparison, Reference, assert_logits_agree, forced_logits
 from tests.plugins.quantization.published import WRITERS, published, tiny
 
@@ -86,9 +96,26 @@ def test_native_runner(name: str, written: Write) -> None:
     assert answers[0] == answers[1]
 
 
-def test_experts_are_read_one_by_one(written: Write) -> None:
+def test_experts_are_products_of_their_own(written: Write) -> None:
     coded, meant = written("fp8 small blocks", "qwen3_moe", moe_intermediate_size=64)
-    assert torch.equal(logits(coded), logits(meant))
+    expected = logits(meant)
+    for use in ("dense", "torch"):
+        assert torch.equal(logits(coded, quantization={"linear": {"use": use}}), expected), use
+
+
+def test_experts_stay_codes(written: Write) -> None:
+    coded, _ = written("fp8 small blocks", "qwen3_moe", moe_intermediate_size=64)
+    config, slots, cpu = json.loads((coded / "config.json").read_text("utf-8")), slots_of(coded), torch.device("cpu")
+    made = Fp8(NoOptions(), FormatContext(config["quantization_config"], slots))
+    products = TorchProducts(NoOptions(), LinearContext(cpu, torch.float32))
+    services = {SERVICE: QuantizedWeights(made.matrices(), made.unused(), slots, products)}
+    family = DenseFamily(DenseOptions(), ModelContext(coded, config, torch.float32, cpu, services=services))
+    network = family.load()
+    assert isinstance(network, torch.nn.Module)
+    assert any(isinstance(one, CodedExperts) for one in network.modules())
+    plain = {name for name in slots if name not in services[SERVICE].parts}
+    held, stored = sum(one.numel() for one in network.parameters()), sum(math.prod(slots[one].shape) for one in plain)
+    assert held == stored, "the quantised matrices are not parameters"
 
 
 @pytest.mark.parametrize(("architecture", "name"), [("gemma2", "fp8 blocks"), *(("llama", one) for one in EACH)])

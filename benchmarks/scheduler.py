@@ -24,7 +24,7 @@ from pegboard.core.config.sections import SchedulerSection
 from pegboard.core.frontend.intake import pack_ids
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
-from pegboard.core.interfaces.messages import FromScheduler, TokenizedBatch, TokenizedRequest, TokenOutputs
+from pegboard.core.interfaces.messages import FromScheduler, TokenizedBatch, TokenizedRequest, TokenOutputs, ToScheduler
 from pegboard.core.interfaces.prefix_cache import PrefixCacheContext
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.schedule_policy import SchedulePolicyContext
@@ -62,7 +62,16 @@ class InstantModel:
 class Bench:
     """A scheduler with the real components, filled as asked."""
 
-    def __init__(self, *, policy: str, page_size: int, running: int, tokens: int, cache: str = "radix") -> None:
+    def __init__(
+        self,
+        *,
+        policy: str,
+        page_size: int,
+        running: int,
+        tokens: int,
+        cache: str = "radix",
+        committed: tuple[Callable[..., Any], ...] = (),
+    ) -> None:
         registry = Registry.discover(())
         pages = tokens // page_size
         config = SchedulerSection(max_running_requests=running, max_prefill_tokens=1 << 30)
@@ -75,7 +84,7 @@ class Bench:
         self.model = InstantModel()
         seen: list[int] = []
         watch: tuple[Callable[..., Any], ...] = (lambda batch: seen.append(1) if not batch else None,)
-        hooks = StepHooks(batch_scheduled=watch, batch_committed=watch, requests_finished=watch)
+        hooks = StepHooks(batch_scheduled=watch, batch_committed=watch + committed, requests_finished=watch)
         components = Components(
             memory,
             chosen,
@@ -101,10 +110,10 @@ class Bench:
     def prompts(self, n: int, length: int) -> list[NDArray[np.int64]]:
         return [self.random.integers(10, VOCAB, length) for _ in range(n)]
 
-    def step(self) -> float:
+    def step(self, *arrived: ToScheduler) -> float:
         """Take one turn of the loop; return the seconds it took outside of the model."""
         start = time.perf_counter()
-        messages: list[FromScheduler] = self.scheduler.receive([])
+        messages: list[FromScheduler] = self.scheduler.receive(list(arrived))
         outputs = self.scheduler.step()
         messages.append(TokenOutputs(outputs=outputs))
         for message in messages:

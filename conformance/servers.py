@@ -41,16 +41,16 @@ class Served:
 
 @contextlib.contextmanager
 def serving(
-    config: Mapping[str, Any], *, env: Mapping[str, str] | None = None, start_s: float = START_S
+    config: Mapping[str, Any], *, env: Mapping[str, str] | None = None, start_s: float = START_S, port: int = 0
 ) -> Iterator[Served]:
-    """``pegboard serve`` with this config on a free port of 127.0.0.1, until the block ends.
+    """``pegboard serve`` with this config on a port of 127.0.0.1, 0 for a free one, until the block ends.
 
     `env` replaces the environment. Its end is a SIGTERM, as an operator would send it. Raises RuntimeError with the log
     where it does not answer ``/health`` within `start_s` seconds, or does not end within a minute.
     """
     with tempfile.TemporaryDirectory(prefix="pegboard-serving-") as directory:
         path, log_file = Path(directory, "config.json"), Path(directory, "server.log")
-        data = {**config, "server": {**config.get("server", {}), "host": "127.0.0.1", "port": 0}}
+        data = {**config, "server": {**config.get("server", {}), "host": "127.0.0.1", "port": port}}
         path.write_text(json.dumps(data), encoding="utf-8")
         command = [sys.executable, "-m", "pegboard", "serve", str(path)]
         with log_file.open("wb") as log:

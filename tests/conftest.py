@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import importlib.util
@@ -93,14 +94,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave the items and the libraries, which live to the end, to themselves: only what tests make is looked at."""
-    gc.collect()
+    """Leave the items and the libraries, which live to the end, to themselves: only what tests make is looked at.
+
+    All workers import the same, so that one of them looks for what the imports left open.
+    """
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
+        gc.collect()
     gc.freeze()
     gc.enable()
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()
+    """Look through everything once, where pytest would report what is found: not in a worker.
+
+    pytest does so twice after this, and has little to look through.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+    # Some libraries look for what is left when Python ends.
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="module", autouse=True)

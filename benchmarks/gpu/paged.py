@@ -16,6 +16,7 @@ from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupV
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.memory_paged.pool import MHAPool
+from pegboard.toolkit.model.eight_bit import as_bytes
 
 CHECKED = 4
 """New tokens of a request that are compared, its last ones."""
@@ -26,24 +27,33 @@ class Paged:
     random, and pages lie in random order, as after hours of serving.
     """
 
-    def __init__(self, bench: Bench, lens: Sequence[int], new: int = 1, page_size: int = 1) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        lens: Sequence[int],
+        new: int = 1,
+        page_size: int = 1,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         self.bench, self.new = bench, new
         self.layer = make_layer(*bench.either((32, 8, 128), (4, 2, 16)))
         self.dtype = torch.float16 if bench.dry else bench.dtype
         self.lens, count, width = np.array(lens, np.int64), len(lens), -(-max(lens) // page_size) * page_size
         pages = [-(-length // page_size) for length in lens]
         device = bench.device
-        self.pool = MHAPool(NoOptions(), KVPoolContext(sum(pages), page_size, (self.layer,), self.dtype, device))
+        kept = self.dtype if kv_dtype is None else kv_dtype
+        self.pool = MHAPool(NoOptions(), KVPoolContext(sum(pages), page_size, (self.layer,), kept, device))
         for buffer in (self.pool.keys(0), self.pool.values(0)):
-            buffer.normal_()
+            for part in torch.split(buffer, 2**16):  # 8-bit types have no `normal_`
+                part.copy_(torch.randn(part.shape, device=device))
         order = torch.randperm(sum(pages), device=device) + 1
         slots = (order[:, None] * page_size + torch.arange(page_size, device=device)).int()
         self.table = torch.zeros((count + 1, width), dtype=torch.int32, device=device)
         for row, taken in enumerate(torch.split(slots, pages), start=1):
             self.table[row, : taken.numel()] = taken.flatten()
         self.q = torch.randn(count * new, self.layer.num_heads, self.layer.qk_head_dim, device=device).to(self.dtype)
-        self.ctx = AttentionContext((self.layer,), page_size, self.dtype, device, count, width)
-        self.kv_bytes = sum(lens) * self.layer.num_kv_heads * 2 * self.layer.qk_head_dim * self.dtype.itemsize
+        self.ctx = AttentionContext((self.layer,), page_size, self.dtype, device, count, width, kv_dtype=kv_dtype)
+        self.kv_bytes = sum(lens) * self.layer.num_kv_heads * 2 * self.layer.qk_head_dim * kept.itemsize
         self.flops = float(
             4 * self.layer.num_heads * self.layer.qk_head_dim * sum(n * new - new * new / 2 for n in lens)
         )
@@ -83,7 +93,8 @@ class Paged:
     def _kept(self, request: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values of a request, [kv heads, tokens, dim]."""
         slots = self.table[request + 1, : int(self.lens[request])].long()
-        return self.pool.keys(0)[slots].transpose(0, 1), self.pool.values(0)[slots].transpose(0, 1)
+        k, v = (buffer[slots].transpose(0, 1) for buffer in map(as_bytes, (self.pool.keys(0), self.pool.values(0))))
+        return k.view(self.pool.keys(0).dtype), v.view(self.pool.keys(0).dtype)
 
     def error(self, found: torch.Tensor) -> float:
         """Return the largest relative error, ‖found - exact‖ / ‖exact‖, of the first and the last request."""

@@ -1,6 +1,6 @@
 """Which entries of `plugins/attn_triton/blocks.py` are best on this card: Llama 3 8B's heads in bfloat16.
 
-    python -m benchmarks.gpu.tune_attn [decode] [parts] [mixed] [prefill] [--dry-run]
+    python -m benchmarks.gpu.tune_attn [decode] [parts] [mixed] [prefill] [eight_bit] [--dry-run]
 
 Every variant is checked against torch's attention in float32 for some rows, then timed by replaying a CUDA graph of ten
 calls over random KV. `--dry-run` with TRITON_INTERPRET=1 rehearses on a CPU, in float16 and tiny sizes.
@@ -17,6 +17,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.paged import Paged
 from pegboard.plugins.attn_triton.backend import TritonAttention
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions as Options
+from pegboard.toolkit.model.eight_bit import EIGHT_BIT
 
 MOST_ERROR = 1e-2
 """Relative: bfloat16 keeps 8 bits, so products of probabilities and values are good to 2^-8 each."""
@@ -101,7 +102,27 @@ def prefill(bench: Bench) -> None:
         sweep(f"prefill {length}, TFLOP/s", bench, paged, tiles, teraflops(paged))
 
 
-WHAT: dict[str, Callable[[Bench], None]] = {"decode": decode, "parts": parts, "mixed": mixed, "prefill": prefill}
+def eight_bit(bench: Bench) -> None:
+    """GB/s and TFLOP/s of decodes and prompts over keys and values of 8 bits. Those of bfloat16 come first."""
+    for kept in (None, *EIGHT_BIT):
+        name = "16 bits" if kept is None else str(kept).removeprefix("torch.float8_")
+        for count, length in bench.either(((64, 1024), (64, 4096)), ((2, 300),)):
+            paged = Paged(bench, [length] * count, kv_dtype=kept)
+            variants = SHAPES[:2] if bench.dry else [Options(), *(SHAPES if kept else ())]
+            sweep(f"{name} {count} x {length}", bench, paged, variants, gigabytes(paged))
+        for length in bench.either((2048, 8192), (40,)):
+            paged = Paged(bench, [length], new=length, kv_dtype=kept)
+            variants = TILES[:1] if bench.dry else [Options(), *(TILES if kept else ())]
+            sweep(f"{name} prefill {length}", bench, paged, variants, teraflops(paged))
+
+
+WHAT: dict[str, Callable[[Bench], None]] = {
+    "decode": decode,
+    "parts": parts,
+    "mixed": mixed,
+    "prefill": prefill,
+    "eight_bit": eight_bit,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

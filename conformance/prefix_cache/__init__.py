@@ -8,6 +8,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from pegboard.conformance.fakes import CountingAllocator
 from pegboard.conformance.prefix_cache.base import pages
 from pegboard.conformance.prefix_cache.books import key_of, run_of
+from pegboard.conformance.prefix_cache.describing import DescribingTests
 from pegboard.conformance.prefix_cache.extending import ExtendingTests
 from pegboard.conformance.prefix_cache.finding import FindingTests
 from pegboard.conformance.prefix_cache.growth import GrowthTests
@@ -23,7 +24,7 @@ from pegboard.core.interfaces.prefix_cache import PrefixCache, PrefixCacheContex
 
 
 class PrefixCacheContract(
-    FindingTests, KeyTests, KeepingTests, ExtendingTests, RefusalTests, GrowthTests, PromiseTests
+    FindingTests, KeyTests, KeepingTests, ExtendingTests, RefusalTests, GrowthTests, PromiseTests, DescribingTests
 ):
     """What is inserted is found, what is locked stays, what goes comes back, and every page has one owner.
 

@@ -46,13 +46,13 @@ from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.results import ResultProcessor
 from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.shared import CommonPrefix
-from pegboard.core.pipeline.step_log import StepReport
 from pegboard.core.pipeline.unsampled import Unsampled
 from pegboard.core.worker.worker import Worker
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.model.dtypes import resolve_dtype
 from pegboard.toolkit.model.model_config import read_model_config
 from pegboard.toolkit.system.culprits import Culprits
+from pegboard.toolkit.system.step_report import StepReport
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
@@ -131,7 +131,7 @@ def choose(resolved: ResolvedConfig, hooks: Hooks) -> tuple[Chosen, ModelFamily]
 
     config = resolved.engine
     import_chosen(resolved, on_engine_side)
-    hooks.call.configure(config=config)
+    hooks.call.configure(config=config, origins=resolved.origins)
     selection = Selection(resolved)
     prepared = prepare_model(resolved, selection)
     model, providers = _model_context(config, prepared.directory), Providers(selection, Culprits())

@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.engine_view import EngineView
 from pegboard.core.interfaces.errors import PluginError
+from pegboard.core.interfaces.hooks import SCHEDULER
 from pegboard.core.interfaces.messages import AbortRequest
+from pegboard.core.interfaces.stage import Stage
+from pegboard.toolkit.system.taking_part import hook_points, stage_points
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.engine_view import Control, PauseMode
+    from pegboard.core.interfaces.engine_view import Control, PauseMode, ShownPoint
+    from pegboard.core.interfaces.options import Options
+    from pegboard.core.interfaces.prefix_cache import PrefixCache
     from pegboard.core.pipeline.scheduler import Scheduler
     from pegboard.core.registry.hooks import Hooks
 
@@ -24,6 +29,14 @@ class SchedulerView(EngineView):
 
     def stats(self) -> dict[str, object]:
         return self._scheduler.info()
+
+    @property
+    def prefix_cache(self) -> PrefixCache[Options]:
+        return self._scheduler.components.memory.cache
+
+    def points(self) -> list[ShownPoint]:
+        stages = self._scheduler.components.points.stages
+        return [*hook_points(self._hooks.listeners), *stage_points(Stage, stages, SCHEDULER)]
 
     def add_control(self, action: str, run: Control) -> None:
         if action in self._scheduler.controls:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.options import Options
+    from pegboard.core.interfaces.prefix_cache import PrefixCache
 
 Control = Callable[[dict[str, object]], dict[str, object]]
 """A control action: plain values in and out. Runs between two steps, so be short. Raises InvalidRequest for bad
@@ -14,11 +19,37 @@ PauseMode = Literal["abort", "retract", "in_place"]
 """What becomes of the requests that are there when the scheduler is paused."""
 
 
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One that takes part: its plugin, and the class that does."""
+
+    plugin: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPoint:
+    """A point of hooks or stages with those who take part, in the order in which they are called."""
+
+    point: str
+    process: str
+    when: str
+    cost: str
+    listeners: tuple[Listener, ...]
+
+
 class EngineView(Protocol):
     """The scheduler as plugins see it in `engine_started`. Call it between two steps, as in a control action."""
 
     def stats(self) -> dict[str, Any]:
         """Counters, queues, memory and timings, as plain values; the same as `EngineClient.server_info` shows."""
+
+    @property
+    def prefix_cache(self) -> PrefixCache[Options]:
+        """The scheduler's prefix cache, to be asked and not changed."""
+
+    def points(self) -> Sequence[ShownPoint]:
+        """Return who takes part at the hooks of all plugins, and in the methods of `Stage`."""
 
     def add_control(self, action: str, run: Control) -> None:
         """Let `EngineClient.control(action, ...)` call `run`. A third party's actions start with its name and a dot;

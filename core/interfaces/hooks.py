@@ -84,9 +84,9 @@ class HookSpecs:
     """Specifications, in the order of POINTS. An implementation may leave out arguments that it does not need."""
 
     @hookspec
-    def configure(self, config: Any) -> None:
-        """Once per process, with the frozen EngineConfig, before anything is built. Raise ConfigError to stop the
-        start.
+    def configure(self, config: Any, origins: Mapping[str, str]) -> None:
+        """Once per process, with the frozen EngineConfig, before anything is built. `origins` cites what set each key,
+        by its path; keys that have their default are not in it. Raise ConfigError to stop the start.
 
         Example::
 

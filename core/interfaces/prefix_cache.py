@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -91,6 +91,21 @@ class InsertResult:
     slots: NDArray[np.int64]
     taken: int
     handle: CacheHandle
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRun:
+    """Tokens [start, start + tokens) of all cached prefixes that have them, for operators. `on_device` of them have
+    pages there; `locked`: whether any lock holds these. `above` is the index of the nearest run before them in the same
+    answer, -1 for none. `hits` counts the matches that found them.
+    """
+
+    start: int
+    tokens: int
+    on_device: int
+    above: int
+    hits: int
+    locked: bool
 
 
 class PrefixCache(Component[OptionsT, PrefixCacheContext]):
@@ -238,6 +253,13 @@ class PrefixCache(Component[OptionsT, PrefixCacheContext]):
     def stats(self) -> Mapping[str, float]:
         """Return what an operator may want to know, by name: counters that only grow end in `_total`."""
         return {}
+
+    def describe(self, most: int) -> Sequence[CachedRun]:
+        """Return the largest runs of cached tokens, `most` at most, the largest first. Changes nothing, and takes some
+        milliseconds at most: of a large cache it looks at a part. Tells neither tokens nor namespaces, which are
+        clients'. This default tells nothing.
+        """
+        return ()
 
     def close(self) -> None:  # nothing to close without jobs
         """End what is under way, and let go of all that it keeps elsewhere. No step is under way, and none comes."""

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.memory import MemoryManager
     from pegboard.core.pipeline.results import ResultProcessor
     from pegboard.core.pipeline.step import Step
-    from pegboard.core.pipeline.step_log import StepReport
     from pegboard.core.pipeline.unsampled import Unsampled
+    from pegboard.toolkit.system.step_report import StepReport
 
 Hook = Callable[..., object]
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.counters import Counters
     from pegboard.core.pipeline.guards import GuardedHooks
     from pegboard.core.pipeline.planner import Planner
-    from pegboard.core.pipeline.step_log import StepReport
+    from pegboard.toolkit.system.step_report import StepReport
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import TypeVar
 
 from pegboard.core.interfaces.errors import ConfigError, PluginError, Problem
@@ -116,7 +117,9 @@ def discover(disable: Collection[str] = (), *, points: Iterable[EntryPoint] | No
     Raises ConfigError for a name in `disable` that no distribution brings; a mapping says which key of the config has
     each name. Tests pass `points` instead.
     """
-    found = [(point, _origin(point)) for point in (entry_points(group=ENTRY_POINT_GROUP) if points is None else points)]
+    origin_of = cache(_origin)
+    points = entry_points(group=ENTRY_POINT_GROUP) if points is None else points
+    found = [(point, origin_of(point.dist)) for point in points]
     found.sort(key=lambda pair: (not pair[1].builtin, pair[0].name, pair[1].distribution))
     check_disabled(disable, {point.name for point, _ in found})
     enabled = [(point, origin) for point, origin in found if point.name not in disable]
@@ -137,17 +140,13 @@ def discover(disable: Collection[str] = (), *, points: Iterable[EntryPoint] | No
     return Found(tuple(loaded), tuple(broken), disabled, conflicts)
 
 
-def _origin(point: EntryPoint) -> Origin:
-    if point.dist is None:
-        return Origin("unknown distribution", "?")
-    return Origin(point.dist.name.lower().replace("_", "-"), point.dist.version)
+def _origin(dist: Distribution | None) -> Origin:
+    return Origin(dist.name.lower().replace("_", "-"), dist.version) if dist else Origin("unknown distribution", "?")
 
 
 def check_disabled(disable: Collection[str], known: Collection[str]) -> None:
     problems = []
-    for name in disable:
-        if name in known:
-            continue
+    for name in (one for one in disable if one not in known):
         hint = did_you_mean(name, known)
         message = f"no plugin {name!r} is installed; " + (f"{hint} " if hint else "")
         path = disable[name] if isinstance(disable, Mapping) else "plugins.disable"

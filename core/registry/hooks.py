@@ -1,7 +1,7 @@
 """Hooks of all enabled plugins: loaded, validated and ordered by pluggy, and frozen for the steps.
 
 hooks = Hooks.load(resolved.registry, resolved.plugin_options)
-hooks.call.configure(config=resolved.engine)
+hooks.call.configure(config=resolved.engine, origins=resolved.origins)
 batch_scheduled = hooks.freeze("batch_scheduled")   # per step: for hook in batch_scheduled: hook(batch)
 """
 
@@ -87,7 +87,7 @@ class Hooks:
 
     @property
     def call(self) -> pluggy.HookRelay:
-        """pluggy's relay: ``hooks.call.configure(config=...)`` calls every implementation with keyword arguments."""
+        """pluggy's relay: ``hooks.call.idle()`` calls every implementation with keyword arguments."""
         return self.manager.hook
 
     def listeners(self, name: str) -> tuple[tuple[str, str], ...]:

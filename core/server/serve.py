@@ -100,7 +100,7 @@ class _Server:
 
     async def run(self, signals: StopSignals) -> None:
         signals.tell(asyncio.get_running_loop(), lambda: self._signalled(signals.last))
-        self._hooks.call.configure(config=self._resolved.engine)
+        self._hooks.call.configure(config=self._resolved.engine, origins=self._resolved.origins)
         guards: list[HttpGuard] = self._hooks.call.guard_http(front=self._front)
         entrance = Entrance()
         http = HttpServer(entrance, self._front, guards)

@@ -16,6 +16,8 @@ from pegboard.toolkit.http.refusals import Refusal, RefusingModel
 from pegboard.toolkit.http.request_fields import RequestFields
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pegboard.core.interfaces.sampling import Grammar
     from pegboard.plugins.api_anthropic.responses import Thinking
     from pegboard.toolkit.chat.tool_calls import Tools
@@ -58,13 +60,14 @@ REFUSED = {
 }
 """Fields of Anthropic's, vLLM's and SGLang's that would change an answer and that this server does not have."""
 
+BUDGET = "thinking.budget_tokens"
 _EFFORT = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """What templates know as `reasoning_effort`."""
 
 
 class ThinkingConfig(RequestModel):
-    """`thinking`: whether the model is to think, and whether that is shown. A budget is not enforced: `max_tokens` is
-    the limit of thinking and answer together."""
+    """`thinking`: whether the model is to think, for how many tokens, and whether that is shown. A budget counts where
+    this server can end thoughts; elsewhere `max_tokens` is the limit of thinking and answer together."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
@@ -143,6 +146,11 @@ class PromptBody(RefusingModel):
         return self.thinking.type == "enabled"
 
     @property
+    def budget(self) -> int | None:
+        """Tokens that the model may think for; None: as many as it likes."""
+        return self.thinking.budget_tokens if self.thinking is not None and self.thinks else None
+
+    @property
     def shown_thinking(self) -> Thinking:
         """What becomes of the thinking."""
         if self.thinks is False:
@@ -180,13 +188,10 @@ class MessagesBody(RequestFields, SamplingFields, PromptBody):
             raise InvalidRequest(f"max_tokens must be at least 0, got {self.max_tokens}", param="max_tokens")
         if "temperature" in self.model_fields_set and not 0 <= self.temperature <= 1:
             raise InvalidRequest(f"temperature must be from 0 to 1, got {self.temperature}", param="temperature")
-        if self.thinks and self.thinking is not None and self.thinking.budget_tokens is not None:
-            budget = self.thinking.budget_tokens
-            if not 0 < budget < self.max_tokens:
-                raise InvalidRequest(
-                    f"thinking.budget_tokens must be above 0 and below max_tokens ({self.max_tokens}), got {budget}",
-                    param="thinking.budget_tokens",
-                )
+        if self.budget is not None and not 0 < self.budget < self.max_tokens:
+            raise InvalidRequest(
+                f"{BUDGET} must be above 0 and below max_tokens ({self.max_tokens}), got {self.budget}", param=BUDGET
+            )
 
     def grammar(self) -> Grammar | None:
         """Return what the answer has to look like, apart from tools."""
@@ -208,8 +213,8 @@ class MessagesBody(RequestFields, SamplingFields, PromptBody):
         """What fields of the engine are called here."""
         return NAMES if self.output_format is None else {**NAMES, "json_schema": "output_format.schema"}
 
-    def engine_request(self, turn: Turn, rid: str) -> GenerateRequest:
-        """Return what the engine is asked for."""
+    def engine_request(self, turn: Turn, rid: str, params: Mapping[str, object]) -> GenerateRequest:
+        """Return what the engine is asked for. `params` are further ones, for plugins."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         return GenerateRequest(
             prompt=turn.prompt,
@@ -225,7 +230,7 @@ class MessagesBody(RequestFields, SamplingFields, PromptBody):
             priority=self.priority,
             cache_salt=self.salt,
             add_special_tokens=False,
-            params=self.params_of((1,))[0],
+            params={**self.params_of((1,))[0], **params},
             model=self.model,
         )
 

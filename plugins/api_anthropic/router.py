@@ -22,8 +22,9 @@ from pegboard.plugins.api_anthropic.errors import (
 )
 from pegboard.plugins.api_anthropic.models import Models
 from pegboard.plugins.api_anthropic.options import AnthropicOptions
-from pegboard.plugins.api_anthropic.requests import MessagesBody, PromptBody, new_id
+from pegboard.plugins.api_anthropic.requests import BUDGET, MessagesBody, PromptBody, new_id
 from pegboard.plugins.api_anthropic.responses import PING, MessageWriter
+from pegboard.toolkit.chat.thinking import budget_params
 from pegboard.toolkit.chat.turn import Turn, take_turn
 from pegboard.toolkit.http.answers import json_response
 from pegboard.toolkit.http.bodies import parse_body
@@ -85,7 +86,8 @@ class AnthropicRouter(ApiRouter[AnthropicOptions]):
         body.messages.clear()
         rid = new_id(body.rid)
         request_id = getattr(request.state, "request_id", "") or new_request_id()
-        answers = await self._submit(request, body.engine_request(turn, rid), body.names)
+        budget = budget_params(self.ctx, turn, body.budget, BUDGET, wish=True)
+        answers = await self._submit(request, body.engine_request(turn, rid, budget), body.names)
         writer = MessageWriter(
             rid, self.client.info.served_name, turn.stream(), max_tokens=body.max_tokens, thinking=body.shown_thinking
         )

@@ -59,13 +59,20 @@ class Chat:
             rid=rid,
             max_new_tokens=body.limit,
             add_special_tokens=body.add_special_tokens,
-            params=budget_params(self._surface.ctx, turn, body.thinking_token_budget, "thinking_token_budget"),
+            params=self._budget(body, turn),
             grammar=turn.grammar,
             skip_special_tokens=turn.skip_special_tokens,
         )
         grammars = grammar_names(grammar, turn.grammar, body.grammar_names)
         names = {**body.names, **body.grammar_names, **grammars}
         return await ChatWriter(self._surface, rid, body, turn, ids).respond(request, requests, names)
+
+    def _budget(self, body: ChatBody, turn: Turn) -> dict[str, object]:
+        """Return what the engine is told of how much the model may think."""
+        ctx, asked, switch = self._surface.ctx, body.thinking_token_budget, body.thinking
+        if asked is None and switch is not None and switch.type == "enabled":
+            return budget_params(ctx, turn, switch.budget_tokens, "thinking.budget_tokens", wish=True)
+        return budget_params(ctx, turn, asked, "thinking_token_budget")
 
     async def read(self, request: Request) -> tuple[ChatBody, Turn, Grammar | None]:
         """Return a request's body, what is to be answered, and the grammar that the body itself has."""

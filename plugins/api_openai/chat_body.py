@@ -24,6 +24,8 @@ class ThinkingSwitch(RequestModel):
     """`thinking`, as clients of other servers switch it."""
 
     type: Literal["enabled", "disabled"]
+    budget_tokens: int | None = None
+    """As `thinking_token_budget`, where this server can end thoughts."""
 
 
 class ChatBody(CommonBody):

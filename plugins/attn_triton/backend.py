@@ -23,9 +23,10 @@ from pegboard.plugins.attn_triton.planning import (
     decodes_of,
     split,
 )
-from pegboard.plugins.attn_triton.stored import EIGHT_BIT, Stored
+from pegboard.plugins.attn_triton.stored import Stored, widenings
 from pegboard.toolkit.kernels import interpreter
 from pegboard.toolkit.kernels.launch import launch
+from pegboard.toolkit.model.eight_bit import EIGHT_BIT
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.attention import AttentionContext
@@ -80,6 +81,7 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
             multiprocessors = torch.cuda.get_device_properties(ctx.device).multi_processor_count
             capability = capability or torch.cuda.get_device_capability(ctx.device)
         self._device = Device(ctx.dtype.itemsize, ctx.pool_dtype.itemsize, capability or (9, 0))
+        self._widenings = widenings(None if interpreter.interpreting() else self._device.capability)
         self._decodes = DecodePlans(ctx, options, self._device, multiprocessors)
         self._places = Places()
         self._arange = torch.arange(self._decodes.most_requests, device=ctx.device)
@@ -148,7 +150,7 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
         if q.stride(-1) != 1:
             q = q.contiguous()
         out = q.new_empty((q.shape[0], layer.num_heads, layer.v_head_dim))
-        stored = Stored.of(layer, batch)
+        stored = Stored.of(layer, batch, self._widenings)
         if launches.decode is not None and metadata.decoding is not None:
             if launches.decode.prefix is not None:
                 self._prefix(q, stored, layer, metadata.decoding, launches.decode, launches.decode.prefix)

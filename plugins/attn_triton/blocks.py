@@ -88,8 +88,8 @@ _MEMORY = {(9, 0): _HOPPER, (10, 0): _HOPPER, (10, 3): _HOPPER, (8, 0): _AMPERE}
 _BY_DIM = dict[int, Blocks]
 """By the largest padded head dimension that an entry is for."""
 
-_WIDE, _WIDE_8, _WIDE_DECODE = Blocks(32, 32, 8, 2), Blocks(32, 32, 8, 2, 128), Blocks(64, 16, 8, 2)
-"""For heads of more than 256, on any device; the second where 8-bit keys are widened, which takes registers."""
+_WIDE, _WIDE_DECODE = Blocks(32, 32, 8, 2), Blocks(64, 16, 8, 2)
+"""For heads of more than 256, on any device."""
 
 _EXTEND_FLOAT32: _BY_DIM = {
     64: Blocks(64, 32, 8, 2, 32),
@@ -106,18 +106,13 @@ suffice for whole heads: so scores are added up over chunks of 32 dimensions, on
 """
 
 _EXTEND: dict[tuple[int, int], _BY_DIM] = {
-    (_HOPPER, 8): {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 2), 256: Blocks(64, 32, 8, 2, 128), 512: _WIDE_8},
+    (_HOPPER, 8): {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 2), 256: Blocks(64, 64, 8, 2), 512: _WIDE},
     (_HOPPER, 16): {64: Blocks(128, 64, 4, 3), 128: Blocks(128, 64, 8, 5), 256: Blocks(64, 32, 8, 2), 512: _WIDE},
     (_HOPPER, 32): _EXTEND_FLOAT32,
-    (_AMPERE, 8): {64: Blocks(128, 32, 8, 3), 128: Blocks(64, 64, 8, 3), 256: Blocks(32, 32, 8, 2), 512: _WIDE_8},
+    (_AMPERE, 8): {64: Blocks(128, 32, 8, 3), 128: Blocks(64, 64, 8, 3), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
     (_AMPERE, 16): {64: Blocks(128, 64, 8, 3), 128: Blocks(64, 64, 8, 3), 256: Blocks(64, 32, 8, 2), 512: _WIDE},
     (_AMPERE, 32): _EXTEND_FLOAT32,
-    (_SMALL, 8): {
-        64: Blocks(64, 32, 8, 2),
-        128: Blocks(64, 64, 8, 2),
-        256: Blocks(32, 32, 8, 2),
-        512: Blocks(32, 16, 8, 2, 128),
-    },
+    (_SMALL, 8): {64: Blocks(64, 32, 8, 2), 128: Blocks(64, 64, 8, 2), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
     (_SMALL, 16): {64: Blocks(128, 64, 8, 2), 128: Blocks(64, 32, 8, 2), 256: Blocks(32, 32, 8, 2), 512: _WIDE},
     (_SMALL, 32): _EXTEND_FLOAT32,
 }
@@ -134,7 +129,7 @@ _FEW = {2: 32 * 128, 4: 16 * 128}
 """By the size of q's numbers: up to this product of rows and dimensions four warps do."""
 
 _DECODE: dict[tuple[int, int], _BY_DIM] = {
-    (_HOPPER, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 2), 512: _WIDE_DECODE},
+    (_HOPPER, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 3), 512: _WIDE_DECODE},
     (_HOPPER, 16): {64: Blocks(64, 128, 8, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 3), 512: _WIDE_DECODE},
     (_HOPPER, 32): _DECODE_FLOAT32,
     (_AMPERE, 8): {64: Blocks(64, 128, 4, 3), 128: Blocks(32, 64, 4, 3), 256: Blocks(16, 32, 4, 2), 512: _WIDE_DECODE},

@@ -8,11 +8,19 @@ Names have no underscore, since `kernels` takes them from here.
 import triton
 import triton.language as tl
 
+from pegboard.plugins.attn_triton.widening import narrowed, widen
+
 
 @triton.jit
 def online_softmax(s, top, total, acc, v):
-    """Take scores s [rows, keys] and values v [keys, dim] into the running maximum, sum and output."""
-    new_top = tl.maximum(top, tl.max(s, 1))
+    """Take scores s [rows, keys] and values v [keys, dim] into the running maximum, sum and output.
+
+    float16 has no numbers below 2^-24, and a long context may have many weights p as small as that beside one of 1. So
+    its `top` is 15 below the maximum: p is then at most 2^15, exact to 2^-11 from 2^-29 of the largest weight on, and 0
+    only below 2^-40 of it. Sums and outputs are as much larger, and base-2 log-sum-exps the same.
+    """
+    LIFT: tl.constexpr = 15.0 if v.dtype == tl.float16 else 0.0
+    new_top = tl.maximum(top, tl.max(s, 1) - LIFT)
     # A row may have seen no key yet (the left edge of a window): -inf - -inf would be NaN.
     base = tl.where(new_top == float("-inf"), 0.0, new_top)
     p = tl.exp2(s - base[:, None])
@@ -23,27 +31,8 @@ def online_softmax(s, top, total, acc, v):
 
 
 @triton.jit
-def widen(x, dtype: tl.constexpr, KV: tl.constexpr):
-    """Keys or values as they are kept, in the type that products take. With KV 1 (e4m3) or 2 (e5m2) they are bytes.
-
-    e4m3's bits are put where float16 has its sign and the lower bits of its exponent, which is 8 less: what comes out
-    is 2^-8 of the number, exactly, subnormals included; 2^8 is part of the scales that kernels get. Its NaN gets the
-    exponent of float16's. e5m2 is the upper half of float16.
-    """
-    if KV == 1:
-        bits = x.to(tl.uint16)
-        low = bits & 0x7F
-        bits = ((bits & 0x80) << 8) | (low << 7) | tl.where(low == 0x7F, 0x7C00, 0).to(tl.uint16)
-        x = bits.to(tl.float16, bitcast=True)
-    if KV == 2:
-        x = (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
-    return x.to(dtype)
-
-
-@triton.jit
 def products(
     q, keys, slots, inside, d, D: tl.constexpr, CHUNK: tl.constexpr, KV: tl.constexpr, MASKED: tl.constexpr,
-    TYPE: tl.constexpr,
 ):  # fmt: skip
     """Products float32 [rows, keys] of queries and the keys at `keys` + `slots`.
 
@@ -57,7 +46,7 @@ def products(
         if MASKED:
             mask = mask & inside[None, :]
         k = tl.load(keys + slots[None, :] + d[:, None], mask=mask, other=0)
-        s = tl.dot(q, widen(k, TYPE, KV), input_precision="ieee")
+        s = tl.dot(q, widen(k, q.dtype, KV, False), input_precision="ieee")
     else:
         s = tl.zeros([q.shape[0], slots.shape[0]], tl.float32)
         for start in range(0, D, CHUNK):
@@ -67,7 +56,7 @@ def products(
                 mask = mask & inside[None, :]
             k = tl.load(keys + slots[None, :] + at[:, None], mask=mask, other=0)
             some = tl.load(q[:, None] + at[None, :], mask=(at < D)[None, :], other=0.0)
-            s = tl.dot(some, widen(k, TYPE, KV), s, input_precision="ieee")
+            s = tl.dot(some, widen(k, some.dtype, KV, False), s, input_precision="ieee")
     return s
 
 
@@ -75,11 +64,13 @@ def products(
 def scored_block(
     q, table_row, keys, values, key_stride, value_stride, start, end, scale, cap, d, dv,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, HAS_CAP: tl.constexpr,
-    KV: tl.constexpr, MASKED: tl.constexpr, TYPE: tl.constexpr,
+    KV: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Positions of a block of keys from `start` on, scaled scores [rows, keys] in base 2, and V [keys, v dim] in TYPE.
+    """Positions of a block of keys from `start` on, scaled scores [rows, keys] in base 2, and V [keys, v dim] in the
+    type of products.
 
-    With MASKED nothing is read from `end` on: V is zero there, and scores mean nothing. `q` is that of `products`.
+    With MASKED nothing is read from `end` on: V is zero there, and scores mean nothing. `q` and `scale` are those that
+    `queries` returns.
 
     With a cap, `scale` holds 2 log2(e) scale / cap and `cap` log2(e) cap: tanh(x) = 1 - 2 / (1 + exp(2x)) then costs
     one exp2, is right for any x (exp2 overflows to inf, and 2 / inf is 0), and is there in the interpreter, which
@@ -93,23 +84,30 @@ def scored_block(
         v_mask = v_mask & inside[:, None]
     else:
         slots = tl.load(table_row + n).to(tl.int64)  # int64: slots times their stride outgrow 31 bits
-    s = products(q, keys, slots * key_stride, inside, d, D, CHUNK, KV, MASKED, TYPE) * scale
+    s = products(q, keys, slots * key_stride, inside, d, D, CHUNK, KV, MASKED) * scale
     if HAS_CAP:
         s = cap * (1.0 - 2.0 / (1.0 + tl.exp2(s)))
     v = tl.load(values + slots[:, None] * value_stride + dv[None, :], mask=v_mask, other=0)
-    return n, s, widen(v, TYPE, KV)
+    TYPE: tl.constexpr = q.dtype if CHUNK == 0 else q.dtype.element_ty
+    return n, s, widen(v, TYPE, KV, True)
 
 
 @triton.jit
-def queries(q, places, real, d, D: tl.constexpr, CHUNK: tl.constexpr):
+def queries(q, places, real, d, scale, D: tl.constexpr, CHUNK: tl.constexpr, KV: tl.constexpr):
     """Load a tile [rows, dim] of the queries at `q` + `places` [rows], with zeros where they are not `real`. With CHUNK
     return pointers to them instead; those that are not real point to the first of all.
+
+    The tile is of the type of products. Return also what scales its scores: `scale`, or [rows, 1] where rows were
+    divided by different numbers, see `narrowed`.
     """
     if CHUNK == 0:
         tile = tl.load(q + places[:, None] + d[None, :], mask=real[:, None] & (d < D)[None, :], other=0.0)
+        if KV > 0 and tile.dtype == tl.bfloat16:
+            tile, factors = narrowed(tile)
+            scale = scale * factors
     else:
         tile = q + tl.where(real, places, 0)
-    return tile
+    return tile, scale
 
 
 @triton.jit
@@ -145,13 +143,13 @@ def extend_blocks(
     first_block, last_block, top, total, acc, q, positions, table_row, keys, values, key_stride, value_stride,
     first, end, window, scale, cap, d, dv, tail, low, high,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_TAIL: tl.constexpr, CHUNK: tl.constexpr, KV: tl.constexpr, MASKED: tl.constexpr, TYPE: tl.constexpr,
+    HAS_TAIL: tl.constexpr, CHUNK: tl.constexpr, KV: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Take blocks [first_block, last_block) of keys into the running softmax of a tile of queries."""
     for block in range(first_block, last_block):
         n, s, v = scored_block(
             q, table_row, keys, values, key_stride, value_stride, first + block * BLOCK_N, end, scale, cap, d, dv,
-            D, DV, BLOCK_N, CHUNK, HAS_CAP, KV, MASKED, TYPE,
+            D, DV, BLOCK_N, CHUNK, HAS_CAP, KV, MASKED,
         )  # fmt: skip
         if MASKED:
             if HAS_TAIL:

@@ -76,8 +76,7 @@ def extend_kernel(
         low, high = seen_of_tail(bits, window, tail_len, HAS_WINDOW)
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    TYPE: tl.constexpr = q.dtype.element_ty
-    q_tile = queries(q, (start + token) * q_token + head * q_head, real, d, D, CHUNK)
+    q_tile, scales = queries(q, (start + token) * q_token + head * q_head, real, d, scale, D, CHUNK, KV)
 
     # Keys [first, end) are seen by some row. In between lie the blocks that every row sees whole: they need no mask.
     first = 0
@@ -99,18 +98,18 @@ def extend_kernel(
     if HAS_WINDOW:
         top, total, acc = extend_blocks(
             0, whole_start, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
-            first, end, window, scale, cap, d, dv, tail, low, high,
-            D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, KV, True, TYPE,
+            first, end, window, scales, cap, d, dv, tail, low, high,
+            D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, KV, True,
         )  # fmt: skip
     top, total, acc = extend_blocks(
         whole_start, whole_stop, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
-        first, end, window, scale, cap, d, dv, tail, low, high,
-        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, KV, False, TYPE,
+        first, end, window, scales, cap, d, dv, tail, low, high,
+        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, KV, False,
     )  # fmt: skip
     top, total, acc = extend_blocks(
         whole_stop, blocks, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
-        first, end, window, scale, cap, d, dv, tail, low, high,
-        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, KV, True, TYPE,
+        first, end, window, scales, cap, d, dv, tail, low, high,
+        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, KV, True,
     )  # fmt: skip
 
     if HAS_SINKS:
@@ -164,8 +163,7 @@ def decode_kernel(
         head = kv_head * GROUP + h
         d = tl.arange(0, BLOCK_D)
         dv = tl.arange(0, BLOCK_DV)
-        TYPE: tl.constexpr = q.dtype.element_ty
-        q_tile = queries(q, token * q_token + head * q_head, real, d, D, CHUNK)
+        q_tile, scales = queries(q, token * q_token + head * q_head, real, d, scale, D, CHUNK, KV)
         top = tl.full([BLOCK_H], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_H], tl.float32)
         acc = tl.zeros([BLOCK_H, BLOCK_DV], tl.float32)
@@ -177,14 +175,14 @@ def decode_kernel(
         whole = (end - first) // BLOCK_N
         for block in range(whole):
             _, s, v = scored_block(
-                q_tile, table_row, keys, values, key_slot, value_slot, first + block * BLOCK_N, end, scale, cap, d, dv,
-                D, DV, BLOCK_N, CHUNK, HAS_CAP, KV, False, TYPE,
+                q_tile, table_row, keys, values, key_slot, value_slot, first + block * BLOCK_N, end, scales, cap, d, dv,
+                D, DV, BLOCK_N, CHUNK, HAS_CAP, KV, False,
             )  # fmt: skip
             top, total, acc = online_softmax(s, top, total, acc, v)
         if first + whole * BLOCK_N < end:
             n, s, v = scored_block(
-                q_tile, table_row, keys, values, key_slot, value_slot, first + whole * BLOCK_N, end, scale, cap, d, dv,
-                D, DV, BLOCK_N, CHUNK, HAS_CAP, KV, True, TYPE,
+                q_tile, table_row, keys, values, key_slot, value_slot, first + whole * BLOCK_N, end, scales, cap, d, dv,
+                D, DV, BLOCK_N, CHUNK, HAS_CAP, KV, True,
             )  # fmt: skip
             s = tl.where((n < end)[None, :], s, float("-inf"))
             top, total, acc = online_softmax(s, top, total, acc, v)
@@ -228,8 +226,7 @@ def prefix_kernel(
     head = kv_head * GROUP + r % GROUP
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    TYPE: tl.constexpr = q.dtype.element_ty
-    q_tile = queries(q, request * q_token + head * q_head, real, d, D, CHUNK)
+    q_tile, scales = queries(q, request * q_token + head * q_head, real, d, scale, D, CHUNK, KV)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
@@ -240,12 +237,12 @@ def prefix_kernel(
     whole = (end - first) // BLOCK_N
     top, total, acc = extend_blocks(
         0, whole, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
-        first, end, 0, scale, cap, d, dv, end, 0, 0, D, DV, BLOCK_N, False, HAS_CAP, False, CHUNK, KV, False, TYPE,
+        first, end, 0, scales, cap, d, dv, end, 0, 0, D, DV, BLOCK_N, False, HAS_CAP, False, CHUNK, KV, False,
     )  # fmt: skip
     top, total, acc = extend_blocks(
         whole, tl.cdiv(end - first, BLOCK_N), top, total, acc, q_tile, positions, table_row, keys, values,
-        key_slot, value_slot, first, end, 0, scale, cap, d, dv, end, 0, 0,
-        D, DV, BLOCK_N, False, HAS_CAP, False, CHUNK, KV, True, TYPE,
+        key_slot, value_slot, first, end, 0, scales, cap, d, dv, end, 0, 0,
+        D, DV, BLOCK_N, False, HAS_CAP, False, CHUNK, KV, True,
     )  # fmt: skip
     tl.store(tops + request * tops_token + split * tops_split + head, top + tl.log2(total), mask=real)
     tl.store(

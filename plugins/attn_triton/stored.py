@@ -8,17 +8,27 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pegboard.toolkit.model.eight_bit import as_bytes
+from pegboard.toolkit.model.eight_bit import EIGHT_BIT, as_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
 
 LOG2E = math.log2(math.e)
-EIGHT_BIT = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
-"""The kernels' KV. Numbers of other types are taken as they are."""
-_LEFT_OUT = {1: 256.0, 2: 1.0}
-"""The factor of all numbers that the kernels leave out where they widen 8 bits, see `kernel_parts.widen`."""
+_LEFT_OUT = {1: 256.0, 3: 256.0}
+"""The factor of all numbers that the kernels leave out where they widen 8 bits, by their KV; of others 1."""
+
+
+def widenings(capability: tuple[int, int] | None) -> dict[torch.dtype, int]:
+    """Return the kernels' KV by types of 8 bits, see `widening.widen`: for a device of this compute capability, or None
+    for the interpreter. Numbers of other types, with KV 0, are taken as they are.
+    """
+    e4m3, e5m2 = EIGHT_BIT
+    if capability is None:
+        return {e4m3: 1, e5m2: 2}
+    return {e4m3: 5 if capability >= (8, 9) else 3, e5m2: 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +44,13 @@ class Stored:
     kv: int
 
     @classmethod
-    def of(cls, layer: LayerSpec, batch: ForwardBatch) -> Stored:
+    def of(cls, layer: LayerSpec, batch: ForwardBatch, widenings: Mapping[torch.dtype, int]) -> Stored:
         keys, values = batch.kv_pool.keys(layer.layer_id), batch.kv_pool.values(layer.layer_id)
         table = batch.kv_groups[layer.kv_group].row_table
-        kv = EIGHT_BIT.get(keys.dtype, 0)
+        kv = widenings.get(keys.dtype, 0)
         if not kv:
             return cls(keys, values, table, (*_factors(layer, 1.0), 1.0), kv)
-        k_scale, v_scale = (one * _LEFT_OUT[kv] for one in batch.kv_pool.scales(layer.layer_id))
+        k_scale, v_scale = (one * _LEFT_OUT.get(kv, 1.0) for one in batch.kv_pool.scales(layer.layer_id))
         return cls(as_bytes(keys), as_bytes(values), table, (*_factors(layer, k_scale), v_scale), kv)
 
 

@@ -17,6 +17,7 @@ from pegboard.plugins.cache_hiradix.prefetching import NothingMore
 from pegboard.plugins.cache_hiradix.tree import TierTree
 from pegboard.plugins.cache_hiradix.writing import Writing
 from pegboard.plugins.kv_tiers.api import NAME, ORIGINS, PageLoad, tiers_of
+from pegboard.toolkit.cache.describing import largest_runs
 from pegboard.toolkit.cache.pages import merge_pages, pages_of, slots_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.keys import PrefixKey
-    from pegboard.core.interfaces.prefix_cache import CacheHandle, PrefixCacheContext
+    from pegboard.core.interfaces.prefix_cache import CachedRun, CacheHandle, PrefixCacheContext
     from pegboard.plugins.cache_hiradix.entry import Entry
     from pegboard.plugins.kv_tiers.api import Prefetch
     from pegboard.toolkit.cache.radix_tree import RadixPath
@@ -238,6 +239,9 @@ class HiRadixCache(PrefixCache[HiRadixOptions]):
 
     def prepare(self, seconds: float) -> tuple[int, int]:
         return (0, 0) if self.tiers is None else self.tiers.prepare(seconds)
+
+    def describe(self, most: int) -> list[CachedRun]:
+        return largest_runs(self._tree.tokens, most, lambda entry: (entry.device.size, entry.locks > 0))
 
     def close(self) -> None:
         if self._writing is not None:

@@ -9,6 +9,7 @@ import numpy as np
 from pegboard.core.interfaces.prefix_cache import InsertResult, PrefixCache, PrefixMatch
 from pegboard.plugins.cache_radix.entry import Entry, Node, no_entry
 from pegboard.plugins.cache_radix.options import RadixOptions
+from pegboard.toolkit.cache.describing import largest_runs
 from pegboard.toolkit.cache.eviction import KEYS, ProtectedSegment, VictimHeap
 from pegboard.toolkit.cache.pages import merge_pages, pages_of, slots_of
 from pegboard.toolkit.cache.radix_tree import RadixRoot, RadixTree, shorten
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.keys import PrefixKey
-    from pegboard.core.interfaces.prefix_cache import CacheHandle, PrefixCacheContext
+    from pegboard.core.interfaces.prefix_cache import CachedRun, CacheHandle, PrefixCacheContext
     from pegboard.toolkit.cache.radix_tree import RadixPath
 
 NO_PAGES = np.empty(0, dtype=np.int64)
@@ -162,6 +163,9 @@ class RadixCache(PrefixCache[RadixOptions]):
         if self._protected is not None:
             self._protected.clear()
         self._give_back(freed)
+
+    def describe(self, most: int) -> list[CachedRun]:
+        return largest_runs(self._tree, most, lambda entry: (entry.pages.shape[0], entry.locks > 0))
 
     def check(self) -> None:
         self._tree.check()

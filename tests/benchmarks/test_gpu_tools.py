@@ -121,10 +121,10 @@ def test_a_line_of_a_load() -> None:
 
 
 def test_wrong_attention_is_seen() -> None:
-    """By the first and the last request, decoding and not."""
+    """By the first and the last request, decoding and not, also over KV of 8 bits."""
     bench = Bench(dry=True)
-    for new in (1, 5):
-        paged = Paged(bench, [40, 33, 20], new=new, page_size=4)
+    for new, kept in ((1, None), (5, None), (1, torch.float8_e4m3fn)):
+        paged = Paged(bench, [40, 33, 20], new=new, page_size=4, kv_dtype=kept)
         with torch.inference_mode():
             out = paged.call(TorchAttention(NoOptions(), paged.ctx))()
         assert paged.error(out) < tune_attn.MOST_ERROR

@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     model = tiny_model(tmp_path_factory.mktemp("model"))
     write_template(model)
     teach(model, LESSONS, steps=200)
-    with tiny_server(model, apis=["openai", "ollama", "native"]) as one:
+    with tiny_server(model, apis=["openai", "ollama", "native", "anthropic"]) as one:
         yield one
         assert_balanced(one)
 
@@ -141,6 +141,27 @@ def test_a_budget_ends_the_thought(client: openai.OpenAI) -> None:
     assert texts[0] != THOUGHT
     drawn = client.chat.completions.create(**options, logprobs=True, extra_body={"thinking_token_budget": 3})
     assert getattr(drawn.choices[0].message, "reasoning_content", "") == texts[0]
+
+
+def test_a_stop_string_ends_an_answer_whose_thought_was_ended(client: openai.OpenAI) -> None:
+    """Whether it stands in the thought or behind it; the marker that ended the thought is no part of it."""
+    options: Any = {"model": MODEL, "messages": said(THINK), "temperature": 0, "max_tokens": 60}
+    few = client.chat.completions.create(**options, extra_body={"thinking_token_budget": 3}).choices[0].message
+    thought, answer = getattr(few, "reasoning_content", ""), few.content or ""
+    assert len(thought) > 2
+    assert len(answer) > 2
+    for stop, expected in ((answer[1:], (thought, answer[:1])), (thought[1:], (thought[:1], ""))):
+        [cut] = client.chat.completions.create(**options, stop=stop, extra_body={"thinking_token_budget": 3}).choices
+        assert (getattr(cut.message, "reasoning_content", ""), cut.message.content or "") == expected
+        assert cut.finish_reason == "stop"
+
+
+def test_a_budget_of_messages_ends_the_thought(client: openai.OpenAI, http: httpx.Client) -> None:
+    few = chat(client, said(THINK), extra_body={"thinking_token_budget": 3})
+    body = {"model": MODEL, "messages": said(THINK), "max_tokens": 300, "temperature": 0}
+    thinking = {"type": "enabled", "budget_tokens": 3}
+    told = http.post("/v1/messages", json={**body, "thinking": thinking}).json()["content"]
+    assert [one.get("thinking") or one.get("text") for one in told] == [few.reasoning_content, few.content]
 
 
 def test_ollama(http: httpx.Client) -> None:

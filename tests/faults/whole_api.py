@@ -29,7 +29,7 @@ def whole_app(client: FakeEngineClient | None = None, **server: Any) -> FastAPI:
     data = {"model": {"path": "x/y"}, "apis": list(EVERY_API), "server": server}
     resolved = compose(data=data, env={}, registry=builtin_registry())
     hooks = Hooks.load(resolved.registry, resolved.plugin_options)
-    hooks.call.configure(config=resolved.engine)
+    hooks.call.configure(config=resolved.engine, origins=resolved.origins)
     # Under any name: it listens nowhere.
     guards = hooks.call.guard_http(front=HttpFront(None, keyed=True))  # type: ignore[arg-type]
     return build_api(resolved, client or FakeEngineClient(), hooks, guards=guards)[0]

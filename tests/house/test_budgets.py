@@ -12,19 +12,19 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 17_120,
+    "conformance": 17_210,
     "core.cli": 180,
     "core.config": 1_980,
-    "core.engine": 1_865,
+    "core.engine": 1_880,
     "core.frontend": 930,
-    "core.interfaces": 5_860,
-    "core.pipeline": 5_860,
+    "core.interfaces": 5_910,
+    "core.pipeline": 5_710,
     "core.registry": 910,
     "core.server": 1_310,
     "core.worker": 600,
-    "plugins": 61_060,
-    "toolkit": 17_440,
-    "tools": 12_280,
+    "plugins": 61_560,
+    "toolkit": 17_680,
+    "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 

@@ -5,6 +5,8 @@ Their own self-check is switched off: a third party's cache need not have one, s
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import Phase, settings
@@ -71,6 +73,31 @@ class FreesDuplicatesTwice(Radix):
         if other.size:
             self.allocator.free(np.unique(slots[: len(known)] // self.page_size))
         return result
+
+
+class TellsOfEachRunTwice(Radix):
+    def describe(self, most):
+        return [run for run in super().describe(most) for _ in range(2)][:most]
+
+
+class TellsTheSmallestRuns(Radix):
+    def describe(self, most):
+        return super().describe(1000)[::-1][:most]
+
+
+class TellsOfLocksOnAll(Radix):
+    def describe(self, most):
+        return [replace(run, locked=True) for run in super().describe(most)]
+
+
+class TellsNoParents(Radix):
+    def describe(self, most):
+        return [replace(run, above=-1) for run in super().describe(most)]
+
+
+class ForgetsHits(Radix):
+    def describe(self, most):
+        return [replace(run, hits=0) for run in super().describe(most)]
 
 
 class AnswersWithTheGivenSlots(Radix):
@@ -401,6 +428,11 @@ class LooksAndLocks(Radix):
 
 
 CAUGHT = {
+    TellsOfEachRunTwice: "test_the_runs_told_are_those_that_are_cached",
+    TellsOfLocksOnAll: "test_the_runs_told_are_those_that_are_cached",
+    TellsTheSmallestRuns: "test_the_largest_runs_come_first_and_no_more_than_asked_for",
+    TellsNoParents: "test_a_run_names_the_one_before_it",
+    ForgetsHits: "test_matches_are_counted",
     LooksAtTokensNotPages: "test_a_look_tells_what_a_match_finds",
     LooksAndLocks: "test_a_look_tells_what_a_match_finds",
     ForgetsDuplicates: "test_duplicates_are_freed_and_answered_with_the_cached_slots",

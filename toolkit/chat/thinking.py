@@ -21,10 +21,12 @@ def effort_hints(effort: str | None) -> dict[str, object]:
     return {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}
 
 
-def budget_params(ctx: ApiContext, turn: Turn, tokens: int | None, name: str) -> dict[str, object]:
+def budget_params(
+    ctx: ApiContext, turn: Turn, tokens: int | None, name: str, *, wish: bool = False
+) -> dict[str, object]:
     """Return what the `params` of a request have where its answer may think for `tokens` tokens at most; None: as many
     as it likes. An answer that a grammar describes has no thought. Raises InvalidRequest, by the field's `name`, where
-    this server cannot end thoughts.
+    this server cannot end thoughts; where the budget is a `wish`, it is then left out.
     """
     if tokens is None:
         return {}
@@ -33,6 +35,8 @@ def budget_params(ctx: ApiContext, turn: Turn, tokens: int | None, name: str) ->
     parser = reasoning_parser_of(ctx)
     form = None if parser is None else parser.thought_form(prompt=turn.before_prefill)
     if form is None or BUDGET not in ctx.client.info.features:
+        if wish:
+            return {}
         why = "it has no plugin that does" if form else "no reasoning parser fits this model's chat template"
         raise InvalidRequest(f"{name}: this server cannot end thoughts: {why}", param=name, code="unsupported")
     if turn.constrained:

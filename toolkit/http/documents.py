@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
-import re
 from collections.abc import Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -16,6 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from pegboard.toolkit.http.answers import json_response
 from pegboard.toolkit.http.levels import PUBLIC, USER, Level, level_of
 from pegboard.toolkit.http.openapi import ERROR_SCHEMA, ErrorAnswer, error_responses
+from pegboard.toolkit.http.pages import html_page
 from pegboard.toolkit.http.route_table import UNDECLARED, flat
 from pegboard.toolkit.http.routing import api_router
 
@@ -106,25 +104,4 @@ _ERRORS_OF_FASTAPI = "HTTPValidationError"
 
 @functools.cache
 def _page() -> Response:
-    html = (resources.files("pegboard.toolkit.http") / "docs.html").read_text("utf-8")
-    policy = [
-        "default-src 'none'",
-        f"script-src {_hash_of('script', html)}",
-        f"style-src {_hash_of('style', html)}",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    ]
-    headers = {
-        "content-security-policy": "; ".join(policy),
-        "x-content-type-options": "nosniff",
-        "referrer-policy": "no-referrer",
-    }
-    return Response(html, media_type="text/html", headers=headers)
-
-
-def _hash_of(tag: str, html: str) -> str:
-    found = re.search(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-    assert found is not None
-    return f"'sha256-{base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()}'"
+    return html_page((resources.files("pegboard.toolkit.http") / "docs.html").read_text("utf-8"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import yaml
 
@@ -30,6 +30,23 @@ def value_at(values: Mapping[str, object], path: str, default: object = None) ->
             return default
         value = value[key]
     return value
+
+
+def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the path of each value of a tree, and the value. Lists are values, but for those of sections."""
+    if isinstance(value, Mapping) and (value or not path):
+        for key, child in value.items():
+            yield from leaves(child, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+        for index, child in enumerate(value):
+            yield from leaves(child, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+def origin_of(path: str, origins: Mapping[str, str]) -> str:
+    """Return what set the value at a path. An entry of a list cites the list, and a key that is not set the default."""
+    return origins.get(path) or (origins.get(path.partition("[")[0], "default") if "[" in path else "default")
 
 
 def nested(path: str, value: object) -> dict[str, object]:

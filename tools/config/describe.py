@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from pegboard.core.config.section import UseSection
 from pegboard.core.config.shape import CORE, Shape, place_of_entry, use_path
 from pegboard.core.registry.records import ProviderRecord
 from pegboard.toolkit.system.redact import redact
+from pegboard.toolkit.text.dotted_trees import leaves, origin_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +36,10 @@ def show(resolved: ResolvedConfig) -> list[ShownValue]:
         if contract.name not in resolved.named
     }
     out = []
-    for path, value in _leaves(redact(resolved.engine.model_dump(mode="json")), ""):
+    for path, value in leaves(redact(resolved.engine.model_dump(mode="json"))):
         note = f"the first that fits of: {automatic[path]}" if path in automatic else ""
-        out.append(ShownValue(path, value, resolved.origins.get(path) or _list_origin(resolved, path), note))
+        out.append(ShownValue(path, value, origin_of(path, resolved.origins), note))
     return out
-
-
-def _list_origin(resolved: ResolvedConfig, path: str) -> str:
-    """Return an entry's origin: an entry of a list cites the list, and a key that is not set the default."""
-    return resolved.origins.get(path.partition("[")[0], "default") if "[" in path else "default"
-
-
-def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
-    if isinstance(value, Mapping) and (value or not path):
-        for key, child in value.items():
-            yield from _leaves(child, f"{path}.{key}" if path else key)
-    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-        for index, child in enumerate(value):
-            yield from _leaves(child, f"{path}[{index}]")
-    else:
-        yield path, value
 
 
 @dataclass(frozen=True, slots=True)

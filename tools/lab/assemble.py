@@ -24,8 +24,8 @@ from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.points import Points
 from pegboard.core.pipeline.results import ResultProcessor
 from pegboard.core.pipeline.scheduler import Scheduler
-from pegboard.core.pipeline.step_log import StepReport
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
+from pegboard.toolkit.system.step_report import StepReport
 
 if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig

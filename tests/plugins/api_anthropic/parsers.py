@@ -14,6 +14,7 @@ from pegboard.toolkit.parsing.output_parser import (
     OutputParserContext,
     ParserStream,
     Reasoning,
+    ThoughtForm,
     ToolCallArguments,
     ToolCallStart,
 )
@@ -76,6 +77,9 @@ class _Calls(ParserStream):
 class FakeReasoning(OutputParser):
     def stream(self, tools: Sequence[Mapping[str, Any]] = (), *, prompt: str = "") -> ParserStream:
         return _Thoughts()
+
+    def thought_form(self, *, prompt: str = "") -> ThoughtForm | None:
+        return ThoughtForm("((", ("))",), ("))",))
 
 
 class FakeCalls(OutputParser):

@@ -232,6 +232,14 @@ def test_thinking_is_shown_or_not() -> None:
         assert assembled(stream(script, thinking=thinking)) == blocks
 
 
+def test_a_budget_of_thinking_reaches_an_engine_that_has_them() -> None:
+    body = {**BODY, "thinking": {"type": "enabled", "budget_tokens": 7}}
+    for features, tokens in ((("thought_budget",), 7), ((), None)):
+        done, client = ask(PATH, body, features=features)
+        assert done.status == 200, done.body
+        assert client.requests[0].params.get("thought_budget", {}).get("tokens") == tokens
+
+
 # ---- why it ended -------------------------------------------------------------------------------------------------
 
 

@@ -216,6 +216,16 @@ def test_a_budget_of_thinking_reaches_the_engine() -> None:
     assert client.requests[0].params == {}, "an answer that a grammar describes has no thought"
 
 
+def test_a_budget_in_thinking_is_a_wish() -> None:
+    for tokens, thinking in ((3, {"budget_tokens": 3}), (7, {"budget_tokens": 3}), (None, {})):
+        whole = 7 if tokens == 7 else None
+        _, client = budgeted(thinking={"type": "enabled", **thinking}, thinking_token_budget=whole)
+        assert client.requests[0].params.get("thought_budget", {}).get("tokens") == tokens
+    off = {"type": "disabled", "budget_tokens": 3}
+    assert budgeted(thinking=off, thinking_token_budget=None)[1].requests[0].params == {}
+    assert asked(thinking={"type": "enabled", "budget_tokens": 3}).params == {}, "nothing ends thoughts"
+
+
 def test_budgets_are_refused_where_thoughts_cannot_be_ended() -> None:
     done, _ = budgeted(thinking_token_budget=-1)
     assert "at least 0" in done.json()["error"]["message"]

@@ -14,7 +14,7 @@ from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.plugins.attn_triton.backend import TritonAttention
 from pegboard.plugins.attn_triton.options import TritonAttentionOptions
-from pegboard.plugins.attn_triton.stored import EIGHT_BIT
+from pegboard.toolkit.model.eight_bit import EIGHT_BIT
 
 
 def context(layer: LayerSpec | None = None, dtype: torch.dtype = torch.float32) -> AttentionContext:

@@ -105,7 +105,7 @@ def test_the_config_says_what_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     server = {"max_connections": 500, "request_timeout": 7}
     resolved = compose(data={"model": {"path": "x"}, "apis": [], "server": server}, env={})
     hooks = Hooks.load(resolved.registry, resolved.plugin_options)
-    hooks.call.configure(config=resolved.engine)
+    hooks.call.configure(config=resolved.engine, origins=resolved.origins)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         [guard] = hooks.call.guard_http(front=HttpFront(listener, keyed=False))
     assert isinstance(guard, Guard)

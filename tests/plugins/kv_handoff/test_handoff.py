@@ -23,10 +23,10 @@ from pegboard.core.interfaces.status import ReqStatus
 from pegboard.core.pipeline.gates import GateKeeper
 from pegboard.core.pipeline.memory import MemoryManager
 from pegboard.core.pipeline.services import Services
-from pegboard.core.pipeline.step_log import StepReport
 from pegboard.plugins.grammar.work import GrammarWork, WorkLimits
 from pegboard.plugins.kv_handoff.api import KVReservation
 from pegboard.plugins.kv_handoff.stage import NAME, KVHandoff
+from pegboard.toolkit.system.step_report import StepReport
 from pegboard_drills.gate import DrillGate
 from pegboard_drills.grammars import ScriptedMatcher
 from pegboard_drills.options import DrillGateOptions

@@ -313,7 +313,7 @@ def started(*apis: str, others: tuple[object, ...] = ()) -> Engine:
     hooks = Hooks()
     for one in (MetricsHooks(), *others):
         hooks.add(one)
-    hooks.call.configure(config=SimpleNamespace(apis=[SimpleNamespace(use=name) for name in apis]))
+    hooks.call.configure(config=SimpleNamespace(apis=[SimpleNamespace(use=name) for name in apis]), origins={})
     engine = Engine(hooks)
     hooks.call.engine_started(info=SimpleNamespace(served_name="a model"), engine=engine)
     return engine

@@ -17,12 +17,12 @@ from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.req import Req, ReqKV
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.stage import DevicePart, Stage
-from pegboard.core.pipeline.step_log import StepReport
 from pegboard.plugins.speculation.messages import Said
 from pegboard.plugins.speculation.options import SpeculationSection
 from pegboard.plugins.speculation.part import SpeculationPart
 from pegboard.plugins.speculation.stage import Speculation
 from pegboard.toolkit.sampling import tree
+from pegboard.toolkit.system.step_report import StepReport
 from tests.core.pipeline.harness import VOCAB, Harness, Seer
 
 

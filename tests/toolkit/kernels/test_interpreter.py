@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from types import FunctionType
 from typing import Any
 
@@ -44,6 +45,38 @@ def test_integers_wrap_around(sums_kernel: Any) -> None:
     x, found = torch.full((4,), 2**31 - 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     sums_kernel[1,](x, found, WRONG=False)
     assert found.item() == 4 * (-(2**31) + 1) + 2**33
+
+
+def test_types_know_their_shapes() -> None:
+    core = triton.language.core
+    for made in (core.block_type(core.int8, [4, 1]), core.block_type(core.int8, [core.constexpr(4), 1])):
+        assert made == core.block_type(core.int8, [4, 1])
+        assert (made.name, made.numel, made.nbytes, list(made.shape)) == ("<['4', '1'], int8>", 4, 4, [4, 1])
+        value = core.tensor("handle", made.with_element_ty(core.float16))
+        assert (value.handle, value.dtype, value.numel.value) == ("handle", core.float16, 4)
+        assert [size.value for size in value.shape] == [4, 1]
+    assert core.block_type(core.int8, [4]) != core.block_type(core.int8, [4, 1])
+    alone = core.tensor("handle", core.int1)
+    assert (len(alone.shape), alone.numel.value, alone.dtype) == (0, 1, core.int1)
+    for shape, message in (([3], "power of 2"), ([], "0d"), ([2**21], "exceeds")):
+        with pytest.raises((TypeError, ValueError), match=message):
+            core.block_type(core.int8, shape)
+
+
+def test_operands_are_converted(interpreted_triton: None) -> None:
+    core, semantic = triton.language.core, importlib.import_module("triton.runtime.interpreter").interpreter_semantic
+    wide, narrow = (semantic.full(shape, 1.5, core.float16) for shape in ([4, 2], [4, 1]))
+    assert [list(one.type.shape) for one in semantic.broadcast_impl_value(wide, narrow)] == [[4, 2]] * 2
+    assert all(one is wide for one in semantic.broadcast_impl_value(wide, wide))
+    assert semantic.cast(wide, core.float16) is wide
+    assert semantic.cast(wide, core.int32).handle.data.tolist() == [[1, 1]] * 4
+    with pytest.raises(ValueError, match="incompatible dimensions"):
+        semantic.broadcast_impl_value(wide, semantic.full([2, 4], 1.5, core.float16))
+    pairs = {(core.bfloat16, core.float32): core.float32, (core.int8, core.int32): core.int32}
+    for (first, second), both in pairs.items():
+        assert semantic.computation_type_impl(first, False, second, False, False) == both
+    with pytest.raises(TypeError, match="different signedness"):
+        semantic.computation_type_impl(core.int32, False, core.uint32, False, True)
 
 
 class Replaced:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pegboard.core.interfaces.ahead import LogPart
-from pegboard.core.pipeline.step_log import StepReport
+from pegboard.toolkit.system.step_report import StepReport
 from tests.plugins.media.media_harness import Album, media_harness, submit
 
 

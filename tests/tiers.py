@@ -424,7 +424,7 @@ FULL: dict[str, tuple[str, ...]] = {
     ),
     "plugins/quantization/test_served.py": (
         r"test_logits_are\w+\[(?!fp8 blocks\])",
-        r"test_(answers_are|a_config_in|a_part_that|over_http|through_transformers|native_runner)",
+        r"test_(answers_are|a_config_in|a_part_that|experts_are|over_http|through_transformers|native_runner)",
     ),
     "drills/test_gate.py": (r"test_nonsense",),
     "e2e/test_graph_matrix.py": (r"test_few",),

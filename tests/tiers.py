@@ -420,11 +420,11 @@ FULL: dict[str, tuple[str, ...]] = {
     # Each format has its suite in `make test`, and two go through a whole engine.
     "plugins/quantization/test_libraries.py": (r"test_gpt_oss",),
     "plugins/quantization/test_refused.py": (
-        r"test_(codes_|a_scale_that|a_column|a_matrix|groups|other_formats|config_check)",
+        r"test_(codes_|a_scale_(that|of)|inputs|a_column|a_matrix|groups|other_formats|config_check)",
     ),
     "plugins/quantization/test_served.py": (
         r"test_logits_are\w+\[(?!fp8 blocks\])",
-        r"test_(answers_are|codes_that_stay|a_part_that|through_transformers|native_runner)",
+        r"test_(answers_are|a_config_in|a_part_that|experts_are|over_http|through_transformers|native_runner)",
     ),
     "drills/test_gate.py": (r"test_nonsense",),
     "e2e/test_graph_matrix.py": (r"test_few",),

@@ -11,7 +11,7 @@ from pegboard.core.interfaces.model_family import Network
 from pegboard.toolkit.kernels import usable
 from pegboard.toolkit.model.attending import attended
 from pegboard.toolkit.model.layers import Embedding, GatedMLP, Linears, RMSNorm
-from pegboard.toolkit.model.moe import MixtureOfExperts
+from pegboard.toolkit.model.moe import MixtureOfExperts, mixture
 from pegboard.toolkit.model.rope import RotaryEmbedding
 
 if TYPE_CHECKING:
@@ -80,10 +80,10 @@ def layer_name(layer_id: int) -> str:
 
 
 def _mlp(spec: DecoderSpec, layer: int, linears: Linears) -> GatedMLP | MixtureOfExperts:
-    hidden, act = spec.hidden_size, spec.hidden_act
+    name, hidden, act = f"{layer_name(layer)}.mlp", spec.hidden_size, spec.hidden_act
     if spec.moe is not None and spec.moe.layers[layer]:
-        return MixtureOfExperts(spec.moe, hidden, act, dtype=linears.dtype, device=linears.device)
-    return GatedMLP(f"{layer_name(layer)}.mlp", hidden, spec.intermediate_size, act, linears, bias=spec.mlp_bias)
+        return mixture(name, spec.moe, hidden, act, linears)
+    return GatedMLP(name, hidden, spec.intermediate_size, act, linears, bias=spec.mlp_bias)
 
 
 class DenseNetwork(nn.Module, Network):

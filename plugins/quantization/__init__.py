@@ -40,15 +40,16 @@ def _format(name: str, factory: str, summary: str) -> Provider:
 plugin = Plugin(
     name="quantization",
     version="0.1.0",
-    summary="quantised weights: fp8, compressed-tensors, AWQ, GPTQ and MXFP4 checkpoints",
+    summary="quantised weights: fp8, compressed-tensors, AWQ, GPTQ, ModelOpt and MXFP4 checkpoints",
     contracts=(WEIGHT_FORMAT, LINEAR),
     hooks=(f"{_HERE}.hooks:QuantizationHooks",),
     fields={"": f"{_HERE}.options:QuantizationFields"},
     providers=(
         _format("fp8", "fp8:Fp8", "float8 with a scale per tensor, row or block (quant_method fp8, fbgemm_fp8)"),
-        _format("compressed_tensors", "compressed:CompressedTensors", "llm-compressor's: float8, int8 and 4 bits"),
+        _format("compressed_tensors", "compressed:CompressedTensors", "llm-compressor's: float8, int8, 4 bits, NVFP4"),
         _format("awq", "awq:Awq", "AWQ, 4 bits in groups (version gemm)"),
         _format("gptq", "gptq:Gptq", "GPTQ, 4 or 8 bits in groups, act-order too"),
+        _format("modelopt", "modelopt:ModelOpt", "ModelOpt's: float8, NVFP4 and MXFP8"),
         _format("mxfp4", "mxfp4:MxFp4", "experts in 4-bit floats, a power of two for 32 of them (gpt-oss)"),
         Provider(
             "linear",

@@ -16,7 +16,7 @@ from pegboard.toolkit.model.packed import pack, packed_linear, why_not_packed
 
 
 class Dense(Linears[DenseOptions]):
-    """Keeps the exact weights in the model's type, packed by oneDNN where that pays."""
+    """Keeps the exact weights in the model's type, packed by oneDNN where that pays; experts never are."""
 
     @classmethod
     def supports(cls, options: DenseOptions, ctx: LinearContext) -> str | None:
@@ -28,7 +28,9 @@ class Dense(Linears[DenseOptions]):
 
     def build(self, site: Site, parts: Sequence[tuple[Layout, Codes]]) -> LinearMethod:
         weight = torch.cat([exact(layout, codes, self.ctx.dtype) for layout, codes in parts])
-        return _Packed(weight) if why_not_packed(self.ctx.dtype, self.ctx.device) is None else _Plain(weight)
+        if site.expert or why_not_packed(self.ctx.dtype, self.ctx.device) is not None:
+            return _Plain(weight)
+        return _Packed(weight)
 
 
 class _Plain(LinearMethod):

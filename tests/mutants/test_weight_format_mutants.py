@@ -15,6 +15,7 @@ from pegboard.plugins.quantization.formats.awq import ORDER, Awq
 from pegboard.plugins.quantization.formats.compressed import CompressedTensors
 from pegboard.plugins.quantization.formats.fp8 import Fp8
 from pegboard.plugins.quantization.formats.gptq import Gptq
+from pegboard.plugins.quantization.formats.nvfp4 import nvfp4_matrix
 from pegboard.toolkit.model.coded import Blocks, CodedMatrix
 from pegboard.toolkit.model.layouts import Layout
 from tests.plugins.quantization.test_conformance import TestAwq as OfAwq
@@ -46,6 +47,20 @@ class DividesByScales(Fp8):
         return with_blocks(
             super().matrices(), lambda found: Blocks(1 / _known(found.scales), found.zeros, found.groups)
         )
+
+
+class MultipliesByTheInverse(CompressedTensors):
+    """Takes NVFP4's scale of a matrix as ModelOpt's, by which scales are multiplied."""
+
+    def matrices(self) -> Matrices:
+        return {name: self._changed(matrix) for name, matrix in super().matrices().items()}
+
+    @staticmethod
+    def _changed(matrix: CodedMatrix) -> CodedMatrix:
+        overall = matrix.slots.get("overall")
+        if overall is None:
+            return matrix
+        return nvfp4_matrix(matrix.codes, matrix.slots["scales"], overall, divided=False)
 
 
 class StretchesTheLastBlock(Fp8):
@@ -162,6 +177,7 @@ MUTANTS = [
     Mutant(ForgetsActivations, OfFp8, "test_names_what_it_reads", says="input_scale"),
     Mutant(DoesWithoutScales, OfFp8, "test_refuses_codes_without_scales"),
     Mutant(HighFirst, OfCompressedTensors, MEANING),
+    Mutant(MultipliesByTheInverse, OfCompressedTensors, MEANING),
     Mutant(ForgetsZeros, OfCompressedTensors, "test_codes_are_as_the_layout_says"),
     Mutant(InOrder, OfAwq, MEANING),
     Mutant(OneMore, OfGptq, MEANING),

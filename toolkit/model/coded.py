@@ -119,9 +119,13 @@ class CodedMatrix:
         """Read all but the codes. Raises ModelError for scales, zeros and groups that no matrix can have."""
         found = self.blocks({role: slot.read() for role, slot in self.slots.items()})
         scales = found.scales
-        if scales is not None and not bool((torch.isfinite(scales.float()) & (scales.float() > 0)).all()):
-            worst = scales.float()[~(torch.isfinite(scales.float()) & (scales.float() > 0))][0].item()
-            raise self._slot("scales").wrong(f"has a scale of {worst}; scales are positive and finite")
+        if scales is not None:
+            numbers = scales.float()
+            # Stored in 8 bits, the scale of a block of tiny numbers may be 0.
+            least = numbers >= 0 if self._slot("scales").dtype.itemsize == 1 else numbers > 0
+            if not bool((fine := torch.isfinite(numbers) & least).all()):
+                worst = numbers[~fine][0].item()
+                raise self._slot("scales").wrong(f"has a scale of {worst}; scales are positive and finite")
         if found.groups is not None and scales is not None:
             low, high = int(found.groups.min()), int(found.groups.max())
             if low < 0 or high >= scales.shape[1]:

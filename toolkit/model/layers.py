@@ -7,7 +7,7 @@ its own buffers, so that loading copies each tensor once and nothing is held twi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -147,14 +147,19 @@ class Linears:
         self._made = 0
         self._coded: list[tuple[FusedLinear, Site, list[str]]] = []
 
-    def __call__(self, in_size: int, parts: Mapping[str, int], *, bias: bool) -> FusedLinear:
+    def coded(self, parts: Iterable[str]) -> bool:
+        """Return whether weights of linear layers of these names are quantised."""
+        return self._weights is not None and any(
+            self._stored(f"{name}.weight") in self._weights.matrices for name in parts
+        )
+
+    def __call__(self, in_size: int, parts: Mapping[str, int], *, bias: bool, expert: bool = False) -> FusedLinear:
         """Return the layer of the parts of these names, which have so many rows each."""
-        names = [self._stored(f"{name}.weight") for name in parts]
-        coded = self._weights is not None and any(name in self._weights.matrices for name in names)
+        names, coded = [self._stored(f"{name}.weight") for name in parts], self.coded(parts)
         sizes = tuple(parts.values())
         made = FusedLinear(in_size, sizes, bias=bias, dtype=self.dtype, device=self.device, coded=coded)
         if coded:
-            site = Site(self._made, tuple(Part(name, rows) for name, rows in parts.items()), in_size)
+            site = Site(self._made, tuple(Part(name, rows) for name, rows in parts.items()), in_size, expert)
             self._coded.append((made, site, names))
         self._made += 1
         return made

@@ -18,11 +18,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One product of a network: [tokens, cols] -> [tokens, rows of all parts]. `number` is unique in the network."""
+    """One product of a network: [tokens, cols] -> [tokens, rows of all parts]. `number` is unique in the network. The
+    product of an `expert` is one of many, of which a pass computes a few.
+    """
 
     number: int
     parts: tuple[Part, ...]
     cols: int
+    expert: bool = False
 
     @property
     def rows(self) -> int:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pegboard.toolkit.model.layers import activation, empty_parameter
+from pegboard.toolkit.model.layers import FusedLinear, Linears, activation, empty_parameter
 from pegboard.toolkit.model.moe_spec import MoeSpec
 
 
@@ -64,3 +64,46 @@ class MixtureOfExperts(nn.Module):
             f"{name}.experts.gate_up_proj": self.gate_up,
             f"{name}.experts.down_proj": self.down,
         }
+
+
+class CodedExperts(MixtureOfExperts):
+    """A mixture whose experts are sites of `linears`, two each: quantised weights can stay codes.
+
+    Its checkpoint has experts one by one, called `name`.experts.0.gate_proj and so on.
+    """
+
+    def __init__(self, name: str, spec: MoeSpec, hidden: int, act: str, linears: Linears) -> None:
+        super().__init__(spec, hidden, act, dtype=linears.dtype, device=torch.device("meta"))
+        del self.gate_up, self.down
+        self.router = empty_parameter(spec.num_experts, hidden, dtype=torch.float32, device=linears.device)
+        inter, experts = spec.intermediate_size, expert_names(name, spec)
+        self.gate_ups = nn.ModuleList(
+            linears(hidden, {gate: inter, up: inter}, bias=False, expert=True) for gate, up, _ in experts
+        )
+        self.downs = nn.ModuleList(linears(inter, {down: hidden}, bias=False, expert=True) for *_, down in experts)
+
+    def _expert(self, x: Tensor, expert: int) -> Tensor:
+        gate, up = self.gate_ups[expert](x).chunk(2, dim=-1)
+        out: Tensor = self.downs[expert](self.act(gate) * up)
+        return out
+
+    def targets(self, name: str) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {f"{name}.gate.weight": self.router}
+        for gate_up, down, parts in zip(self.gate_ups, self.downs, expert_names(name, self.spec), strict=True):
+            assert isinstance(gate_up, FusedLinear)
+            assert isinstance(down, FusedLinear)
+            found |= gate_up.targets(parts[:2]) | down.targets(parts[2:])
+        return found
+
+
+def expert_names(name: str, spec: MoeSpec) -> list[tuple[str, str, str]]:
+    """Return the names of the gate, up and down projections of each expert of a mixture called `name`."""
+    experts = [f"{name}.experts.{number}" for number in range(spec.num_experts)]
+    return [(f"{one}.gate_proj", f"{one}.up_proj", f"{one}.down_proj") for one in experts]
+
+
+def mixture(name: str, spec: MoeSpec, hidden: int, act: str, linears: Linears) -> MixtureOfExperts:
+    """Return the mixture called `name`: of coded experts where the checkpoint has such one by one."""
+    if linears.coded(part for parts in expert_names(name, spec) for part in parts):
+        return CodedExperts(name, spec, hidden, act, linears)
+    return MixtureOfExperts(spec, hidden, act, dtype=linears.dtype, device=linears.device)

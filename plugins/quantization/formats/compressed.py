@@ -10,6 +10,7 @@ from torch import Tensor
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.quantization.api import FormatContext, WeightFormat
 from pegboard.plugins.quantization.formats.fp8 import float8_matrix
+from pegboard.plugins.quantization.formats.nvfp4 import nvfp4_matrix
 from pegboard.plugins.quantization.formats.parts import (
     FLOAT8,
     SCALES,
@@ -22,8 +23,13 @@ from pegboard.plugins.quantization.formats.parts import (
 from pegboard.toolkit.model.coded import Blocks, CodedMatrix, StoredSlot
 from pegboard.toolkit.model.layouts import Code, Layout, unpack
 
-FORMATS = ("naive-quantized", "float-quantized", "int-quantized", "pack-quantized", "mxfp4-pack-quantized")
-UNUSED = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "weight_shape")
+FORMATS = (
+    "naive-quantized", "float-quantized", "int-quantized", "pack-quantized", "mxfp4-pack-quantized",
+    "nvfp4-pack-quantized",
+)  # fmt: skip
+UNUSED = (
+    "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point", "weight_shape",
+)  # fmt: skip
 
 
 class CompressedTensors(WeightFormat[NoOptions]):
@@ -46,14 +52,14 @@ class CompressedTensors(WeightFormat[NoOptions]):
     def matrices(self) -> Mapping[str, CodedMatrix]:
         found = {}
         for module, codes in modules(self.ctx, "weight_packed"):
-            make = self._mxfp4 if codes.dtype == torch.uint8 else self._packed
+            make = self._floats4 if codes.dtype == torch.uint8 else self._packed
             found[f"{module}.weight"] = make(module, codes)
         for module, codes in modules(self.ctx, "weight"):
             if len(codes.shape) == 2 and codes.dtype in FLOAT8:
                 found[codes.name] = self._float8(module, codes)
             elif len(codes.shape) == 2 and codes.dtype == torch.int8:
                 found[codes.name] = self._int8(module, codes)
-        for name in ("weight_scale", "weight_zero_point", "weight_g_idx"):
+        for name in ("weight_scale", "weight_global_scale", "weight_zero_point", "weight_g_idx"):
             check_alone(self.ctx, name, found)
         return found
 
@@ -128,7 +134,10 @@ class CompressedTensors(WeightFormat[NoOptions]):
             found["groups"] = check_shape(check_type(order, torch.int32), shape[1])
         return found
 
-    def _mxfp4(self, module: str, codes: StoredSlot) -> CodedMatrix:
+    def _floats4(self, module: str, codes: StoredSlot) -> CodedMatrix:
+        """Return a matrix of NVFP4 where it has a scale for all of it, or else of MXFP4."""
+        if overall := self.ctx.tensors.get(f"{module}.weight_global_scale"):
+            return nvfp4_matrix(codes, self._scale(module, codes), overall, divided=True)
         scales = check_type(self._scale(module, codes), torch.uint8, torch.float8_e8m0fnu)
         rows, cols = codes.shape[0], 2 * codes.shape[1]
         check_shape(scales, rows, -(-cols // 32))

@@ -70,10 +70,11 @@ def _layout(code: Code, shape: tuple[int, int], scales: StoredSlot, block: tuple
     if found in ((rows,), (rows, 1)):
         return Layout(code, (1, 0))
     layout = Layout(code, block)
-    if found != layout.grid(rows, cols):
+    down, across = layout.grid(rows, cols)
+    if found not in ((down, across), (down, 1, across, 1)):
         raise scales.wrong(
             f"does not fit a matrix {[rows, cols]}: its scales are one, {[rows, 1]} for rows, or "
-            f"{list(layout.grid(rows, cols))} for blocks of {block[0]} x {block[1]}"
+            f"{[down, across]} for blocks of {block[0]} x {block[1]}"
         )
     return layout
 

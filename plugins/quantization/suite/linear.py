@@ -29,6 +29,7 @@ LAYOUTS = (
     Layout(Code.UINT4, (1, 64), zeros=True),
     Layout(Code.UINT4, (1, 32), zeros=True, ordered=True),
     Layout(Code.E2M1, (1, 32)),
+    Layout(Code.E2M1, (1, 16)),
 )
 """One of each kind. 128 divides none of the sizes below."""
 

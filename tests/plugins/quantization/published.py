@@ -205,8 +205,42 @@ def compressed_mxfp4(matrix: Matrix, draw: np.random.Generator) -> Written:
     return {"weight_packed": packed, "weight_scale": exponents}, meant
 
 
+def nvfp4(
+    packed: str, overall: str, *, divided: bool, tiny: bool = False
+) -> Callable[[Matrix, np.random.Generator], Written]:
+    """4-bit floats, float8 scales for 16 of them, and one float32 by which these are multiplied, or `divided`. With
+    `tiny` the numbers of the first block are so small that its scale is 0.
+    """
+
+    def write(matrix: Matrix, draw: np.random.Generator) -> Written:
+        grouped = matrix.reshape(matrix.shape[0], -1, 16).copy()
+        if tiny:
+            grouped[0, 0] *= 2.0**-30
+        most = np.abs(grouped).max(-1)
+        factor = torch.tensor(most.max() / (6 * 448), dtype=torch.float32)
+        stored = torch.tensor(1 / factor.item(), dtype=torch.float32) if divided else factor
+        scales, _ = rounded(most / 6 / factor.item(), torch.float8_e4m3fn)
+        known = (scales.float() / stored if divided else scales.float() * stored).double().numpy()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scaled = np.nan_to_num(grouped / known[..., None], posinf=6, neginf=-6)
+        codes = np.abs(scaled[..., None] - E2M1).argmin(-1)
+        meant = (E2M1[codes] * known[..., None]).reshape(matrix.shape)
+        codes = codes.reshape(matrix.shape)
+        both = torch.from_numpy((codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8))
+        return {packed: both, "weight_scale": scales, overall: stored.reshape(1) if divided else stored}, meant
+
+    return write
+
+
+def mxfp8(matrix: Matrix, draw: np.random.Generator) -> Written:
+    """float8 with a power of two for 32 columns, kept as a byte."""
+    tensors, meant = float8(1, 32, "weight_scale", scale=torch.float8_e8m0fnu)(matrix, draw)
+    return tensors | {"weight_scale": tensors["weight_scale"].view(torch.uint8)}, meant
+
+
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 _CT = {"quant_method": "compressed-tensors"}
+_MODELOPT = {"quant_method": "modelopt", "producer": {"name": "modelopt"}}
 _GPTQ = {"quant_method": "gptq", "bits": 4}
 
 
@@ -236,6 +270,21 @@ WRITERS: Mapping[str, Writer] = {
     "ct 8 bits": Writer({**_CT, "format": "pack-quantized"}, compressed(8, 32, symmetric=True)),
     "ct 8 bits zeros": Writer({**_CT, "format": "pack-quantized"}, compressed(8, 32, symmetric=False)),
     "ct mxfp4": Writer({**_CT, "format": "mxfp4-pack-quantized"}, compressed_mxfp4),
+    "ct nvfp4": Writer(
+        {**_CT, "format": "nvfp4-pack-quantized"}, nvfp4("weight_packed", "weight_global_scale", divided=True)
+    ),
+    "modelopt fp8": Writer(
+        {**_MODELOPT, "quant_algo": "FP8"},
+        float8(0, 0, "weight_scale", shape=lambda scales: scales.reshape(()), static=True),
+    ),
+    "modelopt blocks": Writer(
+        {**_MODELOPT, "quant_algo": "fp8_pb_wo"},
+        float8(128, 128, "weight_scale", shape=lambda scales: scales[:, None, :, None]),
+    ),
+    "modelopt mxfp8": Writer({**_MODELOPT, "quant_algo": "MXFP8"}, mxfp8),
+    "modelopt nvfp4": Writer(
+        {**_MODELOPT, "quant_algo": "NVFP4"}, nvfp4("weight", "weight_scale_2", divided=False, tiny=True)
+    ),
     "awq": Writer({"quant_method": "awq", "bits": 4, "version": "gemm", "group_size": 16}, awq(16)),
     "awq rows": Writer({"quant_method": "awq", "bits": 4, "group_size": -1}, awq(0)),
     "gptq": Writer(_GPTQ, gptq(4, 16)),

@@ -51,6 +51,11 @@ class TestAwq(Written, WeightFormatContract):
     words = ("awq",)
 
 
+class TestModelOpt(Written, WeightFormatContract):
+    provider = "modelopt"
+    words = ("modelopt",)
+
+
 class TestGptq(Written, WeightFormatContract):
     provider = "gptq"
     words = ("gptq",)

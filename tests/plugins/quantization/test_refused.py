@@ -105,6 +105,26 @@ def test_groups_that_do_not_divide(coded: Callable[[str], Path], tmp_path: Path)
             start(there)
 
 
+@pytest.mark.parametrize(("name", "end"), [("modelopt nvfp4", "weight_scale_2"), ("ct nvfp4", "weight_global_scale")])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_scale_of_a_matrix_that_is_none(
+    coded: Callable[[str], Path], tmp_path: Path, name: str, end: str, value: float
+) -> None:
+    """Of NVFP4, where scales of blocks may be 0."""
+    there = changed(coded(name), tmp_path / "x", lambda tensors: tensors[f"{Q}.{end}"].fill_(value))
+    with pytest.raises(ModelError, match=rf"{Q}\.{end} float32 \[1?\] has a scale of {value}"):
+        start(there)
+
+
+def test_inputs_that_are_scaled(coded: Callable[[str], Path], tmp_path: Path) -> None:
+    def scale(tensors: dict[str, Tensor]) -> None:
+        tensors[f"{Q}.pre_quant_scale"] = torch.ones(96)
+
+    there = changed(coded("modelopt nvfp4"), tmp_path / "x", scale)
+    with pytest.raises(ModelError, match=rf"{Q}\.pre_quant_scale float32 \[96\] scales the inputs"):
+        start(there)
+
+
 def test_codes_that_no_format_explains(coded: Callable[[str], Path], tmp_path: Path) -> None:
     """AWQ's config, and a matrix in float8."""
 
@@ -131,7 +151,8 @@ def test_codes_that_no_format_explains(coded: Callable[[str], Path], tmp_path: P
         ("gptq", {"checkpoint_format": "marlin"}, "gptq: its checkpoint_format is marlin"),
         ("ct 4 bits", {"format": "marlin-24"}, "compressed_tensors: its format is marlin-24"),
         ("ct 4 bits", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "its weights are sparse"),
-        ("ct 4 bits", {"format": "nvfp4-pack-quantized"}, "its format is nvfp4-pack-quantized"),
+        ("ct 4 bits", {"format": "mxfp8-quantized"}, "its format is mxfp8-quantized"),
+        ("modelopt fp8", {"quant_algo": "W4A8_AWQ"}, "MIXED_PRECISION, not 'W4A8_AWQ'"),
     ],
 )
 def test_other_formats(

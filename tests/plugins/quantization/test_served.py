@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
 from pegboard import Engine, SamplingParams
+from pegboard.conformance.checkpoints import write_tiny_tokenizer
+from pegboard.conformance.servers import serving
 from pegboard.core.config.compose import compose
+from pegboard.core.interfaces.model_family import ModelContext
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.model_dense.family import DenseFamily
+from pegboard.plugins.model_dense.options import DenseOptions
+from pegboard.plugins.quantization.api import FormatContext, LinearContext
+from pegboard.plugins.quantization.formats.fp8 import Fp8
+from pegboard.plugins.quantization.torch_products import TorchProducts
+from pegboard.toolkit.model.coded import SERVICE, QuantizedWeights, slots_of
+from pegboard.toolkit.model.moe import CodedExperts
 from tests.e2e.reference import Comparison, Reference, assert_logits_agree, forced_logits
 from tests.plugins.quantization.published import WRITERS, published, tiny
 
 TEXT = [*range(3, 43)]
 LAST, NEW = 20, 16
 GREEDY = SamplingParams(temperature=0, max_new_tokens=NEW, ignore_eos=True)
+EACH = ("ct 4 bits zeros", "ct nvfp4", "modelopt mxfp8", "awq", "gptq act-order")
 PLAIN: Mapping[str, Any] = {"attention": {"use": "torch"}, "runner": {"use": "layered"}}
 
 
@@ -48,18 +63,14 @@ def written(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Write:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_logits_are_those_of_the_exact_weights(name: str, written: Write) -> None:
-    """Bit by bit: the same code multiplies by the same numbers."""
+    """Bit by bit, whatever multiplies: by the same numbers."""
     coded, meant = written(name)
-    assert torch.equal(logits(coded), logits(meant))
+    expected = logits(meant)
+    for use in ("dense", "torch"):
+        assert torch.equal(logits(coded, quantization={"linear": {"use": use}}), expected), use
 
 
-@pytest.mark.parametrize("name", ["fp8 blocks", "gptq act-order"])
-def test_codes_that_stay_codes(name: str, written: Write) -> None:
-    coded, meant = written(name)
-    assert torch.equal(logits(coded, quantization={"linear": {"use": "torch"}}), logits(meant))
-
-
-@pytest.mark.parametrize("name", ["fp8 blocks", "awq"])
+@pytest.mark.parametrize("name", ["fp8 blocks", "ct 4 bits zeros", "modelopt nvfp4", "awq", "gptq act-order"])
 def test_answers_are_those_of_transformers(name: str, written: Write, tmp_path: Path) -> None:
     """Of the float32 model of the exact weights: logits within float32's sums, greedy tokens but for near-ties."""
     coded, meant = written(name)
@@ -74,8 +85,9 @@ def test_answers_are_those_of_transformers(name: str, written: Write, tmp_path: 
     comparison.finish()
 
 
-def test_native_runner(written: Write) -> None:
-    coded, meant = written("awq")
+@pytest.mark.parametrize("name", ["awq", "modelopt nvfp4"])
+def test_native_runner(name: str, written: Write) -> None:
+    coded, meant = written(name)
     answers = []
     for directory in (coded, meant):
         with engine(directory, dtype="bfloat16", use=None, runner={"use": "cpu_native", "threads": 1}) as made:
@@ -84,15 +96,45 @@ def test_native_runner(written: Write) -> None:
     assert answers[0] == answers[1]
 
 
-def test_experts_are_read_one_by_one(written: Write) -> None:
+def test_experts_are_products_of_their_own(written: Write) -> None:
     coded, meant = written("fp8 small blocks", "qwen3_moe", moe_intermediate_size=64)
-    assert torch.equal(logits(coded), logits(meant))
+    expected = logits(meant)
+    for use in ("dense", "torch"):
+        assert torch.equal(logits(coded, quantization={"linear": {"use": use}}), expected), use
 
 
-@pytest.mark.parametrize(("architecture", "name"), [("gemma2", "fp8 blocks"), ("llama", "ct 4 bits zeros")])
+def test_experts_stay_codes(written: Write) -> None:
+    coded, _ = written("fp8 small blocks", "qwen3_moe", moe_intermediate_size=64)
+    config, slots, cpu = json.loads((coded / "config.json").read_text("utf-8")), slots_of(coded), torch.device("cpu")
+    made = Fp8(NoOptions(), FormatContext(config["quantization_config"], slots))
+    products = TorchProducts(NoOptions(), LinearContext(cpu, torch.float32))
+    services = {SERVICE: QuantizedWeights(made.matrices(), made.unused(), slots, products)}
+    family = DenseFamily(DenseOptions(), ModelContext(coded, config, torch.float32, cpu, services=services))
+    network = family.load()
+    assert isinstance(network, torch.nn.Module)
+    assert any(isinstance(one, CodedExperts) for one in network.modules())
+    plain = {name for name in slots if name not in services[SERVICE].parts}
+    held, stored = sum(one.numel() for one in network.parameters()), sum(math.prod(slots[one].shape) for one in plain)
+    assert held == stored, "the quantised matrices are not parameters"
+
+
+@pytest.mark.parametrize(("architecture", "name"), [("gemma2", "fp8 blocks"), *(("llama", one) for one in EACH)])
 def test_through_transformers(architecture: str, name: str, written: Write) -> None:
     coded, meant = written(name, architecture)
     assert torch.equal(logits(coded, use="transformers"), logits(meant, use="transformers"))
+
+
+def test_a_config_in_a_file_of_its_own(written: Write) -> None:
+    """As older exports of ModelOpt have it, with nothing in config.json."""
+    coded, meant = written("modelopt fp8")
+    config = json.loads((coded / "config.json").read_text("utf-8"))
+    told = config.pop("quantization_config")
+    (coded / "config.json").write_text(json.dumps(config), "utf-8")
+    (coded / "hf_quant_config.json").write_text(
+        json.dumps({"producer": told["producer"], "quantization": {"quant_algo": told["quant_algo"]}}), "utf-8"
+    )
+    for use in ("dense", "transformers"):
+        assert torch.equal(logits(coded, use=use), logits(meant, use=use))
 
 
 def test_a_part_that_is_plain(written: Write) -> None:
@@ -107,3 +149,20 @@ def test_a_part_that_is_plain(written: Write) -> None:
     save_file(tensors, coded / "model.safetensors", metadata={"format": "pt"})
     for use in ("dense", "torch"):
         assert torch.equal(logits(coded, quantization={"linear": {"use": use}}), logits(meant))
+
+
+def test_over_http(written: Write) -> None:
+    """What a server answers is what an engine of the exact weights does, and it says what multiplies."""
+    coded, meant = written("awq")
+    for directory in (coded, meant):
+        write_tiny_tokenizer(directory)
+    with engine(meant, **PLAIN) as made:
+        (expected,) = made.generate([TEXT], GREEDY)
+    model = {"path": str(coded), "dtype": "float32", "use": "dense"}
+    config = {"model": model, "memory": {"max_total_tokens": 256}, "apis": ["native"], **PLAIN}
+    sampling = {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True}
+    with serving(config) as server, httpx.Client(base_url=server.address, timeout=120, trust_env=False) as client:
+        answer = client.post("/generate", json={"input_ids": TEXT, "sampling_params": sampling}).json()
+        info = client.get("/server_info").json()
+    assert answer["output_ids"] == expected.token_ids
+    assert (info["providers"]["weight_format"], info["providers"]["linear"]) == (["awq"], ["dense"])

@@ -110,7 +110,7 @@ class _Server:
             client = await self._start_engine()
             if client is not None:
                 entrance.app, routers = self._application(client, guards)
-                self._announce(routers)
+                self._announce(entrance.app, routers)
                 await self._serve(client, http, serving)
         finally:
             http.leave()
@@ -188,7 +188,7 @@ class _Server:
     def _scheme(self) -> str:
         return "http" if self._front.tls is None else "https"
 
-    def _announce(self, routers: NamedRouters) -> None:
+    def _announce(self, app: FastAPI, routers: NamedRouters) -> None:
         host, port = self._front.listener.getsockname()[:2]
         base = f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
         _say(f"Ready on {base}")
@@ -198,6 +198,8 @@ class _Server:
             data = json.dumps(body).replace("'", "'\\''")
             key = " -H 'authorization: Bearer KEY'" if self._keys else ""
             _say(f"Try it:\n  curl {base}{path} -H 'content-type: application/json'{key} -d '{data}'")
+        if any(getattr(route, "path", None) == "/" for route in app.routes):
+            _say(f"Or open {base}/ in a browser")
 
 
 def build_api(

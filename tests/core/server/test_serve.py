@@ -61,6 +61,8 @@ def test_says_how_to_try_it(server: Server) -> None:
     command = server.log.partition("Try it:\n")[2].splitlines()[0].strip()
     done = subprocess.run(f"{command} -sS -m 60", shell=True, capture_output=True, check=True)
     assert json.loads(done.stdout)["choices"]
+    wait_for(lambda: f"Or open {server.url}/ in a browser" in server.log)
+    assert httpx.get(f"{server.url}/").headers["content-type"].startswith("text/html")
 
 
 def test_listens_on_loopback_only(server: Server) -> None:

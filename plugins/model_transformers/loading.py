@@ -15,7 +15,7 @@ from pegboard.core.interfaces.errors import ModelError
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.trace import config_of
 from pegboard.toolkit.model.coded import QuantizedWeights, quantized_weights, slots_of
-from pegboard.toolkit.model.weights import StoredTensor, checkpoint_files, read_header
+from pegboard.toolkit.model.weights import CODES, StoredTensor, checkpoint_files, read_header, unexplained
 from pegboard.toolkit.system.progress import progress
 
 if TYPE_CHECKING:
@@ -83,10 +83,17 @@ def _reader_of(ctx: ModelContext) -> Callable[..., tuple[torch.nn.Module, dict[s
 
 
 def _dequantized(ctx: ModelContext, weights: QuantizedWeights) -> dict[str, torch.Tensor]:
-    """Return all tensors of a checkpoint by name: exact numbers, in the model's type, of those that are quantised."""
+    """Return all tensors of a checkpoint by name: exact numbers, in the model's type, of those that are quantised.
+    Raises ModelError for a matrix of codes that no format explains, whose numbers would be taken for weights.
+    """
     import torch
 
-    found = {name: slot.read() for name, slot in slots_of(ctx.directory).items() if name not in weights.parts}
+    found = {}
+    for name, slot in slots_of(ctx.directory).items():
+        if name not in weights.parts:
+            if slot.dtype in CODES and len(slot.shape) >= 2:
+                raise slot.wrong(unexplained(slot.dtype))
+            found[name] = slot.read()
     for name, matrix in weights.matrices.items():
         found[name] = torch.empty(matrix.shape, dtype=ctx.dtype)
         matrix.fill(found[name])

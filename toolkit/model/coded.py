@@ -121,11 +121,14 @@ class CodedMatrix:
         scales = found.scales
         if scales is not None:
             numbers = scales.float()
-            # Stored in 8 bits, the scale of a block of tiny numbers may be 0.
-            least = numbers >= 0 if self._slot("scales").dtype.itemsize == 1 else numbers > 0
-            if not bool((fine := torch.isfinite(numbers) & least).all()):
+            if self.layout.code.integer:  # AutoRound writes negative ones
+                rule, some = "scales are finite, and not 0", numbers != 0
+            else:  # stored in 8 bits, the scale of a block of tiny numbers may be 0
+                rule = "scales are positive and finite"
+                some = numbers >= 0 if self._slot("scales").dtype.itemsize == 1 else numbers > 0
+            if not bool((fine := torch.isfinite(numbers) & some).all()):
                 worst = numbers[~fine][0].item()
-                raise self._slot("scales").wrong(f"has a scale of {worst}; scales are positive and finite")
+                raise self._slot("scales").wrong(f"has a scale of {worst}; {rule}")
         if found.groups is not None and scales is not None:
             low, high = int(found.groups.min()), int(found.groups.max())
             if low < 0 or high >= scales.shape[1]:

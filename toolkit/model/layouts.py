@@ -36,6 +36,11 @@ class Code(enum.Enum):
         return self in (Code.INT4, Code.UINT4, Code.E2M1)
 
     @property
+    def integer(self) -> bool:
+        """Whether codes are whole numbers."""
+        return self in (Code.INT4, Code.UINT4, Code.INT8, Code.UINT8)
+
+    @property
     def bits(self) -> int:
         """Bits of a code; 0 for PLAIN, where the tensor's type says it."""
         return 0 if self is Code.PLAIN else 4 if self.packed else 8

@@ -40,7 +40,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_CODES = {_DTYPES[name] for name in ("F8_E4M3", "F8_E5M2", "F8_E8M0", "I32", "I8", "U8")}
+CODES = {_DTYPES[name] for name in ("F8_E4M3", "F8_E5M2", "F8_E8M0", "I32", "I8", "U8")}
 """Types that quantised matrices are made of: scales, and perhaps more, belong to their numbers."""
 
 
@@ -180,7 +180,8 @@ def _matched(
     for file, promised in checkpoint_files(directory).items():
         stored = read_header(file)
         problems += [f"{file} lacks {name}, which the index promises" for name in promised if name not in stored]
-        found[file] = {name: one for name, one in stored.items() if not (name in parts or ignore(name))}
+        left = {name: one for name, one in stored.items() if not (name in parts or ignore(name))}
+        found[file] = {name: one for name, one in left.items() if not _is_spare(file, name, one, targets, matrices)}
         for name, tensor in found[file].items():
             problems += _misfit(file, name, tensor.shape, targets) or _unread(file, name, tensor, targets[name])
     for name, matrix in matrices.items():
@@ -203,12 +204,28 @@ def _misfit(file: Path, name: str, shape: tuple[int, ...], targets: Mapping[str,
     return []
 
 
+def _is_spare(
+    file: Path, name: str, tensor: StoredTensor, targets: Mapping[str, Tensor], matrices: Mapping[str, object]
+) -> bool:
+    """Whether it is the bias of a quantised matrix that has none: AutoGPTQ once wrote zeros for all of them."""
+    module, dot, kind = name.rpartition(".")
+    if kind != "bias" or name in targets or f"{module}{dot}weight" not in matrices:
+        return False
+    with file.open("rb") as stream:
+        stream.seek(tensor.start)
+        return not any(stream.read(tensor.nbytes))
+
+
 def _unread(file: Path, name: str, tensor: StoredTensor, target: Tensor) -> list[str]:
     """Return what is wrong with a matrix whose numbers are codes of a format that nothing here reads."""
-    if tensor.dtype not in _CODES or len(tensor.shape) < 2 or not target.is_floating_point():
+    if tensor.dtype not in CODES or len(tensor.shape) < 2 or not target.is_floating_point():
         return []
-    kind = str(tensor.dtype).removeprefix("torch.")
-    return [f"{file}: {name} {list(tensor.shape)} is stored as {kind}, and nothing says what these numbers mean"]
+    return [f"{file}: {name} {list(tensor.shape)} {unexplained(tensor.dtype)}"]
+
+
+def unexplained(dtype: torch.dtype) -> str:
+    """Return what is wrong with a matrix of this type that no format explains."""
+    return f"is stored as {str(dtype).removeprefix('torch.')}, and nothing says what these numbers mean"
 
 
 @dataclass(frozen=True, slots=True)

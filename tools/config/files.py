@@ -54,5 +54,6 @@ def _call_model_services(resolved: ResolvedConfig, selection: Selection, hooks: 
 
     directory = Path(resolved.engine.model.path).expanduser()
     if directory.is_dir():
-        model = ModelContext(directory, read_model_config(directory), torch.float32, torch.device("cpu"))
+        device = torch.device("cpu" if (said := resolved.engine.model.device) == "auto" else said)
+        model = ModelContext(directory, read_model_config(directory), torch.float32, device)
         services(hooks, "model_services", model=model, chooser=Providers(selection, Culprits()))

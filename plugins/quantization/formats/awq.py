@@ -48,7 +48,7 @@ class Awq(WeightFormat[NoOptions]):
 
 
 def _canonical(qweight: Tensor) -> Tensor:
-    return pack(_numbers(qweight).t())
+    return pack(_numbers(qweight).t().contiguous())
 
 
 def _blocks(tensors: Mapping[str, Tensor]) -> Blocks:

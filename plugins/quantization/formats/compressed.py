@@ -44,6 +44,8 @@ class CompressedTensors(WeightFormat[NoOptions]):
         sparse = ctx.config.get("sparsity_config")
         if isinstance(sparse, Mapping) and sparse.get("format") not in (None, "dense"):
             return f"its weights are sparse ({sparse.get('format')}), which is not supported"
+        if places := sorted(_transformed(ctx.config) - {"weight_input", "weight_output"}):
+            return f"its transform_config changes activations ({', '.join(places)}), which is not supported"
         told = {str(one) for one in _formats(ctx.config)}
         if unknown := sorted(told - {*FORMATS, "mixed-precision", "dense"}):
             return f"its format is {', '.join(unknown)}, and supported are {', '.join(FORMATS)}"
@@ -72,7 +74,8 @@ class CompressedTensors(WeightFormat[NoOptions]):
     def _float8(self, module: str, codes: StoredSlot) -> CodedMatrix:
         scales = self._scale(module, codes)
         if len(scales.shape) == 2 and scales.shape[0] == codes.shape[0] and scales.shape[1] > 1:
-            return self._grouped(module, codes, Code.E4M3, codes.shape)
+            code = Code.E5M2 if codes.dtype == torch.float8_e5m2 else Code.E4M3
+            return self._grouped(module, codes, code, codes.shape)
         return float8_matrix(codes, scales, _block(self.ctx.config))
 
     def _int8(self, module: str, codes: StoredSlot) -> CodedMatrix:
@@ -80,8 +83,9 @@ class CompressedTensors(WeightFormat[NoOptions]):
 
     def _packed(self, module: str, codes: StoredSlot) -> CodedMatrix:
         check_type(codes, torch.int32)
-        told = self.ctx.need(f"{module}.weight_shape", codes.name).read().tolist()
-        if len(told) != 2 or len(codes.shape) != 2 or told[0] != codes.shape[0] or told[1] <= 0:
+        size = check_type(self.ctx.need(f"{module}.weight_shape", codes.name), torch.int64, torch.int32)
+        told = check_shape(size, 2).read().tolist()
+        if len(codes.shape) != 2 or told[0] != codes.shape[0] or told[1] <= 0:
             raise codes.wrong(f"does not hold a matrix of weight_shape {told}")
         rows, cols = told
         bits = next((bits for bits in (4, 8) if -(-cols * bits // 32) == codes.shape[1]), 0)
@@ -158,6 +162,15 @@ def _formats(config: Mapping[str, object]) -> list[object]:
     return [one for one in named if one is not None]
 
 
+def _transformed(config: Mapping[str, object]) -> set[str]:
+    """Return the places of transforms, such as QuIP's and SpinQuant's. Those of weights are in the weights already."""
+    told = config.get("transform_config")
+    groups = told.get("config_groups") if isinstance(told, Mapping) else None
+    schemes = groups.values() if isinstance(groups, Mapping) else ()
+    applied = [one for scheme in schemes if isinstance(scheme, Mapping) for one in scheme.get("apply") or ()]
+    return {str(one.get("location")) for one in applied if isinstance(one, Mapping)}
+
+
 def _block(config: Mapping[str, object]) -> tuple[int, int]:
     """Return the rows and columns of a block: those of the first group that has blocks."""
     for group in _groups(config):
@@ -174,7 +187,7 @@ def _zeros(stored: Tensor, code: Code) -> Tensor:
     """
     if stored.dtype == torch.int32:
         as_bytes = stored.t().contiguous().view(torch.uint8)
-        return (unpack(as_bytes) if code.packed else as_bytes).t()
-    if code is Code.INT8 or code is Code.E4M3:
+        return (unpack(as_bytes) if code.packed else as_bytes).t().contiguous()
+    if code in (Code.INT8, Code.E4M3, Code.E5M2):
         return stored
     return (stored.to(torch.int16) + (8 if code.packed else 128)).to(torch.uint8)

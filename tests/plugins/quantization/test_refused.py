@@ -16,6 +16,10 @@ from pegboard import Engine
 from pegboard.core.cli.main import app
 from pegboard.core.config.compose import compose
 from pegboard.core.interfaces.errors import ConfigError, ModelError
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.quantization.api import FormatContext
+from pegboard.plugins.quantization.formats.compressed import CompressedTensors
+from pegboard.toolkit.model.coded import slots_of
 from tests.plugins.quantization.published import WRITERS, published, tiny
 
 Q = "model.layers.1.self_attn.q_proj"
@@ -29,9 +33,9 @@ def coded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return lambda name: published(root / name, plain, WRITERS[name])[0]
 
 
-def start(directory: Path, **sections: object) -> None:
-    """Start an engine that is expected to refuse."""
-    model = {"path": str(directory), "dtype": "float32"}
+def start(directory: Path, use: str = "auto", **sections: object) -> None:
+    """Start an engine. `use` names the model's family."""
+    model = {"path": str(directory), "dtype": "float32", "use": use}
     Engine(compose(data={"model": model, "memory": {"max_total_tokens": 64}, **sections}, env={})).close()
 
 
@@ -74,7 +78,7 @@ def test_a_matrix_that_has_another_shape(coded: Callable[[str], Path], tmp_path:
         start(there)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
 def test_a_scale_that_is_none(coded: Callable[[str], Path], tmp_path: Path, value: float) -> None:
     def spoil(tensors: dict[str, Tensor]) -> None:
         tensors[f"{Q}.scales"][2, 5] = value
@@ -125,7 +129,8 @@ def test_inputs_that_are_scaled(coded: Callable[[str], Path], tmp_path: Path) ->
         start(there)
 
 
-def test_codes_that_no_format_explains(coded: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["dense", "transformers"])
+def test_codes_that_no_format_explains(coded: Callable[[str], Path], tmp_path: Path, family: str) -> None:
     """AWQ's config, and a matrix in float8."""
 
     def mix(tensors: dict[str, Tensor]) -> None:
@@ -133,7 +138,38 @@ def test_codes_that_no_format_explains(coded: Callable[[str], Path], tmp_path: P
 
     there = changed(coded("awq"), tmp_path / "x", mix)
     with pytest.raises(ModelError, match=r"lm_head\.weight .* is stored as float8_e4m3fn, and nothing says"):
-        start(there)
+        start(there, use=family)
+
+
+def numbers(directory: Path) -> Tensor:
+    """The exact numbers of a matrix in compressed-tensors' formats."""
+    config = json.loads((directory / "config.json").read_text("utf-8"))["quantization_config"]
+    matrix = CompressedTensors(NoOptions(), FormatContext(config, slots_of(directory))).matrices()[f"{Q}.weight"]
+    matrix.check()
+    found = torch.empty(matrix.shape)
+    matrix.fill(found)
+    return found
+
+
+def test_scales_of_integers_may_be_negative(coded: Callable[[str], Path], tmp_path: Path) -> None:
+    """AutoRound writes such."""
+    there = changed(coded("ct 4 bits"), tmp_path / "x", lambda tensors: tensors[f"{Q}.weight_scale"].neg_())
+    assert torch.equal(numbers(there), -numbers(coded("ct 4 bits")))
+
+
+def test_zero_biases_of_matrices_without_any(coded: Callable[[str], Path], tmp_path: Path) -> None:
+    """AutoGPTQ wrote them; one that is not zero has no place."""
+    for value in (0.0, 1.0):
+
+        def bias(tensors: dict[str, Tensor], value: float = value) -> None:
+            tensors[f"{Q}.bias"] = torch.full((96,), value, dtype=torch.float16)
+
+        there = changed(coded("gptq"), tmp_path / str(value), bias)
+        if value:
+            with pytest.raises(ModelError, match=rf"{Q}\.bias \[96\] has no place in this model"):
+                start(there)
+        else:
+            start(there)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +187,15 @@ def test_codes_that_no_format_explains(coded: Callable[[str], Path], tmp_path: P
         ("gptq", {"checkpoint_format": "marlin"}, "gptq: its checkpoint_format is marlin"),
         ("ct 4 bits", {"format": "marlin-24"}, "compressed_tensors: its format is marlin-24"),
         ("ct 4 bits", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "its weights are sparse"),
+        (
+            "ct 4 bits",
+            {
+                "transform_config": {
+                    "config_groups": {"u": {"apply": [{"location": "input"}, {"location": "weight_output"}]}}
+                }
+            },
+            "its transform_config changes activations (input)",
+        ),
         ("ct 4 bits", {"format": "mxfp8-quantized"}, "its format is mxfp8-quantized"),
         ("modelopt fp8", {"quant_algo": "W4A8_AWQ"}, "MIXED_PRECISION, not 'W4A8_AWQ'"),
     ],

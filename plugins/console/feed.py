@@ -111,11 +111,12 @@ class Feed:
         except Exception:
             logger.exception("the console's questions have ended")
         finally:
-            # Also after a fault of our own: a page that is told nothing connects anew.
-            for viewer in self._viewers:
-                viewer.end()
+            # Also after a fault of our own: a page that is told nothing connects anew. After `close` there may be
+            # viewers again, for whom another task asks.
             if self._asking is asyncio.current_task():
                 self._asking = None
+                for viewer in self._viewers:
+                    viewer.end()
 
     async def _ask(self) -> bool:
         """Ask once, and tell all viewers. Return whether to go on: not where the server is about to stop."""

@@ -23,6 +23,7 @@ pytestmark = [
 ]
 
 VIEWS = ("chat", "live", "cache", "steps", "config", "plugins")
+ALIAS = "another-name"
 RESTARTED = "The scheduler was restarted"
 
 
@@ -33,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(model: Path, **server: Any) -> dict[str, Any]:
     return {
-        "model": {"path": str(model), "dtype": "float32", "context_length": CONTEXT, "served_name": MODEL},
+        "model": {"path": str(model), "dtype": "float32", "context_length": CONTEXT, "served_name": [MODEL, ALIAS]},
         "memory": {"max_total_tokens": 8 * CONTEXT},
         "attention": {"use": "torch"},
         "server": server,
@@ -115,6 +116,15 @@ def test_a_chat_is_answered(page: Browser) -> None:
     page.find("#clear").click()
     page.shows("#turns", "Send a message")
     assert page.log() == []
+
+
+def test_a_chosen_model_stays_chosen_when_the_models_are_asked_for_again(page: Browser) -> None:
+    asked_again = "return learnModels().then(() => at('chat-model').value)"
+    assert page.run(asked_again) == MODEL
+    page.run("at('chat-model').value = arguments[0]", ALIAS)
+    assert page.run(asked_again) == ALIAS
+    page.run("at('chat-model').append(el('option', { selected: true }, 'gone'))")
+    assert page.run(asked_again) == MODEL
 
 
 def test_the_keyboard_alone_will_do(page: Browser) -> None:

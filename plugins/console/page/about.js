@@ -45,7 +45,7 @@ function buildPlugins(panel) {
     styled(el("section", { class: "card" },
       el("div", { class: "row spread" }, el("h2", null, "Hooks and stages"),
         el("select", { id: "by", "aria-label": "Order", onchange: drawPlugins }, el("option", { value: "point" }, "by point, in order"), el("option", { value: "plugin" }, "by plugin"))),
-      el("p", { class: "mute small" }, "The points of the pipeline at which plugins run. Points that no plugin uses are left out."),
+      el("p", { class: "mute small" }, "The points of the pipeline at which plugins run. Points that no plugin uses are left out, and so are the methods of FrontendStage and DevicePart."),
       el("div", { class: "wide", id: "points" })), { marginTop: "1rem" }));
 }
 

@@ -56,7 +56,8 @@ async function learnModels() {
   try {
     const found = await (await ask("v1/models")).json();
     chat.model = found.data[0].id;
-    at("chat-model").replaceChildren(...found.data.map((one) => el("option", null, one.id)));
+    const chosen = at("chat-model").value;
+    at("chat-model").replaceChildren(...found.data.map((one) => el("option", { selected: one.id === chosen }, one.id)));
     at("model").textContent = chat.model;
     at("send").disabled = false;
     if (!chat.messages.length) showTurns();

@@ -197,6 +197,22 @@ def test_a_fault_of_its_own_ends_the_streams_and_the_next_one_begins_anew(caplog
     assert "questions have ended" in caplog.text
 
 
+def test_a_viewer_that_comes_while_the_last_one_leaves_is_told_all() -> None:
+    async def play(client: Scheduler, feed: Feed) -> None:
+        first = feed.open()
+        await asyncio.sleep(0)
+        leaving = asyncio.create_task(feed.close(first))
+        await asyncio.sleep(0)
+        second = Reader(feed.open())
+        await leaving
+        for _ in range(2):
+            client.allow()
+            await second.of("look")
+        await feed.close(second.viewer)
+
+    scene(play)
+
+
 def test_viewers_are_bounded() -> None:
     async def play(client: Scheduler, feed: Feed) -> None:
         viewers = [feed.open() for _ in range(MOST_VIEWERS)]

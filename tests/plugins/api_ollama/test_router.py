@@ -284,7 +284,7 @@ class TestModels:
 
     def test_what_one_can_do(self) -> None:
         found = whole("/api/show")
-        assert found["capabilities"] == ["completion", "tools", "embedding"]
+        assert found["capabilities"] == ["completion", "tools", "thinking", "embedding"]
         kind = found["model_info"]["general.architecture"]
         assert found["model_info"][f"{kind}.context_length"] > 0
         assert found["template"] == FakeTokenizer().chat_templates["default"]

@@ -113,7 +113,7 @@ class HookSpecs:
         """Once in the scheduler process, when the model's config is read and before its family is chosen: objects for
         the family and the runner by name, which they find in `ModelContext.services`. `chooser` builds providers of
         contracts that the plugin declares. Raise ModelError or ConfigError to stop the start. `pegboard config check`
-        calls it as well, with a model on the CPU in float32.
+        calls it as well, with a model in float32.
 
         Example::
 

@@ -50,7 +50,7 @@ class Stored:
         kv = widenings.get(keys.dtype, 0)
         if not kv:
             return cls(keys, values, table, (*_factors(layer, 1.0), 1.0), kv)
-        k_scale, v_scale = (one * _LEFT_OUT.get(kv, 1.0) for one in batch.kv_pool.scales(layer.layer_id))
+        k_scale, v_scale = (scale * _LEFT_OUT.get(kv, 1.0) for scale in batch.kv_pool.scales(layer.layer_id))
         return cls(as_bytes(keys), as_bytes(values), table, (*_factors(layer, k_scale), v_scale), kv)
 
 

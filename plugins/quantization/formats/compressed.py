@@ -46,7 +46,7 @@ class CompressedTensors(WeightFormat[NoOptions]):
             return f"its weights are sparse ({sparse.get('format')}), which is not supported"
         if places := sorted(_transformed(ctx.config) - {"weight_input", "weight_output"}):
             return f"its transform_config changes activations ({', '.join(places)}), which is not supported"
-        told = {str(one) for one in _formats(ctx.config)}
+        told = {str(name) for name in _formats(ctx.config)}
         if unknown := sorted(told - {*FORMATS, "mixed-precision", "dense"}):
             return f"its format is {', '.join(unknown)}, and supported are {', '.join(FORMATS)}"
         return None
@@ -153,13 +153,13 @@ class CompressedTensors(WeightFormat[NoOptions]):
 
 def _groups(config: Mapping[str, object]) -> list[Mapping[str, object]]:
     groups = config.get("config_groups")
-    return [one for one in groups.values() if isinstance(one, Mapping)] if isinstance(groups, Mapping) else []
+    return [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
 
 
 def _formats(config: Mapping[str, object]) -> list[object]:
     """Return the formats that a config names, for all of its groups and for each."""
     named = [config.get("format"), *(group.get("format") for group in _groups(config))]
-    return [one for one in named if one is not None]
+    return [name for name in named if name is not None]
 
 
 def _transformed(config: Mapping[str, object]) -> set[str]:
@@ -167,8 +167,8 @@ def _transformed(config: Mapping[str, object]) -> set[str]:
     told = config.get("transform_config")
     groups = told.get("config_groups") if isinstance(told, Mapping) else None
     schemes = groups.values() if isinstance(groups, Mapping) else ()
-    applied = [one for scheme in schemes if isinstance(scheme, Mapping) for one in scheme.get("apply") or ()]
-    return {str(one.get("location")) for one in applied if isinstance(one, Mapping)}
+    applied = [use for scheme in schemes if isinstance(scheme, Mapping) for use in scheme.get("apply") or ()]
+    return {str(use.get("location")) for use in applied if isinstance(use, Mapping)}
 
 
 def _block(config: Mapping[str, object]) -> tuple[int, int]:

@@ -103,7 +103,7 @@ soak: $(STAMP)
 # Where there is a GPU, with a torch that was built for it: any Python that has the packages of the server and pytest will do, and no
 # test here needs the packages of others. Warnings of other versions of libraries are not errors there.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
-GPU_TESTS := tests/plugins/attn_triton tests/plugins/attn_flashinfer tests/plugins/sampler_triton tests/plugins/memory_paged \
+GPU_TESTS := tests/plugins/attn_triton tests/plugins/attn_flashinfer tests/plugins/sampler_triton tests/plugins/linear_triton tests/plugins/memory_paged \
   tests/plugins/memory_host tests/toolkit tests/core/worker/test_worker.py tests/plugins/media/test_encode_times.py tests/e2e/test_gpu_engine.py
 gpu-test:
 	OMP_NUM_THREADS=1 $(GPU_PYTHON) -m pytest -p no:cacheprovider -o filterwarnings=default -m gpu --timeout 900 $(GPU_TESTS) $(PYTEST_ARGS)

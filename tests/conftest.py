@@ -26,6 +26,8 @@ KERNELS = (
     "pegboard.toolkit.kernels.functions",
     "pegboard.plugins.attn_triton.kernels",
     "pegboard.plugins.attn_triton.tile_kernels",
+    "pegboard.plugins.linear_triton.decoding",
+    "pegboard.plugins.linear_triton.kernels",
     "pegboard.plugins.sampler_triton.kernels",
 )
 

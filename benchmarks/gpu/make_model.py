@@ -1,6 +1,6 @@
 """Make a checkpoint of random weights in a real model's shape.
 
-    python -m benchmarks.gpu.make_model SHAPE DIRECTORY [--no-weights]
+    python -m benchmarks.gpu.make_model SHAPE DIRECTORY [--no-weights] [--quantized int4|fp8]
 
 Drawn on the GPU where there is one, written as 16-bit shards by several threads. Weights of norms are 1, so that
 activations stay of ordinary size. The tokenizer is byte-level, with a word of its own for every id beyond the bytes, so
@@ -111,19 +111,45 @@ def write_tokenizer(directory: Path, vocab: int) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(about))
 
 
-def draw(shapes: Shapes, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return weights in bfloat16, on the CPU."""
-    found = {}
+QUANTIZED: Mapping[str, dict[str, Any]] = {
+    "int4": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+"""What a config says of the weights of layers: 4 bits in groups of 128, or float8 in blocks of 128 x 128."""
+
+
+def draw_codes(kind: str, name: str, shape: tuple[int, ...], device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the tensors of a matrix whose numbers are about as large as those of `draw`."""
+    rows, cols = shape
+    if kind == "int4":
+        return {
+            f"{name}_packed": torch.randint(-(2**31), 2**31, (rows, cols // 8), dtype=torch.int32, device=device),
+            f"{name}_scale": torch.full((rows, cols // 128), 0.02 / 4.6, dtype=torch.bfloat16),
+            f"{name}_shape": torch.tensor([rows, cols]),
+        }
+    codes = torch.empty(rows, cols, dtype=torch.bfloat16, device=device).normal_(0.0, 64.0).to(torch.float8_e4m3fn)
+    return {name: codes, f"{name}_scale_inv": torch.full((-(-rows // 128), -(-cols // 128)), 0.02 / 64)}
+
+
+def draw(shapes: Shapes, device: torch.device, quantized: str | None = None) -> dict[str, torch.Tensor]:
+    """Return weights on the CPU: in bfloat16, or those of layers `quantized`."""
+    found: dict[str, torch.Tensor] = {}
     for name, shape in shapes.items():
+        if quantized and "proj" in name:
+            codes = draw_codes(quantized, name, shape, device)
+            found |= {part: tensor.cpu() for part, tensor in codes.items()}
+            continue
         weight = torch.empty(shape, dtype=torch.bfloat16, device=device)
         found[name] = (weight.fill_(1.0) if "norm" in name else weight.normal_(0.0, 0.02)).cpu()
     return found
 
 
-def make(shape: str, directory: Path, *, with_weights: bool = True) -> int:
+def make(shape: str, directory: Path, *, with_weights: bool = True, quantized: str | None = None) -> int:
     """Write a checkpoint and return its bytes. Without weights it is for `model.load_format: dummy`."""
     config, device = CONFIGS[shape], torch.device("cuda" if torch.cuda.is_available() else "cpu")
     directory.mkdir(parents=True, exist_ok=True)
+    if quantized:
+        config = {**config, "quantization_config": QUANTIZED[quantized]}
     (directory / "config.json").write_text(json.dumps(config))
     write_tokenizer(directory, config["vocab_size"])
     if not with_weights:
@@ -134,7 +160,7 @@ def make(shape: str, directory: Path, *, with_weights: bool = True) -> int:
     pending: list[Future[None]] = []
     with ThreadPoolExecutor(4) as pool:
         for number, shapes in enumerate(parts):
-            file, weights = f"model-{number:05d}-of-{len(parts):05d}.safetensors", draw(shapes, device)
+            file, weights = f"model-{number:05d}-of-{len(parts):05d}.safetensors", draw(shapes, device, quantized)
             files |= dict.fromkeys(weights, file)
             total += sum(weight.nbytes for weight in weights.values())
             pending.append(pool.submit(save_file, weights, str(directory / file)))
@@ -153,9 +179,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("shape", choices=CONFIGS)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--no-weights", action="store_true", help="config and tokenizer only")
+    parser.add_argument("--quantized", choices=QUANTIZED, help="write the matrices of layers in fewer bits")
     given = parser.parse_args(arguments)
     start = time.perf_counter()
-    total = make(given.shape, given.directory, with_weights=not given.no_weights)
+    total = make(given.shape, given.directory, with_weights=not given.no_weights, quantized=given.quantized)
     print(f"{given.shape}: {total / 1e9:.2f} GB in {time.perf_counter() - start:.1f} s, {given.directory}")
 
 

@@ -1,6 +1,7 @@
 """Which entries of `plugins/attn_triton/blocks.py` are best on this card: Llama 3 8B's heads in bfloat16.
 
-    python -m benchmarks.gpu.tune_attn [decode] [parts] [mixed] [prefill] [eight_bit] [--dry-run]
+    python -m benchmarks.gpu.tune_attn [decode] [parts] [mixed] [prefill] [eight_bit] [eight_bit_defaults]
+                                         [--dry-run]
 
 Every variant is checked against torch's attention in float32 for some rows, then timed by replaying a CUDA graph of ten
 calls over random KV. `--dry-run` with TRITON_INTERPRET=1 rehearses on a CPU, in float16 and tiny sizes.
@@ -116,12 +117,25 @@ def eight_bit(bench: Bench) -> None:
             sweep(f"{name} prefill {length}", bench, paged, variants, teraflops(paged))
 
 
+def eight_bit_defaults(bench: Bench) -> None:
+    """GB/s and TFLOP/s as `eight_bit`, with the sizes of the tables only."""
+    for kept in (None, *EIGHT_BIT):
+        name = "16 bits" if kept is None else str(kept).removeprefix("torch.float8_")
+        for count, length in bench.either(((1, 8192), (8, 1024), (64, 1024), (64, 4096)), ((2, 300),)):
+            paged = Paged(bench, [length] * count, kv_dtype=kept)
+            sweep(f"{name} {count} x {length}", bench, paged, [Options()], gigabytes(paged))
+        for length in bench.either((2048, 8192), (40,)):
+            paged = Paged(bench, [length], new=length, kv_dtype=kept)
+            sweep(f"{name} prefill {length}", bench, paged, [Options()], teraflops(paged))
+
+
 WHAT: dict[str, Callable[[Bench], None]] = {
     "decode": decode,
     "parts": parts,
     "mixed": mixed,
     "prefill": prefill,
     "eight_bit": eight_bit,
+    "eight_bit_defaults": eight_bit_defaults,
 }
 
 

@@ -96,5 +96,5 @@ class Linears(abc.ABC, Generic[OptionsT]):
         """Return the product of a site, of the layout and the codes of each of its parts, which are given away.
 
         Parts may differ in their layouts, and some may be PLAIN. The weights that it multiplies by are
-        `layouts.exact` of each part, in the type of the context.
+        `layouts.exact` of each part, in the type of the context, or in float32, where it does not round them.
         """

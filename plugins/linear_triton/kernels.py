@@ -65,14 +65,46 @@ def _finish(total, bias, out, out_row, row, token, rows, tokens, BIAS: tl.conste
 
 
 @triton.jit
+def _plus_slab(
+    total, tile, slab, x, scales, zeros, order, row, token, x_row, tokens, rows, cols,
+    CODE: tl.constexpr, OFFSET: tl.constexpr, PACKED: tl.constexpr, ZEROS: tl.constexpr, ORDERED: tl.constexpr,
+    SPAN: tl.constexpr, GROUP: tl.constexpr, HIGH: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """`total` float32 [rows, tokens], and the products with a slab: times its scales, but for whole rows of bytes."""
+    dtype: tl.constexpr = x.dtype.element_ty
+    none = tl.zeros(total.shape, tl.float32)
+    if PACKED:
+        span = 2 * slab
+        first, second = halves(tile, dtype, CODE, OFFSET, PTX)
+        first = _less(first, zeros, span, row, rows, ZEROS, SPAN, GROUP, HIGH)
+        second = _less(second, zeros, span + 1, row, rows, ZEROS, SPAN, GROUP, HIGH)
+        left = _inputs(x, order, span, token, tokens, x_row, cols, SPAN, EVEN, ORDERED)
+        right = _inputs(x, order, span + 1, token, tokens, x_row, cols, SPAN, EVEN, ORDERED)
+        sums = _times(first, left, none)
+        if GROUP > 0 and GROUP % (2 * SPAN) != 0:
+            total += sums * _block(scales, span, row, rows, SPAN, GROUP, HIGH).to(tl.float32)[:, None]
+            sums = none
+        sums = _times(second, right, sums)
+        return total + sums * _block(scales, span + 1, row, rows, SPAN, GROUP, HIGH).to(tl.float32)[:, None]
+    else:
+        weights = _less(whole(tile, dtype, CODE, OFFSET, PTX), zeros, slab, row, rows, ZEROS, SPAN, GROUP, HIGH)
+        inputs = _inputs(x, order, slab, token, tokens, x_row, cols, SPAN, EVEN, ORDERED)
+        if GROUP > 0:
+            sums = _times(weights, inputs, none)
+            return total + sums * _block(scales, slab, row, rows, SPAN, GROUP, HIGH).to(tl.float32)[:, None]
+        else:
+            return _times(weights, inputs, total)
+
+
+@triton.jit
 def product_kernel(
     x, codes, scales, zeros, order, bias, out, partial, arrivals, x_row, out_row, tokens, rows, cols, slabs, each,
     CODE: tl.constexpr, OFFSET: tl.constexpr, PACKED: tl.constexpr, ZEROS: tl.constexpr, ORDERED: tl.constexpr,
     SPAN: tl.constexpr, GROUP: tl.constexpr, HIGH: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
     SPLIT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, AT_ONCE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of rows, blocks of tokens, parts of the columns, of `each` slabs). A round takes AT_ONCE slabs. `out`
-    is [tokens, rows].
+    """Grid (blocks of rows, blocks of tokens, parts of the columns, of `each` slabs). A round takes AT_ONCE slabs.
+    `out` is [tokens, rows].
 
     With SPLIT each part writes its sums to `partial` float32 [parts, tokens, rows], and the one that comes last, by
     `arrivals` int32 [blocks of rows * blocks of tokens], adds them up in the order of parts: so the result does not
@@ -81,54 +113,39 @@ def product_kernel(
     row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     token = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     part = tl.program_id(2)
-    dtype: tl.constexpr = x.dtype.element_ty
-    inside = tl.minimum(row, rows - 1)
-    place = codes + (inside * SPAN)[:, None] + tl.arange(0, SPAN)[None, :]
+    place = codes + (tl.minimum(row, rows - 1) * SPAN)[:, None] + tl.arange(0, SPAN)[None, :]
     slab_bytes = tl.full((), SPAN, tl.int64) * rows
     total = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
     for start in range(part * each, tl.minimum(part * each + each, slabs), AT_ONCE):
         for more in tl.static_range(AT_ONCE):
-            slab = start + more
-            tile = tl.load(place + slab * slab_bytes)
-            if PACKED:
-                first, second = halves(tile, dtype, CODE, OFFSET, PTX)
-                span = 2 * slab
-                first = _less(first, zeros, span, row, rows, ZEROS, SPAN, GROUP, HIGH)
-                second = _less(second, zeros, span + 1, row, rows, ZEROS, SPAN, GROUP, HIGH)
-                left = _inputs(x, order, span, token, tokens, x_row, cols, SPAN, EVEN, ORDERED)
-                right = _inputs(x, order, span + 1, token, tokens, x_row, cols, SPAN, EVEN, ORDERED)
-                sums = _times(first, left, tl.zeros((BLOCK_N, BLOCK_T), tl.float32))
-                if GROUP > 0 and GROUP % (2 * SPAN) != 0:
-                    total += sums * _block(scales, span, row, rows, SPAN, GROUP, HIGH).to(tl.float32)[:, None]
-                    sums = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-                sums = _times(second, right, sums)
-                total += sums * _block(scales, span + 1, row, rows, SPAN, GROUP, HIGH).to(tl.float32)[:, None]
-            else:
-                weights = whole(tile, dtype, CODE, OFFSET, PTX)
-                weights = _less(weights, zeros, slab, row, rows, ZEROS, SPAN, GROUP, HIGH)
-                inputs = _inputs(x, order, slab, token, tokens, x_row, cols, SPAN, EVEN, ORDERED)
-                if GROUP > 0:
-                    sums = _times(weights, inputs, tl.zeros((BLOCK_N, BLOCK_T), tl.float32))
-                    total += sums * _block(scales, slab, row, rows, SPAN, GROUP, HIGH).to(tl.float32)[:, None]
-                else:
-                    total = _times(weights, inputs, total)
+            tile = tl.load(place + (start + more) * slab_bytes)
+            total = _plus_slab(
+                total, tile, start + more, x, scales, zeros, order, row, token, x_row, tokens, rows, cols,
+                CODE, OFFSET, PACKED, ZEROS, ORDERED, SPAN, GROUP, HIGH, EVEN, PTX,
+            )  # fmt: skip
     if GROUP == 0 and not PACKED:
         total *= _block(scales, 0, row, rows, SPAN, GROUP, HIGH).to(tl.float32)[:, None]
     if SPLIT:
-        mask = (row < rows)[:, None] & (token < tokens)[None, :]
-        place = partial + token[None, :] * rows + row[:, None]
-        size = tl.full((), 1, tl.int64) * tokens * rows
-        tl.store(place + part * size, total, mask=mask)
-        tl.debug_barrier()  # all threads have stored before one of them tells it
-        arrived = arrivals + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-        if tl.atomic_add(arrived, 1, sem="acq_rel") == tl.num_programs(2) - 1:
-            total = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-            for one in range(tl.num_programs(2)):
-                total += tl.load(place + one * size, mask=mask, other=0.0, cache_modifier=".cg")
-            _finish(total, bias, out, out_row, row, token, rows, tokens, BIAS)
-            tl.store(arrived, 0)
+        _meet(total, partial, arrivals, bias, out, out_row, row, token, rows, tokens, BIAS)
     else:
         _finish(total, bias, out, out_row, row, token, rows, tokens, BIAS)
+
+
+@triton.jit
+def _meet(total, partial, arrivals, bias, out, out_row, row, token, rows, tokens, BIAS: tl.constexpr):
+    """Write the sums of a part, and finish those of all if it is the last one."""
+    mask = (row < rows)[:, None] & (token < tokens)[None, :]
+    place = partial + token[None, :] * rows + row[:, None]
+    size = tl.full((), 1, tl.int64) * tokens * rows
+    tl.store(place + tl.program_id(2) * size, total, mask=mask)
+    tl.debug_barrier()  # all threads have stored before one of them tells it
+    arrived = arrivals + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    if tl.atomic_add(arrived, 1, sem="acq_rel") == tl.num_programs(2) - 1:
+        total = tl.zeros(total.shape, tl.float32)
+        for one in range(tl.num_programs(2)):
+            total += tl.load(place + one * size, mask=mask, other=0.0, cache_modifier=".cg")
+        _finish(total, bias, out, out_row, row, token, rows, tokens, BIAS)
+        tl.store(arrived, 0)
 
 
 @triton.jit

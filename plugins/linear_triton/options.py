@@ -25,14 +25,16 @@ class TritonProductsOptions(Options):
     most_tokens: Annotated[int, Ge(0)] = 128
     """Products of more tokens dequantise the matrix, into memory for one matrix, and leave the product to torch."""
 
-    block_rows: Annotated[PowerOfTwo, Ge(16), Le(256)] = 64
-    """Rows of the matrix per program: a power of two."""
+    block_rows: Annotated[PowerOfTwo, Ge(16), Le(256)] | None = None
+    """Rows of the matrix per program: a power of two. By default 64, or 128 for codes of 4 bits without zero points, in
+    groups of 64 or more, and 33 tokens or more."""
 
     warps: Annotated[PowerOfTwo, Ge(1), Le(16)] = 4
     """Warps per program: a power of two."""
 
-    stages: Annotated[int, Ge(1), Le(8)] = 3
-    """Loads that are under way at once, per program."""
+    stages: Annotated[int, Ge(1), Le(8)] | None = None
+    """Loads that are under way at once, per program. By default 3, or 4 with zero points."""
 
-    waves: Annotated[int, Ge(1), Le(64)] = 4
-    """Programs per multiprocessor, at least: the columns of small matrices are cut until there are so many."""
+    waves: Annotated[int, Ge(1), Le(64)] | None = None
+    """Programs per multiprocessor, at least: the columns of small matrices are cut until there are so many. By default
+    4, or 2 of 128 rows."""

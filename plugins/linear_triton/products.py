@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pegboard.plugins.linear_triton.options import TritonProductsOptions
-from pegboard.plugins.linear_triton.slabs import KINDS, Slabs, mergeable, slabs_of
+from pegboard.plugins.linear_triton.slabs import KINDS, WIDEST, Slabs, mergeable, slabs_of
 from pegboard.plugins.quantization.api import LinearContext, Linears
 from pegboard.toolkit.kernels import OLDEST, interpreter, usable
 from pegboard.toolkit.kernels.launch import launch
@@ -22,8 +22,12 @@ from pegboard.toolkit.model.linear import LinearMethod, Site
 
 FEWEST, MOST = 16, 64
 """Tokens of a tile."""
+ROWS = 64
+"""Rows of a matrix in a tile: the least that Hopper's tensor cores take. Twice as many are faster for codes of 4 bits
+and many tokens, which are then read half as often (docs/gpu-results.md).
+"""
 SHORTEST = 4
-"""Slabs of a part, where the columns of a matrix are cut."""
+"""Rounds of a part, where the columns of a matrix are cut."""
 
 
 class TritonProducts(Linears[TritonProductsOptions]):
@@ -88,7 +92,7 @@ class _Product(_Piece):
         self._slabs, self._options = slabs, options
         self.rows, self.nbytes = slabs.rows, slabs.nbytes
         self._keeps = None if slabs.order is None else slabs.order >= 0
-        tiles = -(-slabs.rows // options.block_rows) * -(-options.most_tokens // FEWEST)
+        tiles = -(-slabs.rows // (options.block_rows or ROWS)) * -(-options.most_tokens // FEWEST)
         self._arrivals = torch.zeros(tiles, dtype=torch.int32, device=slabs.codes.device)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -125,8 +129,10 @@ class _Product(_Piece):
         slabs, options = self._slabs, self._options
         tokens, count = x.shape[0], slabs.codes.shape[0]
         block = min(max(power_of_two(tokens), FEWEST), MOST)
-        tiles = -(-slabs.rows // options.block_rows), -(-tokens // block)
-        wanted = -(-options.waves * _multiprocessors(x.device) // (tiles[0] * tiles[1]))
+        large = block == MOST and slabs.packed and slabs.span == WIDEST and slabs.zeros is None
+        block_rows = options.block_rows or (2 * ROWS if large else ROWS)
+        tiles = -(-slabs.rows // block_rows), -(-tokens // block)
+        wanted = -(-(options.waves or (2 if large else 4)) * _multiprocessors(x.device) // (tiles[0] * tiles[1]))
         rounds = count // slabs.at_once
         each = -(-rounds // max(min(wanted, rounds // SHORTEST), 1)) * slabs.at_once
         parts = -(-count // each)
@@ -135,12 +141,12 @@ class _Product(_Piece):
             "EVEN": slabs.width == slabs.cols,
             "BIAS": bias is not None,
             "SPLIT": parts > 1,
-            "BLOCK_N": options.block_rows,
+            "BLOCK_N": block_rows,
             "BLOCK_T": block,
             "AT_ONCE": slabs.at_once,
             "PTX": x.dtype != torch.float32 and not interpreter.interpreting(),
             "num_warps": options.warps,
-            "num_stages": options.stages,
+            "num_stages": options.stages or (3 if slabs.zeros is None else 4),
         }
         partial = torch.empty(parts if parts > 1 else 0, tokens, slabs.rows, dtype=torch.float32, device=x.device)
         blocks = _or(slabs.zeros, slabs.scales), _or(slabs.order, slabs.scales), _or(bias, slabs.scales)

@@ -22,7 +22,7 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_310,
     "core.worker": 600,
-    "plugins": 61_580,
+    "plugins": 62_320,
     "toolkit": 17_690,
     "tools": 12_220,
 }

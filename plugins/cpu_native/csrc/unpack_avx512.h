@@ -53,7 +53,7 @@ inline const float* somewhere(const float* x) {
   return x;
 }
 
-// Of a strip's step, in float32: 16 scales, and with NIBBLES 16 least numbers.
+// Of a strip's step, in float32: 16 scales, and those of 4 bits have 16 least numbers.
 constexpr int grid_floats(Format f) { return f == BYTES ? STRIP : STRIP * 2; }
 
 // The same of a strip.
@@ -63,6 +63,14 @@ struct StripUnpacker {
 
   // The step's scales, float32 [grid_floats(F)].
   static inline void grids(const uint8_t* p, float* to) {
+    if constexpr (F == INT4) {
+      const __m512i words = _mm512_load_si512(p + code_bytes(F)), low = _mm512_set1_epi32(ZERO_BITS);
+      const __m512 scales = _mm512_castsi512_ps(_mm512_andnot_si512(low, words));
+      const __m512 zeros = _mm512_cvtepi32_ps(_mm512_and_si512(words, low));
+      _mm512_storeu_ps(to, scales);
+      _mm512_storeu_ps(to + STRIP, _mm512_fnmadd_ps(zeros, scales, _mm512_setzero_ps()));
+      return;
+    }
     for (int i = 0; i < grid_floats(F); i += STRIP)
       _mm512_storeu_ps(to + i,
                        _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(p + code_bytes(F) + i * sizeof(float16)))));
@@ -76,11 +84,11 @@ struct StripUnpacker {
     const float* at = somewhere(grid);
 #pragma GCC unroll 4
     for (int g = 0; g < STRIP; g += 4) {
-      const __m512i codes = F == NIBBLES ? _mm512_load_si512(p + g * 16) : _mm512_setzero_si512();
+      const __m512i codes = in_nibbles(F) ? _mm512_load_si512(p + g * 16) : _mm512_setzero_si512();
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         const __m512i shifted = i ? _mm512_srli_epi16(codes, i * 4) : codes;
-        rows(g + i, F == NIBBLES ? of_nibbles(shifted, at, g + i) : of_bytes(p, at, g + i));
+        rows(g + i, in_nibbles(F) ? of_nibbles(shifted, at, g + i) : of_bytes(p, at, g + i));
       }
     }
   }
@@ -116,7 +124,7 @@ struct StripRows {
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i) {
       const int r = first_ + i;
-      if constexpr (F == NIBBLES)
+      if constexpr (in_nibbles(F))
         rows[i] = unpacker_.of_nibbles(_mm512_srlv_epi16(_mm512_load_si512(p + r / 4 * 64), shift_[i]), grid, r);
       else
         rows[i] = unpacker_.of_bytes(p, grid, r);

@@ -32,13 +32,15 @@ def native_codes(layout: Layout, codes: Codes) -> NativeCodes | None:
     """Return a matrix, on the CPU, whose numbers in the library are `exact` in bf16, bit by bit; None where it has none
     such: another code, columns in an order of their own, groups that 32 does not divide, scales of too many bits.
     """
-    if layout.code not in (Code.INT4, Code.UINT4) or layout.ordered or codes.scales is None:
+    if not layout.code.integer or layout.ordered or codes.scales is None:
         return None
-    rows, cols = codes.codes.shape[0], 2 * codes.codes.shape[1]
-    high, wide = layout.block
-    if high != 1 or codes.scales.shape != layout.grid(rows, cols) or (wide and wide < cols and wide % STEP):
+    cols, (high, wide) = codes.codes.shape[1] * (2 if layout.code.packed else 1), layout.block
+    group = wide if wide < cols else 0
+    if high != 1 or group % STEP:
         return None
-    return _int4(codes, 8 if layout.code is Code.INT4 else 0, wide if wide < cols else 0)
+    if layout.code.packed:
+        return _int4(codes, 8 if layout.code is Code.INT4 else 0, group)
+    return _bytes(codes, group) if layout.code is Code.INT8 and not layout.zeros else None
 
 
 def _int4(codes: Codes, middle: int, group: int) -> NativeCodes | None:
@@ -51,4 +53,13 @@ def _int4(codes: Codes, middle: int, group: int) -> NativeCodes | None:
     fit = (bits & _ZERO_BITS == 0) & (sizes >= _SMALLEST) & (sizes <= _LARGEST) & (zeros >= 0) & (zeros <= _ZERO_BITS)
     if not bool(fit.all()):
         return None
-    return NativeCodes("int4", codes.codes.contiguous(), (bits | zeros).contiguous(), group)
+    return NativeCodes("int4", codes.codes, (bits | zeros).contiguous(), group)
+
+
+def _bytes(codes: Codes, group: int) -> NativeCodes | None:
+    """Return codes with words of a scale, which has to be a float16 number."""
+    assert codes.scales is not None
+    scales, halves = codes.scales.float(), codes.scales.half()
+    if not bool((halves.float() == scales).all()):
+        return None
+    return NativeCodes("bytes", codes.codes, halves.view(torch.int16).int().contiguous(), group)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pegboard.toolkit.model.decoder_spec import DecoderSpec
 
 KEEP_CODES = ("bf16", "int8")
-"""Values of options.weights with which codes of 4 bits stay codes."""
+"""Values of options.weights with which codes stay codes."""
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 PARTS = {

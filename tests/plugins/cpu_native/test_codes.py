@@ -14,6 +14,7 @@ from pegboard.toolkit.model.layouts import Code, Codes, Layout, exact, pack
 from tests.plugins.cpu_native.instruction_sets import EACH, SETS
 from tests.plugins.cpu_native.test_products import SHAPES, close, numbers
 
+INT8 = Layout(Code.INT8, (1, 32))
 INT4 = Layout(Code.INT4, (1, 32))
 ZEROS = Layout(Code.UINT4, (1, 64), zeros=True)
 
@@ -22,7 +23,10 @@ def codes_of(layout: Layout, rows: int, cols: int, seed: int, scales: torch.dtyp
     """Codes of all values, scales of both signs over several binades, zero points of all values."""
     draw = torch.Generator().manual_seed(seed)
     grid = layout.grid(rows, cols)
-    drawn = pack(torch.randint(0, 16, (rows, cols), generator=draw, dtype=torch.uint8))
+    if layout.code is Code.INT8:
+        drawn = torch.randint(-128, 128, (rows, cols), generator=draw, dtype=torch.int8)
+    else:
+        drawn = pack(torch.randint(0, 16, (rows, cols), generator=draw, dtype=torch.uint8))
     sizes = torch.exp2(torch.rand(grid, generator=draw) * 6 - 9) * torch.randint(0, 2, grid, generator=draw).mul(2).sub(
         1
     )
@@ -48,7 +52,7 @@ def multiply(name: str, w: NativeCodes, cols: int, a: torch.Tensor, threads: int
 
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("layout", [INT4, ZEROS, Layout(Code.UINT4, (1, 0), zeros=True)], ids=str)
+@pytest.mark.parametrize("layout", [INT8, INT4, ZEROS, Layout(Code.UINT4, (1, 0), zeros=True)], ids=str)
 def test_numbers_are_exact(name: str, layout: Layout, scales: torch.dtype) -> None:
     """To the last bit: products with rows of a single one are the weights."""
     codes = codes_of(layout, 70, 160, 1, scales)
@@ -86,6 +90,8 @@ def test_what_the_library_has_no_format_for() -> None:
     fine = codes_of(ZEROS, 8, 128, 8)
     assert fine.scales is not None
     assert native_codes(ZEROS, fine) is not None
+    eight = codes_of(INT8, 8, 128, 10, torch.float32)
+    assert native_codes(INT8, eight) is None, "float32 scales are no float16 numbers"
     odd = [fine.scales.float() * 1.0001, fine.scales.float() * 2.0**-130, fine.scales.float() * 2.0**110]
     assert all(native_codes(ZEROS, Codes(fine.codes, scales, fine.zeros)) is None for scales in odd)
     ordered = Layout(Code.UINT4, (1, 64), zeros=True, ordered=True)

@@ -16,6 +16,7 @@ from pegboard import Engine, SamplingParams
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.conformance.servers import serving
 from pegboard.core.config.compose import compose
+from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.cpu_native.runner import CpuNativeRunner
@@ -95,6 +96,7 @@ AWQ32 = Writer({"quant_method": "awq", "bits": 4, "group_size": 32}, awq(32))
     [
         pytest.param(AWQ32, True, id="awq"),
         pytest.param(WRITERS["gptq symmetric"], True, id="gptq"),
+        pytest.param(WRITERS["codes 4 bits"], True, id="kept codes"),
         pytest.param(WRITERS["awq"], False, id="groups of 16"),
         pytest.param(WRITERS["modelopt nvfp4"], False, id="nvfp4"),
     ],
@@ -170,6 +172,23 @@ def test_a_part_that_is_plain(written: Write) -> None:
     save_file(tensors, coded / "model.safetensors", metadata={"format": "pt"})
     for use in ("dense", "torch"):
         assert torch.equal(logits(coded, quantization={"linear": {"use": use}}), logits(meant))
+
+
+def test_drawn_weights_need_no_checkpoint(written: Write) -> None:
+    """With a config that says how its weights are quantised, and none beside it."""
+    coded, _ = written("awq")
+    (coded / "model.safetensors").unlink()
+    model = {
+        "path": str(coded),
+        "use": "dense",
+        "load_format": "dummy",
+        "source": {"use": "hf", "needs_weights": False},
+    }
+    with Engine(compose(data={"model": model, "memory": {"max_total_tokens": 256}, **PLAIN}, env={})) as made:
+        assert len(made.generate([TEXT], GREEDY)[0].token_ids) == NEW
+    model["load_format"] = "auto"
+    with pytest.raises(ModelError, match=r"has no \*\.safetensors file"):
+        Engine(compose(data={"model": model, "memory": {"max_total_tokens": 256}, **PLAIN}, env={}))
 
 
 def test_over_http(written: Write) -> None:

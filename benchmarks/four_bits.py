@@ -1,47 +1,36 @@
 """Decode speed of the native runner with codes of 4 bits, beside the same weights in 12 bits (`runner.weights: bf12`).
 
-    python -m benchmarks.four_bits [--formats awq gptq q4_0 q4_1] [--streams 1 8] [--runs 3] [--output 96]
+    python -m benchmarks.four_bits [--formats awq gptq q4_0 q4_1] [--streams 1 8] [--rounds 9] [--output 64]
         [--instructions auto avx2] [--cache DIR]
 
 The checkpoints are the demo model's own weights, rounded again to each format: AWQ and GPTQ in groups of 64 columns, as
 safetensors with the head in bf16; Q4_0 and Q4_1 as GGUF by the gguf package, with embeddings and head in Q8_0 as the
-demo model's file has them. Both ways to keep weights are measured in turn, in a process each; the table has medians of
-output tokens per second, and what of them is the quickest and the slowest. With some cores for themselves, figures of
-one run can be compared.
+demo model's file has them. Engines of both kinds take turns in one process, a short run each. Printed are the median of
+output tokens per second; the median, the lowest and the highest ratio of neighbouring runs, for both of which counts
+what else the machine does then; and the quickest run of each, on a busy machine the one nearest to what it can do.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import shutil
 import statistics
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from benchmarks.decode import measure
+from pegboard.core.engine.engine import Engine
 from pegboard.toolkit.system.cache_dir import default_cache_dir
 
 FORMATS = ("awq", "gptq", "q4_0", "q4_1")
 GROUP = 64
 KEPT = ("bf16", "bf12")
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
-_MEASURE = """
-import json, random, statistics, sys
-from benchmarks.decode import measure
-from pegboard.core.engine.engine import Engine
-path, weights, instructions, n_out, *streams = sys.argv[1:]
-overrides = [f"model.path={path}", "runner.use=cpu_native", f"runner.weights={weights}"]
-overrides += [f"runner.instructions={instructions}"]
-rng = random.Random(0)
-with Engine.from_config({}, "examples/quickstart.yaml", overrides=overrides) as engine:
-    measure(engine, 1, 8, 8, rng)
-    print(json.dumps([measure(engine, int(n), 32, int(n_out), rng)["tok/s"] for n in streams]))
-"""
 
 
 def main() -> None:
@@ -49,39 +38,40 @@ def main() -> None:
     for name in args.formats:
         path = checkpoint(name, args.cache)
         for instructions in args.instructions:
-            found: dict[str, list[list[float]]] = {kept: [] for kept in KEPT}
-            for _ in range(args.runs):
-                for kept, rows in found.items():
-                    rows.append(measured(path, kept, instructions, args.output, args.streams))
-            for number, streams in enumerate(args.streams):
-                columns = {kept: [row[number] for row in rows] for kept, rows in found.items()}
-                codes, twelve = (statistics.median(columns[kept]) for kept in KEPT)
-                spread = ", ".join(f"{kept} {min(one):.0f} to {max(one):.0f}" for kept, one in columns.items())
-                print(
-                    f"{name} {instructions}, {streams} streams: {codes:.1f} tok/s, {codes / twelve:.2f} times bf12 "
-                    f"({spread})",
-                    flush=True,
-                )
+            codes, twelve = (engine(path, kept, instructions) for kept in KEPT)
+            with codes, twelve:
+                for streams in args.streams:
+                    compare(f"{name} {instructions}", (codes, twelve), streams, args.output, args.rounds)
+
+
+def engine(path: Path, kept: str, instructions: str) -> Engine:
+    words = [f"model.path={path}", "runner.use=cpu_native", f"runner.weights={kept}"]
+    return Engine.from_config({}, "examples/quickstart.yaml", overrides=[*words, f"runner.instructions={instructions}"])
+
+
+def compare(title: str, engines: tuple[Engine, Engine], streams: int, n_out: int, rounds: int) -> None:
+    """Print what the first of two engines does beside the second."""
+    rng = random.Random(0)
+    found = [[measure(one, streams, 16, n_out, rng)["tok/s"] for one in engines] for _ in range(rounds + 1)][1:]
+    ratios = sorted(codes / twelve for codes, twelve in found)
+    medians, best = ([take(column) for column in zip(*found, strict=True)] for take in (statistics.median, max))
+    neighbours = f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    quickest = f"quickest {best[0]:.0f} and {best[1]:.0f}, {best[0] / best[1]:.2f}"
+    print(
+        f"{title}, {streams} streams: {medians[0]:.0f} tok/s, bf12 {medians[1]:.0f}; {neighbours}; {quickest}",
+        flush=True,
+    )
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--output", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--output", type=int, default=64)
     parser.add_argument("--instructions", nargs="+", default=["auto"])
     parser.add_argument("--cache", type=Path, default=default_cache_dir() / "four_bits")
     return parser.parse_args()
-
-
-def measured(path: Path, kept: str, instructions: str, n_out: int, streams: Sequence[int]) -> list[float]:
-    """Return output tokens per second for each number of streams."""
-    words = [str(path), kept, instructions, str(n_out), *map(str, streams)]
-    done = subprocess.run([sys.executable, "-c", _MEASURE, *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr[-2000:])
-    return [float(one) for one in json.loads(done.stdout.splitlines()[-1])]
 
 
 def checkpoint(name: str, cache: Path) -> Path:

@@ -70,7 +70,7 @@ int pb_multiply(int threads, int wanted, const PbWeights* w, int n, int k, const
     Team team(threads);
     Arena arena;
     Matrix matrix;
-    pack_parts(team, arena, matrix, n, k, Wanted(wanted), w, [](int i) { return At{0, i}; });
+    pack_parts(team, arena, matrix, n, k, Wanted(wanted), w, 1, [](int i) { return At{0, i}; });
     std::vector<bf16> numbers(Left::size(k, m));
     const Left left(numbers.data(), k, m);
     for (int i = 0; i < m; ++i)

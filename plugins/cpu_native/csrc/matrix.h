@@ -34,6 +34,7 @@ struct Matrix {
 
   int n = 0, k = 0, n_pad = 0, k_pad = 0;
   Format format = BF16;
+  int alike = 1;                       // steps from a multiple of it on whose scales are the same in each row
   uint8_t* data = nullptr;             // in the model's arena
   alignas(64) uint8_t upper[16] = {};  // BF12: the upper byte for each code
   uint8_t code_of[128] = {};           // the code for each upper byte without its sign; 8 where there is none
@@ -60,9 +61,11 @@ struct Matrix {
     try_pack(team, arena, BF16, true, row);
   }
 
-  // The same of codes, which stay as they are: `row(j)` is a CodedRow, that without codes stands for zeros.
+  // The same of codes, which stay as they are: `row(j)` is a CodedRow, that without codes stands for zeros. `group` is
+  // that of all rows, or 0.
   template <class Row>
-  void take(Team& team, Arena& arena, int n_, int k_, Format f, Row&& row) {
+  void take(Team& team, Arena& arena, int n_, int k_, Format f, int group, Row&& row) {
+    alike = std::max(1, group / KB);
     n = n_, k = k_, n_pad = round_up(n, NB), k_pad = round_up(k, KB), format = f;
     data = arena.take(block_bytes() * blocks());
     std::atomic<int> next{0};

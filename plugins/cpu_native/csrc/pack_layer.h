@@ -17,21 +17,24 @@ inline void keep(std::vector<float>& to, const float* from, int n, int n_pad) {
 // Matrices of a model: those of a layer, and the one that makes logits.
 enum Site { SITE_QKV = 0, SITE_O = 1, SITE_GATE_UP = 2, SITE_DOWN = 3, SITE_HEAD = 4 };
 
-// Packs a matrix of [n, k], row i of which is row `at(i).row` of `parts[at(i).part]`; a part below 0 stands for zeros.
-// All parts are numbers, or codes of one Format.
+// Packs a matrix of [n, k], row i of which is row `at(i).row` of `parts[at(i).part]`, of `count`; a part below 0 stands
+// for zeros. All parts are numbers, or codes of one Format.
 struct At {
   int part, row;
 };
 template <class Fn>
 inline void pack_parts(Team& team, Arena& arena, Matrix& to, int n, int k, Wanted wanted, const PbWeights* parts,
-                       Fn&& at) {
+                       int count, Fn&& at) {
   if (!parts[0].words)
     return to.pack(team, arena, n, k, wanted, [&](int i) -> const bf16* {
       const At from = at(i);
       return from.part < 0 ? nullptr : static_cast<const bf16*>(parts[from.part].numbers) + size_t(from.row) * k;
     });
   const Format f = Format(parts[0].format);
-  to.take(team, arena, n, k, f, [&](int i) -> CodedRow {
+  int group = parts[0].group ? parts[0].group : round_up(k, KB);
+  for (int i = 1; i < count; ++i)
+    if (parts[i].group != parts[0].group) group = 0;
+  to.take(team, arena, n, k, f, group, [&](int i) -> CodedRow {
     const At from = at(i);
     if (from.part < 0) return {};
     const PbWeights& part = parts[from.part];
@@ -46,7 +49,8 @@ inline void pack_parts(Team& team, Arena& arena, Matrix& to, int n, int k, Wante
 inline void pack_site(Model& m, int index, Site site, const PbWeights* parts) {
   const int hidden = m.shape.hidden, inter = m.shape.inter, q = m.q_size(), kv = m.kv_size();
   const auto pack = [&](Matrix& to, int n, int k, auto&& at) {
-    pack_parts(m.team, m.arena, to, n, k, Wanted(m.shape.wanted), parts, at);
+    const int count = site == SITE_QKV ? 3 : site == SITE_GATE_UP ? 2 : 1;
+    pack_parts(m.team, m.arena, to, n, k, Wanted(m.shape.wanted), parts, count, at);
   };
   const auto whole = [](int i) { return At{0, i}; };
   switch (site) {

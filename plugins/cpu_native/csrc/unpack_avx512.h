@@ -95,9 +95,12 @@ struct StripUnpacker {
 
   // Row r: its codes are in the lowest four bits of every number; what the upper ones are does not matter.
   inline __m512i of_nibbles(__m512i codes, const float* grid, int r) const {
-    // The 16 points of the row, twice.
+    return _mm512_permutexvar_epi16(codes, points_of(grid, r));
+  }
+  // The 16 points of a row, twice.
+  inline __m512i points_of(const float* grid, int r) const {
     const __m512 all = _mm512_fmadd_ps(points, _mm512_set1_ps(grid[r]), _mm512_set1_ps(grid[STRIP + r]));
-    return _mm512_permutexvar_epi16(codes, (__m512i)_mm512_cvtne2ps_pbh(all, all));
+    return (__m512i)_mm512_cvtne2ps_pbh(all, all);
   }
   inline __m512i of_bytes(const uint8_t* p, const float* grid, int r) const {
     const __m512 by = _mm512_set1_ps(grid[r]);
@@ -131,10 +134,23 @@ struct StripRows {
     }
   }
 
+  // The same in two parts, for steps of one grid: what `grid` says of the rows, and then each step.
+  inline void begin(const float* grid) {
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i) points_[i] = unpacker_.points_of(grid, first_ + i);
+  }
+  inline void step(const uint8_t* p, __m512i (&rows)[R]) const {
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i) {
+      const __m512i codes = _mm512_srlv_epi16(_mm512_load_si512(p + (first_ + i) / 4 * 64), shift_[i]);
+      rows[i] = _mm512_permutexvar_epi16(codes, points_[i]);
+    }
+  }
+
  private:
   const int first_;
   const StripUnpacker<F> unpacker_;
-  __m512i shift_[R];
+  __m512i shift_[R], points_[R];
 };
 
 // See Cursor. A step of weights that are not in strips.

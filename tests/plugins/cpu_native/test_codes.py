@@ -72,10 +72,12 @@ def test_products(name: str, rows: int, columns: int) -> None:
 
 @pytest.mark.parametrize("name", EACH)
 def test_every_number_of_rows(name: str) -> None:
-    codes, a = codes_of(ZEROS, 70, 320, 4), numbers(42, 320, 5)
-    w, found = exact(ZEROS, codes, torch.bfloat16), kept(ZEROS, codes)
-    for rows in range(1, 43):
-        close(multiply(name, found, 320, a[:rows].contiguous()), w, a[:rows])
+    a = numbers(42, 320, 5)
+    for layout in (INT4, ZEROS, Layout(Code.UINT4, (1, 160), zeros=True)):
+        codes = codes_of(layout, 70, 320, 4)
+        w, found = exact(layout, codes, torch.bfloat16), kept(layout, codes)
+        for rows in range(1, 43):
+            close(multiply(name, found, 320, a[:rows].contiguous()), w, a[:rows])
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 160), (40, 160), (400, 1536)])

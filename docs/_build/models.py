@@ -54,8 +54,9 @@ These are refused, because their attention cannot be replaced or they have none:
 _GGUF = """\
 ## GGUF files
 
-A GGUF file is converted to safetensors once, in the cache directory. Pegboard converts these architectures, from
-every type that the package `gguf` can dequantise:
+A GGUF file is converted to safetensors once, in the cache directory. Matrices in `Q4_0` and `Q8_0` keep their codes, 4.5
+and 8.5 bits a weight, and are served as [quantised weights](quantization.md). All other types that the package `gguf`
+can dequantise become float32. Pegboard converts these architectures:
 
 | `general.architecture` | served as |
 |---|---|

@@ -214,8 +214,11 @@ def _version(cxx: tuple[str, ...]) -> bytes:
         return b""
 
 
-FORMATS = ("bf16", "bf12", "bytes", "nibbles")
+FORMATS = ("bf16", "bf12", "bytes", "nibbles", "int4")
 """Format of the source."""
+
+SITES = ("qkv", "o", "gate_up", "down", "head")
+"""Site of the source."""
 
 STAGES = ("embed", "qkv", "rope", "attention", "out", "norm", "gate_up", "down", "head", "sample")
 """Stage of the source."""
@@ -237,14 +240,22 @@ class Shape(ctypes.Structure):
     ]  # fmt: skip
 
 
-class LayerWeights(ctypes.Structure):
-    """PbLayerWeights of the source."""
+class Weights(ctypes.Structure):
+    """PbWeights of the source."""
+
+    _fields_ = [
+        ("numbers", ctypes.c_void_p), ("words", ctypes.c_void_p), ("group", ctypes.c_int32), ("format", ctypes.c_int32),
+    ]  # fmt: skip
+
+
+class Vectors(ctypes.Structure):
+    """PbVectors of the source."""
 
     _fields_ = [
         *[
             (name, ctypes.c_void_p)
             for name in (
-                "q", "k", "v", "o", "gate", "up", "down", "norm1", "norm2", "q_norm", "k_norm", "q_bias", "k_bias",
+                "norm1", "norm2", "q_norm", "k_norm", "q_bias", "k_bias",
                 "v_bias", "o_bias", "gate_bias", "up_bias", "down_bias",
             )
         ],
@@ -303,8 +314,9 @@ def load(instructions: str) -> ctypes.CDLL:
         ("pb_multiply", [number, number, pointer, number, number, pointer, number, pointer], number),
         ("pb_create", [pointer], pointer),
         ("pb_destroy", [pointer], None),
-        ("pb_set_layer", [pointer, number, pointer], number),
-        ("pb_set_ends", [pointer, pointer, pointer, pointer], number),
+        ("pb_set_matrix", [pointer, number, number, pointer], number),
+        ("pb_set_vectors", [pointer, number, pointer], number),
+        ("pb_set_ends", [pointer, pointer, pointer], number),
         ("pb_count_weights", [pointer, pointer], None),
         ("pb_forward", [pointer, pointer], number),
         ("pb_attend", [pointer, pointer, number, pointer, pointer], number),

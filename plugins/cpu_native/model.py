@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.core.interfaces.errors import OutOfMemory
-from pegboard.plugins.cpu_native.library import FORMATS, STAGES, Batch, LayerWeights, Sampling, Shape
-from pegboard.toolkit.model.decoder_names import DecoderNames
+from pegboard.plugins.cpu_native.library import FORMATS, SITES, STAGES, Batch, Sampling, Shape
+from pegboard.plugins.cpu_native.weights import KEEP_CODES, WeightsSource
 from pegboard.toolkit.model.rope import RotaryEmbedding
-from pegboard.toolkit.model.weights import check_weights, load_weights
 from pegboard.toolkit.system.progress import progress
 
 if TYPE_CHECKING:
@@ -29,9 +28,9 @@ WANTED = {"plain": 0, "bf16": 1, "int8": 2, "bf12": 3}
 
 
 class NativeModel:
-    """Weights of a decoder, read from a model directory as bf16 and packed as the library wants them.
+    """Weights of a decoder, read from a model directory as bf16 or as codes, and packed as the library wants them.
 
-    While it loads, weights are there twice; afterwards once, and the token embeddings as they came.
+    While it loads, one matrix is there twice; afterwards the token embeddings are there as they came, too.
     """
 
     def __init__(
@@ -43,28 +42,35 @@ class NativeModel:
         weights: str,
         coded: QuantizedWeights | None = None,
     ) -> None:
-        names = DecoderNames.of(spec, directory)
-        with torch.device("meta"):
-            check_weights(directory, names.targets(_targets(spec)), ignore=names.ignores, coded=coded)
+        source = WeightsSource(spec, directory, coded, codes=weights in KEEP_CODES)
         self.spec = spec
         self._library = library
         self._rope = RotaryEmbedding(spec.rope)
         shape = _shape(spec, threads, weights)
         self._handle = library.pb_create(ctypes.byref(shape))
         self._check(0 if self._handle else 1)
-        targets = _targets(spec)
-        load_weights(directory, names.targets(targets), ignore=names.ignores, coded=coded)
-        self._embedding = targets["model.embed_tokens.weight"]
-        with progress("packing weights", spec.num_layers) as packed:
-            for index in range(spec.num_layers):
-                layer = _layer(targets, index, spec)
-                self._check(library.pb_set_layer(self._handle, index, ctypes.byref(layer)))
-                packed(1)
-        head = self._embedding if spec.tied_embeddings else targets["lm_head.weight"]
-        norm = targets["model.norm.weight"]
-        self._check(library.pb_set_ends(self._handle, self._embedding.data_ptr(), head.data_ptr(), norm.data_ptr()))
         self._process = self._getpid()
         self._pools: dict[int, tuple[KVPool, ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p]]] = {}
+        self._embedding = self._load(source)
+
+    def _load(self, source: WeightsSource) -> torch.Tensor:
+        """Give all weights to the library, a matrix at a time. Return the token embeddings, to which it points."""
+        library, handle = self._library, self._handle
+        with progress("reading weights", source.nbytes) as read:
+            for index in range(self.spec.num_layers):
+                for site in SITES[:-1]:
+                    parts = source.layer_site(index, site)
+                    self._check(library.pb_set_matrix(handle, index, SITES.index(site), parts.pointers))
+                    read(parts.nbytes)
+                    del parts
+                vectors = source.vectors(index)
+                self._check(library.pb_set_vectors(handle, index, ctypes.byref(vectors.pointers)))
+                read(vectors.nbytes)
+            embedding, norm = source.embedding(), source.final_norm()
+            self._check(library.pb_set_ends(handle, embedding.data_ptr(), norm.data_ptr()))
+            head = source.head(embedding)
+            self._check(library.pb_set_matrix(handle, 0, SITES.index("head"), head.pointers))
+        return embedding
 
     # Modules may be gone when the last objects of a process are.
     _getpid = staticmethod(os.getpid)
@@ -277,62 +283,3 @@ def _shape(spec: DecoderSpec, threads: int, weights: str) -> Shape:
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-def _targets(spec: DecoderSpec) -> dict[str, torch.Tensor]:
-    """Return a buffer for every weight of the checkpoint, under transformers' names: matrices in bf16, the rest in
-    float32.
-    """
-    hidden, inter = spec.hidden_size, spec.intermediate_size
-    found = {"model.embed_tokens.weight": _matrix(spec.vocab_size, hidden), "model.norm.weight": _vector(hidden)}
-    if not spec.tied_embeddings:
-        found["lm_head.weight"] = _matrix(spec.vocab_size, hidden)
-    for index in range(spec.num_layers):
-        name = f"model.layers.{index}"
-        sizes = {
-            "self_attn.q_proj": (spec.q_size, hidden, spec.qkv_bias),
-            "self_attn.k_proj": (spec.kv_size, hidden, spec.qkv_bias),
-            "self_attn.v_proj": (spec.kv_size, hidden, spec.qkv_bias),
-            "self_attn.o_proj": (hidden, spec.q_size, spec.o_bias),
-            "mlp.gate_proj": (inter, hidden, spec.mlp_bias),
-            "mlp.up_proj": (inter, hidden, spec.mlp_bias),
-            "mlp.down_proj": (hidden, inter, spec.mlp_bias),
-        }
-        for part, (rows, columns, bias) in sizes.items():
-            found[f"{name}.{part}.weight"] = _matrix(rows, columns)
-            if bias:
-                found[f"{name}.{part}.bias"] = _vector(rows)
-        for part in ("input_layernorm", "post_attention_layernorm"):
-            found[f"{name}.{part}.weight"] = _vector(hidden)
-        if spec.qk_norm:
-            for part in ("self_attn.q_norm", "self_attn.k_norm"):
-                found[f"{name}.{part}.weight"] = _vector(spec.head_dim)
-    return found
-
-
-def _matrix(rows: int, columns: int) -> torch.Tensor:
-    return torch.empty(rows, columns, dtype=torch.bfloat16)
-
-
-def _vector(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.float32)
-
-
-def _layer(targets: dict[str, torch.Tensor], index: int, spec: DecoderSpec) -> LayerWeights:
-    """Pointers to one layer's weights. The library copies what they point to."""
-    name = f"model.layers.{index}"
-
-    def at(part: str) -> int | None:
-        return _pointer(targets.get(f"{name}.{part}"))
-
-    return LayerWeights(
-        **{one: at(f"self_attn.{one}_proj.weight") for one in "qkvo"},
-        **{one: at(f"mlp.{one}_proj.weight") for one in ("gate", "up", "down")},
-        norm1=at("input_layernorm.weight"),
-        norm2=at("post_attention_layernorm.weight"),
-        q_norm=at("self_attn.q_norm.weight"),
-        k_norm=at("self_attn.k_norm.weight"),
-        **{f"{one}_bias": at(f"self_attn.{one}_proj.bias") for one in "qkvo"},
-        **{f"{one}_bias": at(f"mlp.{one}_proj.bias") for one in ("gate", "up", "down")},
-        window=spec.windows[index] or 0,
-    )

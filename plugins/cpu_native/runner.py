@@ -43,7 +43,7 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
         coded = quantized_weights(ctx.model)
         spec = DecoderSpec.from_config(ctx.model.hf_config, coded=coded is not None)
         self._model = NativeModel(library, spec, ctx.model.directory, threads, options.weights, coded)
-        counts = self._model.weights_by_format().values()
+        counts = self.weights_by_format().values()
         kept = ", ".join(f"{numbers / 1e6:.1f} M in {stored * 8 / numbers:.3g} bits" for numbers, stored in counts)
         logger.info("the native runner computes with %s in %d threads; weights: %s", name, threads, kept)
 
@@ -129,8 +129,12 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
     def stage_times(self) -> dict[str, float]:
         return self._model.take_seconds()
 
+    def weights_by_format(self) -> dict[str, tuple[int, int]]:
+        """See `NativeModel.weights_by_format`."""
+        return self._model.weights_by_format()
+
     def weight_bytes(self) -> int | None:
-        return sum(stored for _, stored in self._model.weights_by_format().values())
+        return sum(stored for _, stored in self.weights_by_format().values())
 
     def _share_out(
         self, batch: ForwardBatch, hidden: torch.Tensor | None, output: ForwardOutput, of_sampled: bool

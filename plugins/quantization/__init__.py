@@ -51,6 +51,7 @@ plugin = Plugin(
         _format("gptq", "gptq:Gptq", "GPTQ, 4 or 8 bits in groups, act-order too"),
         _format("modelopt", "modelopt:ModelOpt", "ModelOpt's: float8, NVFP4 and MXFP8"),
         _format("mxfp4", "mxfp4:MxFp4", "experts in 4-bit floats, a power of two for 32 of them (gpt-oss)"),
+        _format("codes", "codes:KeptCodes", "4 and 8 bits of a GGUF file, as Pegboard converts it (Q4_0, Q8_0)"),
         Provider(
             "linear",
             "dense",

@@ -39,6 +39,10 @@ class QuantizationHooks:
         from pegboard.plugins.quantization.api import FormatContext, LinearContext
         from pegboard.toolkit.model.coded import SERVICE, QuantizedWeights, slots_of
 
+        if not any(model.directory.glob("*.safetensors*")):
+            # Weights that are drawn (`load_format: dummy`) have no format; what reads weights finds none, and says so.
+            linears = chooser.choose(LINEAR, LinearContext(model.device, model.dtype))
+            return {SERVICE: QuantizedWeights({}, (), {}, linears)}
         tensors = slots_of(model.directory)
         chosen = _chosen(chooser, FormatContext(config, tensors))
         linears = chooser.choose(LINEAR, LinearContext(model.device, model.dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,12 +25,16 @@ class TurnsParts(TorchProducts):
 
 
 class FirstLayoutForAll(TorchProducts):
-    """As if the parts of a site were kept alike."""
+    """Looks at the code of the first part alone where others are of the same size and have the same blocks."""
 
     def build(self, site: Site, parts: Sequence[tuple[Layout, Codes]]) -> LinearMethod:
         first = parts[0][0]
-        alike = [(first, codes) for layout, codes in parts if layout == first]
-        return super().build(site, alike)
+
+        def taken(layout: Layout) -> Layout:
+            alike = replace(layout, code=first.code)
+            return alike if alike == first and layout.code.bits == first.code.bits else layout
+
+        return super().build(site, [(taken(layout), codes) for layout, codes in parts])
 
 
 class RoundsTwice(Dense):

@@ -141,6 +141,43 @@ def load_weights(
                     read(tensor.nbytes)
 
 
+class WeightsReader:
+    """Reads tensors of a checkpoint some at a time, so that not all of them need be in memory. What is said of
+    `load_weights` holds, of which the constructor raises what concerns names and shapes: its `targets` may be on the
+    meta device. For CPUs.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        targets: Mapping[str, Tensor],
+        *,
+        ignore: Callable[[str], bool] = lambda name: False,
+        coded: CodedTensors | None = None,
+    ) -> None:
+        matched = _matched(directory, targets, ignore, coded)
+        self._stored = {name: (file, one) for file, stored in matched.items() for name, one in stored.items()}
+        self._coded = {} if coded is None else {name: one for name, one in coded.matrices.items() if name in targets}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors in their files."""
+        return sum(map(self.stored, (*self._stored, *self._coded)))
+
+    def stored(self, name: str) -> int:
+        """Return the bytes of a tensor in its file."""
+        return self._coded[name].nbytes if name in self._coded else self._stored[name][1].nbytes
+
+    def read(self, name: str, target: Tensor) -> None:
+        """Write a tensor's numbers into `target`, of its shape, in its dtype."""
+        if name in self._coded:
+            self._coded[name].fill(target)
+            return
+        file, tensor = self._stored[name]
+        with file.open("rb", buffering=0) as stream:
+            _read(stream, tensor, target)
+
+
 def _places(
     files: Mapping[Path, Mapping[str, StoredTensor]], targets: Mapping[str, Tensor]
 ) -> list[tuple[Stored, Tensor]]:

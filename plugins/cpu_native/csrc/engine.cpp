@@ -63,14 +63,14 @@ extern "C" {
 // 0, or an errno: the kernel must allow a process to use tiles.
 int pb_prepare() { return allow_tiles(); }
 
-// One product, for tests and measurements: out float [m, n] = a bf16 [m, k] * (w bf16 [n, k], kept as `wanted`)^T. The
+// One product, for tests and measurements: out float [m, n] = a bf16 [m, k] * (w [n, k], kept as `wanted`)^T. The
 // Format that it came to be in, or -1 where memory does not suffice.
-int pb_multiply(int threads, int wanted, const bf16* w, int n, int k, const bf16* a, int m, float* out) {
+int pb_multiply(int threads, int wanted, const PbWeights* w, int n, int k, const bf16* a, int m, float* out) {
   try {
     Team team(threads);
     Arena arena;
     Matrix matrix;
-    matrix.pack(team, arena, n, k, Wanted(wanted), [&](int i) { return w + size_t(i) * k; });
+    pack_parts(team, arena, matrix, n, k, Wanted(wanted), w, 1, [](int i) { return At{0, i}; });
     std::vector<bf16> numbers(Left::size(k, m));
     const Left left(numbers.data(), k, m);
     for (int i = 0; i < m; ++i)
@@ -104,27 +104,33 @@ void* pb_create(const PbShape* shape) {
 
 void pb_destroy(void* handle) { delete static_cast<Model*>(handle); }
 
-// Copies, packed. 0, or 1 where memory does not suffice.
-int pb_set_layer(void* handle, int index, const PbLayerWeights* w) {
+// Copies, packed, of a layer's matrix or the head. 0, or 1 where memory does not suffice.
+int pb_set_matrix(void* handle, int layer, int site, const PbWeights* parts) {
   try {
-    Model& m = *static_cast<Model*>(handle);
-    Layer& layer = m.layers[index];
-    pack_matrices(m, layer, *w);
-    keep_vectors(m, layer, *w);
-    layer.window = w->window;
+    pack_site(*static_cast<Model*>(handle), layer, Site(site), parts);
     return 0;
   } catch (...) {
     return 1;
   }
 }
 
-// `embedding` [vocab, hidden] is not copied and must live as long as the model; `head` is packed.
-int pb_set_ends(void* handle, const bf16* embedding, const bf16* head, const float* final_norm) {
+// Copies, of what else a layer has once its matrices are there. 0, or 1 where memory does not suffice.
+int pb_set_vectors(void* handle, int index, const PbVectors* w) {
+  try {
+    Model& m = *static_cast<Model*>(handle);
+    keep_vectors(m, m.layers[index], *w);
+    m.layers[index].window = w->window;
+    return 0;
+  } catch (...) {
+    return 1;
+  }
+}
+
+// `embedding` [vocab, hidden] is not copied and must live as long as the model.
+int pb_set_ends(void* handle, const bf16* embedding, const float* final_norm) {
   try {
     Model& m = *static_cast<Model*>(handle);
     m.embedding = embedding;
-    m.head.pack(m.team, m.arena, m.shape.vocab, m.shape.hidden, Wanted(m.shape.wanted),
-                [&](int i) { return head + size_t(i) * m.shape.hidden; });
     keep(m.final_norm, final_norm, m.shape.hidden, m.shape.hidden);
     return 0;
   } catch (...) {

@@ -23,8 +23,8 @@ inline const bf16* right_side(const Left& a, int m, int steps, Buffer<bf16>& spa
 
 // The same as `dot_block` for weights in strips and M rows, of which a step is `stride` numbers from the next: R rows
 // of a strip at a time, over all steps, so that all sums stay in registers: 16 parts of each, added up at the end.
-// `grids` holds the scales of a strip.
-template <Format F, int M, int R>
+// `grids` holds the scales of a strip. ALIKE: several steps have the same ones.
+template <Format F, int M, int R, bool ALIKE>
 inline void dot_strips(const bf16* a, size_t stride, const Matrix& w, int nb, float* grids, float* c) {
   constexpr int SOME = grid_floats(F);
   const int steps = w.steps();
@@ -37,17 +37,23 @@ inline void dot_strips(const bf16* a, size_t stride, const Matrix& w, int nb, fl
     for (int s = 0; s < steps; ++s) StripUnpacker<F>::grids(strip + s * strip_bytes(F), grids + s * SOME);
     __m512 sums[M][STRIP];
     for (int first = 0; first < STRIP; first += R) {
-      const StripRows<F, R> unpacker(first);
+      StripRows<F, R> unpacker(first);
       __m512 now[R][M];
       for (auto& row : now)
         for (auto& one : row) one = _mm512_setzero_ps();
       const uint8_t* p = strip;
       const bf16* left = a;
       const float* grid = grids;
+      int same = 0;  // steps to come with the scales of this one
       for (int s = 0; s < steps; ++s, p += strip_bytes(F), left += stride, grid += SOME) {
         for (int line = 0; line < LINES && ahead < ahead_end; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T0);
         __m512i rows[R];
-        unpacker.step(p, grid, rows);
+        if constexpr (ALIKE) {
+          if (!same--) unpacker.begin(grid), same = w.alike - 1;
+          unpacker.step(p, rows);
+        } else {
+          unpacker.step(p, grid, rows);
+        }
 #pragma GCC unroll 8
         for (int j = 0; j < M; ++j) {
           const __m512bh numbers = (__m512bh)_mm512_loadu_si512(left + j * KB);
@@ -63,19 +69,19 @@ inline void dot_strips(const bf16* a, size_t stride, const Matrix& w, int nb, fl
 }
 
 // The same for m rows, 8 at a time.
-template <Format F>
+template <Format F, bool ALIKE>
 inline void dot_some_strips(const bf16* a, int height, int m, const Matrix& w, int nb, bf16* scratch, float* c) {
   float* grids = reinterpret_cast<float*>(scratch);
   const size_t stride = size_t(height) * KB;
   for (; m > 0; m -= 8, a += 8 * KB, c += 8 * NB) switch (m) {
-      case 1: dot_strips<F, 1, 4>(a, stride, w, nb, grids, c); break;
-      case 2: dot_strips<F, 2, 8>(a, stride, w, nb, grids, c); break;
-      case 3: dot_strips<F, 3, 4>(a, stride, w, nb, grids, c); break;
-      case 4: dot_strips<F, 4, 4>(a, stride, w, nb, grids, c); break;
-      case 5: dot_strips<F, 5, 2>(a, stride, w, nb, grids, c); break;
-      case 6: dot_strips<F, 6, 2>(a, stride, w, nb, grids, c); break;
-      case 7: dot_strips<F, 7, 2>(a, stride, w, nb, grids, c); break;
-      default: dot_strips<F, 8, 2>(a, stride, w, nb, grids, c); break;
+      case 1: dot_strips<F, 1, 4, ALIKE>(a, stride, w, nb, grids, c); break;
+      case 2: dot_strips<F, 2, 8, ALIKE>(a, stride, w, nb, grids, c); break;
+      case 3: dot_strips<F, 3, 4, ALIKE>(a, stride, w, nb, grids, c); break;
+      case 4: dot_strips<F, 4, 4, ALIKE>(a, stride, w, nb, grids, c); break;
+      case 5: dot_strips<F, 5, 2, ALIKE>(a, stride, w, nb, grids, c); break;
+      case 6: dot_strips<F, 6, 2, ALIKE>(a, stride, w, nb, grids, c); break;
+      case 7: dot_strips<F, 7, 2, ALIKE>(a, stride, w, nb, grids, c); break;
+      default: dot_strips<F, 8, 2, ALIKE>(a, stride, w, nb, grids, c); break;
     }
 }
 
@@ -130,10 +136,12 @@ inline void strips_block(const bf16* turned, int m, const Matrix& w, int nb, bf1
 template <Format F>
 inline void block(const Left& a, const bf16* turned, int m, const Matrix& w, int nb, bf16* scratch, float* c) {
   if constexpr (in_strips(F)) {
-    if (m <= most_dots(F))
-      dot_some_strips<F>(a.data, a.height, m, w, nb, scratch, c);
-    else
+    if (m > most_dots(F))
       strips_block<F>(turned, m, w, nb, scratch, c);
+    else if (w.alike > 1)
+      dot_some_strips<F, F == INT4>(a.data, a.height, m, w, nb, scratch, c);
+    else
+      dot_some_strips<F, false>(a.data, a.height, m, w, nb, scratch, c);
   } else {
     dot_some<F>(a.data, a.height, m, w, nb, c);
   }

@@ -1,7 +1,7 @@
 // Formats of packed weights.
 //
 // At small batches a step takes as long as reading the weights does, so what counts is how few bytes they are and that
-// they are asked for in time. Four formats:
+// they are asked for in time. Five formats:
 //
 // - BF16: as they are.
 // - BF12: the same numbers in 12 bits. Nearly all exponents of a matrix lie in a few neighbouring binades, so the upper
@@ -9,6 +9,9 @@
 //   the lower byte stays.
 // - NIBBLES: 4 bits, with a scale and a least number for every 32 columns of a row: the same numbers, where they lie on
 //   such a grid.
+// - INT4: 4 bits, with a scale and an integer zero point for every 32 columns of a row: (code - zero) * scale. These
+// come
+//   as codes from a quantised checkpoint, and are not looked for.
 // - BYTES: 8 bits, with a scale for every 32 columns of a row: the same numbers, or the nearest ones where
 //   the config asked for it.
 //
@@ -28,7 +31,7 @@
 
 namespace {
 
-enum Format { BF16 = 0, BF12 = 1, BYTES = 2, NIBBLES = 3, FORMATS };
+enum Format { BF16 = 0, BF12 = 1, BYTES = 2, NIBBLES = 3, INT4 = 4, FORMATS };
 
 // What the config asks for: 16 bits; the same numbers in as few as will do; at most 8 bits, the nearest numbers where
 // they do not fit exactly; the same numbers in 12, whether or not they lie on a grid.
@@ -38,11 +41,16 @@ constexpr int MB = 32, NB = 32, KB = 32;  // rows, columns of a block of sums; c
 constexpr int STRIP = 16;                 // rows of a strip
 constexpr int STEP = NB * KB;             // numbers of a step
 
-constexpr bool in_strips(Format f) { return f == BYTES || f == NIBBLES; }
+constexpr bool in_nibbles(Format f) { return f == NIBBLES || f == INT4; }
+constexpr bool in_strips(Format f) { return f == BYTES || in_nibbles(f); }
 
-// Of a strip's step: codes, then scales, and with NIBBLES least numbers.
+// Of a strip's step: codes, then scales. NIBBLES have float16 scales and then least numbers, INT4 a word for both: a
+// float32 scale, whose lowest five bits, which are zero in all that is kept so, hold the zero point instead. So float16
+// and bf16 scales fit, and both code * scale and zero * scale are exact in float32.
 constexpr size_t code_bytes(Format f) { return f == BYTES ? STRIP * KB : STRIP * KB / 2; }
 constexpr size_t strip_bytes(Format f) { return code_bytes(f) + STRIP * sizeof(float16) * (f == BYTES ? 1 : 2); }
+
+constexpr uint32_t ZERO_BITS = 31;  // of INT4's words
 
 constexpr size_t step_bytes(Format f) { return f == BF16 ? STEP * 2 : f == BF12 ? STEP * 3 / 2 : 2 * strip_bytes(f); }
 

@@ -16,6 +16,15 @@
 
 namespace {
 
+// A row of codes, as a quantised checkpoint has them: bytes, or two to a byte, the first in the low bits; and a word
+// for every `group` columns. Of NIBBLES a word is a float16 scale and, above it, a float16 least number; of BYTES it is
+// a float16 scale.
+struct CodedRow {
+  const uint8_t* codes = nullptr;
+  const uint32_t* words = nullptr;
+  int group = 1;
+};
+
 struct Matrix {
   struct Rest {
     int32_t column;
@@ -25,6 +34,7 @@ struct Matrix {
 
   int n = 0, k = 0, n_pad = 0, k_pad = 0;
   Format format = BF16;
+  int alike = 1;                       // steps from a multiple of it on whose scales are the same in each row
   uint8_t* data = nullptr;             // in the model's arena
   alignas(64) uint8_t upper[16] = {};  // BF12: the upper byte for each code
   uint8_t code_of[128] = {};           // the code for each upper byte without its sign; 8 where there is none
@@ -49,6 +59,21 @@ struct Matrix {
       return;
     if (wanted == EIGHT && try_pack(team, arena, BYTES, false, row)) return;
     try_pack(team, arena, BF16, true, row);
+  }
+
+  // The same of codes, which stay as they are: `row(j)` is a CodedRow, that without codes stands for zeros. `group` is
+  // that of all rows, or 0.
+  template <class Row>
+  void take(Team& team, Arena& arena, int n_, int k_, Format f, int group, Row&& row) {
+    alike = std::max(1, group / KB);
+    n = n_, k = k_, n_pad = round_up(n, NB), k_pad = round_up(k, KB), format = f;
+    data = arena.take(block_bytes() * blocks());
+    std::atomic<int> next{0};
+    team.run([&](int) {
+      for (int nb; (nb = next.fetch_add(1)) < blocks();) take_strips(row, nb);
+    });
+    rest_from.assign(blocks() + 1, 0);
+    rest.clear();
   }
 
   // What is kept apart of a step, into its unpacked numbers. `at` goes through the block's rest, step by step.
@@ -209,13 +234,44 @@ struct Matrix {
           }
           scales[r] = grid.scale;
           if (format == NIBBLES) scales[STRIP + r] = grid.least;
-          for (int i = 0; i < GRID; ++i)
-            if (format == BYTES)
-              to[r * KB + i] = uint8_t(grid.code[i]);
-            else  // four rows together: each has its own nibble of 16 bits
-              to[r / 4 * 64 + i * 2 + r % 4 / 2] |= uint8_t(grid.code[i] << (r % 2 * 4));
+          for (int i = 0; i < GRID; ++i) put_code(to, r, i, uint8_t(grid.code[i]));
         }
       }
+  }
+
+  // Of a strip's step, which was zero before.
+  void put_code(uint8_t* to, int r, int i, uint8_t code) const {
+    if (format == BYTES)
+      to[r * KB + i] = code;
+    else  // four rows together: each has its own nibble of 16 bits
+      to[r / 4 * 64 + i * 2 + r % 4 / 2] |= uint8_t(code << (r % 2 * 4));
+  }
+
+  void put_word(uint8_t* to, int r, uint32_t word) const {
+    uint8_t* words = to + code_bytes(format);
+    if (format == INT4) {
+      memcpy(words + r * 4, &word, 4);
+      return;
+    }
+    memcpy(words + r * 2, &word, 2);
+    const float16 least = float16(word >> 16);
+    if (format == NIBBLES) memcpy(words + (STRIP + r) * 2, &least, 2);
+  }
+
+  template <class Row>
+  void take_strips(Row&& row, int nb) {
+    memset(data + nb * block_bytes(), 0, block_bytes());
+    for (int j = 0; j < NB; ++j) {
+      const CodedRow from = nb * NB + j < n ? row(nb * NB + j) : CodedRow{};
+      if (!from.codes) continue;
+      uint8_t* to = data + nb * block_bytes() + j / STRIP * (block_bytes() / 2);
+      for (int s = 0; s < steps(); ++s, to += strip_bytes(format)) {
+        put_word(to, j % STRIP, from.words[s * KB / from.group]);
+        for (int c = s * KB; c < std::min(k, (s + 1) * KB); ++c)
+          put_code(to, j % STRIP, c % KB,
+                   format == BYTES ? from.codes[c] : uint8_t(from.codes[c / 2] >> (c % 2 * 4) & 15));
+      }
+    }
   }
 };
 

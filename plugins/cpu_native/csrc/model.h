@@ -21,8 +21,15 @@ struct PbShape {
   float eps, scale;
 };
 
-struct PbLayerWeights {
-  const bf16 *q, *k, *v, *o, *gate, *up, *down;
+// A matrix as it comes: `numbers` are bf16 [rows, columns], or where there are `words`, codes of the Format that
+// CodedRow describes, and `words` [rows, columns / group], of a single column where `group` is 0.
+struct PbWeights {
+  const void* numbers;
+  const uint32_t* words;
+  int32_t group, format;
+};
+
+struct PbVectors {
   const float *norm1, *norm2, *q_norm, *k_norm, *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias;
   int32_t window;
 };

@@ -14,26 +14,63 @@ inline void keep(std::vector<float>& to, const float* from, int n, int n_pad) {
   std::copy(from, from + n, to.begin());
 }
 
-inline void pack_matrices(Model& m, Layer& layer, const PbLayerWeights& w) {
+// Matrices of a model: those of a layer, and the one that makes logits.
+enum Site { SITE_QKV = 0, SITE_O = 1, SITE_GATE_UP = 2, SITE_DOWN = 3, SITE_HEAD = 4 };
+
+// Packs a matrix of [n, k], row i of which is row `at(i).row` of `parts[at(i).part]`, of `count`; a part below 0 stands
+// for zeros. All parts are numbers, or codes of one Format.
+struct At {
+  int part, row;
+};
+template <class Fn>
+inline void pack_parts(Team& team, Arena& arena, Matrix& to, int n, int k, Wanted wanted, const PbWeights* parts,
+                       int count, Fn&& at) {
+  if (!parts[0].words)
+    return to.pack(team, arena, n, k, wanted, [&](int i) -> const bf16* {
+      const At from = at(i);
+      return from.part < 0 ? nullptr : static_cast<const bf16*>(parts[from.part].numbers) + size_t(from.row) * k;
+    });
+  const Format f = Format(parts[0].format);
+  int group = parts[0].group ? parts[0].group : round_up(k, KB);
+  for (int i = 1; i < count; ++i)
+    if (parts[i].group != parts[0].group) group = 0;
+  to.take(team, arena, n, k, f, group, [&](int i) -> CodedRow {
+    const At from = at(i);
+    if (from.part < 0) return {};
+    const PbWeights& part = parts[from.part];
+    const int group = part.group ? part.group : round_up(k, KB), groups = (k + group - 1) / group;
+    const size_t bytes = in_nibbles(f) ? k / 2 : k;
+    return {static_cast<const uint8_t*>(part.numbers) + from.row * bytes, part.words + size_t(from.row) * groups,
+            group};
+  });
+}
+
+// `parts` are q, k and v; gate and up; or one.
+inline void pack_site(Model& m, int index, Site site, const PbWeights* parts) {
   const int hidden = m.shape.hidden, inter = m.shape.inter, q = m.q_size(), kv = m.kv_size();
-  const auto pack = [&](Matrix& to, int n, int k, auto&& row) {
-    to.pack(m.team, m.arena, n, k, Wanted(m.shape.wanted), row);
+  const auto pack = [&](Matrix& to, int n, int k, auto&& at) {
+    const int count = site == SITE_QKV ? 3 : site == SITE_GATE_UP ? 2 : 1;
+    pack_parts(m.team, m.arena, to, n, k, Wanted(m.shape.wanted), parts, count, at);
   };
-  pack(layer.qkv, q + 2 * kv, hidden, [&](int i) {
-    if (i < q) return w.q + size_t(i) * hidden;
-    return i < q + kv ? w.k + size_t(i - q) * hidden : w.v + size_t(i - q - kv) * hidden;
-  });
-  pack(layer.o, hidden, q, [&](int i) { return w.o + size_t(i) * q; });
-  // 16 rows of the gate, then the same 16 of the other.
-  pack(layer.gate_up, round_up(inter, 16) * 2, hidden, [&](int i) {
-    const int at = i / 32 * 16 + i % 16;
-    return at < inter ? (i % 32 < 16 ? w.gate : w.up) + size_t(at) * hidden : nullptr;
-  });
-  pack(layer.down, hidden, inter, [&](int i) { return w.down + size_t(i) * inter; });
+  const auto whole = [](int i) { return At{0, i}; };
+  switch (site) {
+    case SITE_QKV:
+      return pack(m.layers[index].qkv, q + 2 * kv, hidden, [&](int i) {
+        return i < q ? At{0, i} : i < q + kv ? At{1, i - q} : At{2, i - q - kv};
+      });
+    case SITE_O: return pack(m.layers[index].o, hidden, q, whole);
+    case SITE_GATE_UP:  // 16 rows of the gate, then the same 16 of the other
+      return pack(m.layers[index].gate_up, round_up(inter, 16) * 2, hidden, [&](int i) {
+        const int row = i / 32 * 16 + i % 16;
+        return At{row < inter ? i % 32 / 16 : -1, row};
+      });
+    case SITE_DOWN: return pack(m.layers[index].down, hidden, inter, whole);
+    case SITE_HEAD: return pack(m.head, m.shape.vocab, hidden, whole);
+  }
 }
 
 // Norms and biases, once the matrices are packed.
-inline void keep_vectors(const Model& m, Layer& layer, const PbLayerWeights& w) {
+inline void keep_vectors(const Model& m, Layer& layer, const PbVectors& w) {
   const int hidden = m.shape.hidden, dim = m.shape.head_dim, q = m.q_size(), kv = m.kv_size();
   keep(layer.norm1, w.norm1, hidden, hidden);
   keep(layer.norm2, w.norm2, hidden, hidden);

@@ -42,10 +42,10 @@ struct Cursor {
 // `f` with the format of `w` as a constant.
 template <class Fn>
 inline auto by_format(const Matrix& w, Fn&& f) {
-  if constexpr (ALL_FORMATS) {
+  if constexpr (ALL_FORMATS)
     if (w.format == BF12) return f(std::integral_constant<Format, BF12>{});
-    if (w.format == NIBBLES) return f(std::integral_constant<Format, NIBBLES>{});
-  }
+  if (w.format == NIBBLES) return f(std::integral_constant<Format, NIBBLES>{});
+  if (w.format == INT4) return f(std::integral_constant<Format, INT4>{});
   if (w.format == BYTES) return f(std::integral_constant<Format, BYTES>{});
   return f(std::integral_constant<Format, BF16>{});
 }

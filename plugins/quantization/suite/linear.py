@@ -62,10 +62,11 @@ def drawn(layout: Layout, rows: int, seed: int) -> Codes:
 
 
 def sites() -> Iterator[tuple[Site, Parts]]:
-    """Yield a site of each layout, and two whose parts differ."""
+    """Yield a site of each layout, and some whose parts differ: in everything, or in their code alone."""
     for number, layout in enumerate(LAYOUTS):
         yield _site(number, [(layout, drawn(layout, 80, number))])
-    for first, second in itertools.pairwise((LAYOUTS[3], LAYOUTS[0], LAYOUTS[9])):
+    apart = [*itertools.pairwise((LAYOUTS[3], LAYOUTS[0], LAYOUTS[9])), (Layout(Code.INT4, (1, 32)), LAYOUTS[11])]
+    for first, second in apart:
         yield _site(90, [(first, drawn(first, 80, 7)), (second, drawn(second, 48, 8)), (first, drawn(first, 16, 9))])
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
-from pegboard.plugins.cpu_native.library import FORMATS, load
+from pegboard.plugins.cpu_native.library import FORMATS, Weights, load
 from pegboard.plugins.cpu_native.model import WANTED
 from tests.plugins.cpu_native.instruction_sets import EACH, SETS
 
@@ -20,7 +22,8 @@ def multiply(name: str, kept: str, w: torch.Tensor, a: torch.Tensor, threads: in
     """a * w^T, and the format that the weights came to be in."""
     out = torch.full((a.shape[0], w.shape[0]), float("nan"))
     n, k = w.shape
-    arguments = (threads, WANTED[kept], w.data_ptr(), n, k, a.data_ptr(), a.shape[0], out.data_ptr())
+    numbers = Weights(numbers=w.data_ptr())
+    arguments = (threads, WANTED[kept], ctypes.byref(numbers), n, k, a.data_ptr(), a.shape[0], out.data_ptr())
     return out, FORMATS[load(name).pb_multiply(*arguments)]
 
 

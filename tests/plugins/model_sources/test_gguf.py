@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer as Backend
 
@@ -20,9 +21,13 @@ from pegboard.core.interfaces.model_source import ModelSourceContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.model_sources.gguf import convert as gguf_convert
 from pegboard.plugins.model_sources.gguf import weights as gguf_weights
+from pegboard.plugins.model_sources.gguf.codes import QUANTIZATION
 from pegboard.plugins.model_sources.gguf.convert import convert_gguf
 from pegboard.plugins.model_sources.gguf.source import GGUFSource
 from pegboard.plugins.model_sources.gguf.weights import hf_name, unpermute
+from pegboard.plugins.quantization.api import FormatContext
+from pegboard.plugins.quantization.formats.codes import KeptCodes
+from pegboard.toolkit.model.coded import slots_of
 from pegboard.toolkit.text.tokenizer import Tokenizer
 from tests.toolkit.text.demo import STRINGS
 
@@ -46,10 +51,11 @@ def gguf_name(name: str) -> str:
 
 
 def write_gguf(
-    file: Path, checkpoint: Path, architecture: str, *, kind: str = "F32", part: int = 0, **extra: Any
+    file: Path, checkpoint: Path, architecture: str, *, kind: str = "F32", part: int = 0, zeros: str = "", **extra: Any
 ) -> dict[str, Any]:
     """`checkpoint` as a GGUF file, as llama.cpp's converter writes one, its matrices stored as `kind`, with `part`
-    tensors to a file where that is not 0. Returns the checkpoint's tensors.
+    tensors to a file where that is not 0; the first row of the one called `zeros` is 0. Returns the checkpoint's
+    tensors.
     """
     stored = gguf.GGMLQuantizationType[kind]
     config = json.loads((checkpoint / "config.json").read_text("utf-8"))
@@ -70,6 +76,8 @@ def write_gguf(
         writer.add_key_value(key.replace("__", "."), *value)
     for name, tensor in tensors.items():
         values = tensor
+        if name == zeros:
+            values[0] = 0
         if architecture == "llama" and "q_proj" in name:
             values = permute(tensor, config["num_attention_heads"])
         if architecture == "llama" and "k_proj" in name:
@@ -191,6 +199,33 @@ def test_quantised_tensors_are_dequantised(tmp_path: Path) -> None:
         assert found[name].dtype == np.float32
         # Q8_0 keeps 8 bits of a block's largest weight.
         np.testing.assert_allclose(found[name], tensor, atol=np.abs(tensor).max() / 127, err_msg=name)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("Q4_0", np.uint8), ("Q8_0", np.int8)])
+def test_codes_are_kept_where_a_server_is_started(kind: str, dtype: type, tmp_path: Path) -> None:
+    """And mean what the gguf package says, to the bit; a block of zeros, whose scale is 0, too."""
+    checkpoint = tiny_checkpoint(tmp_path, "llama", hidden_size=64, num_attention_heads=4)
+    write_gguf(tmp_path / "q.gguf", checkpoint, "llama", kind=kind, zeros="model.layers.0.mlp.up_proj.weight")
+    plain = converted_tensors(convert_gguf(tmp_path / "q.gguf", tmp_path / "cache"))
+    source = GGUFSource(NoOptions(), ModelSourceContext(str(tmp_path / "q.gguf"), tmp_path / "cache"))
+    directory = source.prepare()
+    weights = KeptCodes(NoOptions(), FormatContext({"quant_method": "pegboard"}, slots_of(directory)))
+    matrices = weights.matrices()
+    assert matrices.keys() == {name for name, tensor in plain.items() if tensor.ndim == 2}
+    for name, matrix in matrices.items():
+        matrix.check()
+        found = torch.empty(matrix.shape)
+        matrix.fill(found)
+        np.testing.assert_array_equal(found.numpy(), plain[name], err_msg=name)
+        assert load_file(directory / "model.safetensors")[matrix.codes.name].dtype == dtype
+    assert json.loads((directory / "config.json").read_text("utf-8"))["quantization_config"] == QUANTIZATION
+
+
+def test_other_kinds_become_numbers(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "q.gguf", tiny_checkpoint(tmp_path, "llama"), "llama", kind="Q4_1")
+    source = GGUFSource(NoOptions(), ModelSourceContext(str(tmp_path / "q.gguf"), tmp_path / "cache"))
+    assert {tensor.dtype for tensor in converted_tensors(source.prepare()).values()} == {np.dtype(np.float32)}
+    assert "quantization_config" not in json.loads((source.prepare() / "config.json").read_text("utf-8"))
 
 
 @pytest.mark.parametrize(

@@ -120,15 +120,30 @@ def words(numbers: NDArray[np.int64], bits: int) -> Tensor:
 
 
 def compressed(
-    bits: int, group: int, *, symmetric: bool, scale: torch.dtype = torch.bfloat16, packed: bool = True
+    bits: int,
+    group: int,
+    *,
+    symmetric: bool,
+    scale: torch.dtype = torch.bfloat16,
+    packed: bool = True,
+    act_order: bool = False,
 ) -> Callable[[Matrix, np.random.Generator], Written]:
     """compressed-tensors: signed numbers, packed along the columns with half their range added; zero points along the
-    rows.
+    rows. With `act_order` a column's group is anywhere.
     """
     quantize = integers(bits, group, symmetric=symmetric, scale=scale)
 
     def write(matrix: Matrix, draw: np.random.Generator) -> Written:
+        if act_order:
+            back = np.argsort(order := draw.permutation(matrix.shape[1]))
+            tensors, meant = kept(matrix[:, order], back)
+            groups = (np.arange(matrix.shape[1]) // group)[back].astype(np.int32)
+            return {**tensors, "weight_g_idx": torch.from_numpy(groups)}, meant[:, back]
+        return kept(matrix, np.arange(matrix.shape[1]))
+
+    def kept(matrix: Matrix, places: NDArray[np.int64]) -> Written:
         codes, zeros, scales, meant = quantize(matrix)
+        codes = codes[:, places]
         half = 2 ** (bits - 1)
         tensors = {"weight_scale": scales}
         if packed:
@@ -142,6 +157,13 @@ def compressed(
         return tensors, meant
 
     return write
+
+
+def int8_tensor(matrix: Matrix, draw: np.random.Generator) -> Written:
+    """compressed-tensors: int8 with one scale for all."""
+    scales, known = rounded(np.abs(matrix).max() / 127 * np.ones(1), torch.float32)
+    codes = np.clip(np.rint(matrix / known), -128, 127)
+    return {"weight": torch.from_numpy(codes.astype(np.int8)), "weight_scale": scales}, codes * known
 
 
 def awq(group: int) -> Callable[[Matrix, np.random.Generator], Written]:
@@ -238,6 +260,19 @@ def mxfp8(matrix: Matrix, draw: np.random.Generator) -> Written:
     return tensors | {"weight_scale": tensors["weight_scale"].view(torch.uint8)}, meant
 
 
+def kept_codes(bits: int) -> Callable[[Matrix, np.random.Generator], Written]:
+    """As GGUF's Q4_0 and Q8_0, whose converted codes Pegboard keeps: in blocks of 32 columns, without zero points."""
+
+    def write(matrix: Matrix, draw: np.random.Generator) -> Written:
+        codes, _, scales, meant = integers(bits, 32, symmetric=True, scale=torch.float16)(matrix)
+        if bits == 8:
+            return {"codes": torch.from_numpy((codes - 128).astype(np.int8)), "scales": scales}, meant
+        packed = (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)
+        return {"codes": torch.from_numpy(packed), "scales": scales}, meant
+
+    return write
+
+
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 _CT = {"quant_method": "compressed-tensors"}
 _MODELOPT = {"quant_method": "modelopt", "producer": {"name": "modelopt"}}
@@ -261,11 +296,24 @@ WRITERS: Mapping[str, Writer] = {
     "fp8 rows": Writer({"quant_method": "fbgemm_fp8"}, float8(1, 0, "weight_scale", scale=torch.bfloat16)),
     "ct float8 rows": Writer({**_CT, "format": "float-quantized"}, float8(1, 0, "weight_scale", scale=torch.bfloat16)),
     "ct float8 tensor": Writer({**_CT, "format": "naive-quantized"}, float8(0, 0, "weight_scale", shape=_column)),
+    "ct float8 blocks": Writer(
+        {
+            **_CT,
+            "format": "float-quantized",
+            "config_groups": {"group_0": {"weights": {"strategy": "block", "block_structure": [64, 48]}}},
+        },
+        float8(64, 48, "weight_scale"),
+    ),
+    "ct float8 groups": Writer({**_CT, "format": "float-quantized"}, float8(1, 32, "weight_scale")),
+    "ct int8 tensor": Writer({**_CT, "format": "int-quantized"}, int8_tensor),
     "ct int8 rows": Writer({**_CT, "format": "int-quantized"}, compressed(8, 0, symmetric=True, packed=False)),
     "ct int8 zeros": Writer({**_CT, "format": "int-quantized"}, compressed(8, 0, symmetric=False, packed=False)),
     "ct 4 bits": Writer({**_CT, "format": "pack-quantized"}, compressed(4, 16, symmetric=True)),
     "ct 4 bits zeros": Writer(
         {**_CT, "format": "pack-quantized"}, compressed(4, 16, symmetric=False, scale=torch.float16)
+    ),
+    "ct 4 bits act-order": Writer(
+        {**_CT, "format": "pack-quantized"}, compressed(4, 32, symmetric=False, act_order=True)
     ),
     "ct 8 bits": Writer({**_CT, "format": "pack-quantized"}, compressed(8, 32, symmetric=True)),
     "ct 8 bits zeros": Writer({**_CT, "format": "pack-quantized"}, compressed(8, 32, symmetric=False)),
@@ -292,6 +340,8 @@ WRITERS: Mapping[str, Writer] = {
     "gptq symmetric v2": Writer({**_GPTQ, "sym": True}, gptq(4, 32, symmetric=True, less_one=False)),
     "gptq v2": Writer({**_GPTQ, "checkpoint_format": "gptq_v2"}, gptq(4, 16, less_one=False)),
     "gptq act-order": Writer({**_GPTQ, "desc_act": True}, gptq(4, 16, act_order=True)),
+    "codes 4 bits": Writer({"quant_method": "pegboard"}, kept_codes(4)),
+    "codes 8 bits": Writer({"quant_method": "pegboard"}, kept_codes(8)),
     "gptq 8 bits": Writer({**_GPTQ, "bits": 8}, gptq(8, 0)),
 }
 

@@ -61,6 +61,11 @@ class TestGptq(Written, WeightFormatContract):
     words = ("gptq",)
 
 
+class TestKeptCodes(Written, WeightFormatContract):
+    provider = "codes"
+    words = ("codes",)
+
+
 class TestMxFp4(WeightFormatContract):
     provider = "mxfp4"
 

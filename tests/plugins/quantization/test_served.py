@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from pegboard import Engine, SamplingParams
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.conformance.servers import serving
 from pegboard.core.config.compose import compose
+from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.cpu_native.runner import CpuNativeRunner
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.options import DenseOptions
 from pegboard.plugins.quantization.api import FormatContext, LinearContext
@@ -26,7 +28,7 @@ from pegboard.plugins.quantization.torch_products import TorchProducts
 from pegboard.toolkit.model.coded import SERVICE, QuantizedWeights, slots_of
 from pegboard.toolkit.model.moe import CodedExperts
 from tests.e2e.reference import Comparison, Reference, assert_logits_agree, forced_logits
-from tests.plugins.quantization.published import WRITERS, published, tiny
+from tests.plugins.quantization.published import WRITERS, Writer, awq, published, tiny
 
 TEXT = [*range(3, 43)]
 LAST, NEW = 20, 16
@@ -85,15 +87,36 @@ def test_answers_are_those_of_transformers(name: str, written: Write, tmp_path: 
     comparison.finish()
 
 
-@pytest.mark.parametrize("name", ["awq", "modelopt nvfp4"])
-def test_native_runner(name: str, written: Write) -> None:
-    coded, meant = written(name)
-    answers = []
-    for directory in (coded, meant):
-        with engine(directory, dtype="bfloat16", use=None, runner={"use": "cpu_native", "threads": 1}) as made:
-            (found,) = made.generate([TEXT], GREEDY)
-            answers.append(found.token_ids)
-    assert answers[0] == answers[1]
+AWQ32 = Writer({"quant_method": "awq", "bits": 4, "group_size": 32}, awq(32))
+"""The native runner keeps codes in groups that 32 divides."""
+
+
+@pytest.mark.parametrize(
+    ("writer", "kept"),
+    [
+        pytest.param(AWQ32, True, id="awq"),
+        pytest.param(WRITERS["gptq symmetric"], True, id="gptq"),
+        pytest.param(WRITERS["codes 4 bits"], True, id="kept codes"),
+        pytest.param(WRITERS["awq"], False, id="groups of 16"),
+        pytest.param(WRITERS["modelopt nvfp4"], False, id="nvfp4"),
+    ],
+)
+def test_native_runner(writer: Writer, kept: bool, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    """Whether codes stay or not, its tokens are those of the exact weights."""
+    coded, meant = published(tmp_path / "written", tiny(tmp_path_factory.getbasetemp() / "plain"), writer)
+    tokens, formats = _native(coded)
+    expected, _ = _native(meant)
+    assert tokens == expected
+    assert ("int4" in formats) == kept
+
+
+def _native(directory: Path) -> tuple[list[int], Collection[str]]:
+    """Return what the native runner answers, and in which formats it keeps matrices."""
+    runner = {"use": "cpu_native", "threads": 1}
+    with engine(directory, dtype="bfloat16", use=None, runner=runner) as made:
+        (found,) = made.generate([TEXT], GREEDY)
+        assert isinstance(made.built.runner, CpuNativeRunner)
+        return found.token_ids, made.built.runner.weights_by_format()
 
 
 def test_experts_are_products_of_their_own(written: Write) -> None:
@@ -149,6 +172,23 @@ def test_a_part_that_is_plain(written: Write) -> None:
     save_file(tensors, coded / "model.safetensors", metadata={"format": "pt"})
     for use in ("dense", "torch"):
         assert torch.equal(logits(coded, quantization={"linear": {"use": use}}), logits(meant))
+
+
+def test_drawn_weights_need_no_checkpoint(written: Write) -> None:
+    """With a config that says how its weights are quantised, and none beside it."""
+    coded, _ = written("awq")
+    (coded / "model.safetensors").unlink()
+    model = {
+        "path": str(coded),
+        "use": "dense",
+        "load_format": "dummy",
+        "source": {"use": "hf", "needs_weights": False},
+    }
+    with Engine(compose(data={"model": model, "memory": {"max_total_tokens": 256}, **PLAIN}, env={})) as made:
+        assert len(made.generate([TEXT], GREEDY)[0].token_ids) == NEW
+    model["load_format"] = "auto"
+    with pytest.raises(ModelError, match=r"has no \*\.safetensors file"):
+        Engine(compose(data={"model": model, "memory": {"max_total_tokens": 256}, **PLAIN}, env={}))
 
 
 def test_over_http(written: Write) -> None:

@@ -1,0 +1,3 @@
+"""All that Pegboard demands of a format."""
+
+from pegboard_halves.testing import TestHalves  # noqa: F401 - pytest collects it here

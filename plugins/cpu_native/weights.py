@@ -1,0 +1,173 @@
+"""A decoder's weights as the library takes them: read a matrix at a time, as numbers or as codes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pegboard.plugins.cpu_native.codes import NativeCodes, native_codes
+from pegboard.plugins.cpu_native.library import FORMATS, Vectors, Weights
+from pegboard.toolkit.model.decoder_names import DecoderNames
+from pegboard.toolkit.model.weights import WeightsReader
+
+if TYPE_CHECKING:
+    from pegboard.toolkit.model.coded import CodedMatrix, QuantizedWeights
+    from pegboard.toolkit.model.decoder_spec import DecoderSpec
+
+KEEP_CODES = ("bf16", "int8")
+"""Values of options.weights with which codes stay codes."""
+
+EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+PARTS = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""Modules of a layer by their site."""
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The parts of a matrix, for the library. `kept` are the tensors that they point to, `nbytes` their bytes in the
+    checkpoint.
+    """
+
+    pointers: ctypes.Array[Weights]
+    kept: Sequence[Tensor]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerVectors:
+    """Norms and biases of a layer, likewise."""
+
+    pointers: Vectors
+    kept: Sequence[Tensor]
+    nbytes: int
+
+
+class WeightsSource:
+    """Where a model's weights come from. With `codes` quantised matrices stay codes where the library has a format for
+    them. Raises ModelError for a checkpoint that does not fit the spec.
+    """
+
+    def __init__(self, spec: DecoderSpec, directory: Path, coded: QuantizedWeights | None, *, codes: bool) -> None:
+        self._names = DecoderNames.of(spec, directory)
+        self._spec = spec
+        self._shapes = shapes(spec)
+        with torch.device("meta"):
+            targets = {name: torch.empty(shape) for name, shape in self._shapes.items()}
+        self._reader = WeightsReader(directory, self._names.targets(targets), ignore=self._names.ignores, coded=coded)
+        self._matrices: Mapping[str, CodedMatrix] = coded.matrices if codes and coded is not None else {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors in their files."""
+        return self._reader.nbytes
+
+    def layer_site(self, index: int, site: str) -> Site:
+        """Return a matrix of a layer."""
+        return self._site([f"model.layers.{index}.{part}.weight" for part in PARTS[site]])
+
+    def head(self, embedding: Tensor) -> Site:
+        """Return the head. `embedding` is what `embedding` returned, which it may be."""
+        if not self._spec.tied_embeddings:
+            return self._site([HEAD])
+        coded = self._coded([EMBEDDING])
+        return _of_codes(coded, 0) if coded else _of_numbers([embedding], 0)
+
+    def embedding(self) -> Tensor:
+        """Return the token embeddings bf16 [vocab, hidden]."""
+        return self._read(EMBEDDING, torch.bfloat16)
+
+    def final_norm(self) -> Tensor:
+        """Return the last norm's weight float32 [hidden]."""
+        return self._read(NORM, torch.float32)
+
+    def vectors(self, index: int) -> LayerVectors:
+        """Return what a layer has besides its matrices, in float32."""
+        base = f"model.layers.{index}"
+        fields = {"norm1": f"{base}.input_layernorm.weight", "norm2": f"{base}.post_attention_layernorm.weight"}
+        fields |= {f"{one}_norm": f"{base}.self_attn.{one}_norm.weight" for one in "qk"}
+        fields |= {f"{one}_bias": f"{base}.self_attn.{one}_proj.bias" for one in "qkvo"}
+        fields |= {f"{one}_bias": f"{base}.mlp.{one}_proj.bias" for one in ("gate", "up", "down")}
+        names = {field: name for field, name in fields.items() if name in self._shapes}
+        read = {field: self._read(name, torch.float32) for field, name in names.items()}
+        pointers = Vectors(
+            **{field: tensor.data_ptr() for field, tensor in read.items()}, window=self._spec.windows[index] or 0
+        )
+        return LayerVectors(pointers, [*read.values()], sum(map(self._stored, names.values())))
+
+    def _site(self, names: Sequence[str]) -> Site:
+        nbytes = sum(map(self._stored, names))
+        if coded := self._coded(names):
+            return _of_codes(coded, nbytes)
+        return _of_numbers([self._read(name, torch.bfloat16) for name in names], nbytes)
+
+    def _coded(self, names: Sequence[str]) -> list[NativeCodes]:
+        """Return the parts of a matrix as codes; none where one is not of the format of the others."""
+        found: list[NativeCodes] = []
+        for name in names:
+            matrix = self._matrices.get(self._names.stored(name))
+            made = None if matrix is None else native_codes(matrix.layout, matrix.read(_CPU))
+            if made is None or (found and made.format != found[0].format):
+                return []
+            found.append(made)
+        return found
+
+    def _read(self, name: str, dtype: torch.dtype) -> Tensor:
+        target = torch.empty(self._shapes[name], dtype=dtype)
+        self._reader.read(self._names.stored(name), target)
+        return target
+
+    def _stored(self, name: str) -> int:
+        return self._reader.stored(self._names.stored(name))
+
+
+def _of_codes(parts: Sequence[NativeCodes], nbytes: int) -> Site:
+    pointers = [
+        Weights(one.codes.data_ptr(), one.words.data_ptr(), one.group, FORMATS.index(one.format)) for one in parts
+    ]
+    return Site((Weights * len(parts))(*pointers), [part for one in parts for part in (one.codes, one.words)], nbytes)
+
+
+def _of_numbers(parts: Sequence[Tensor], nbytes: int) -> Site:
+    return Site((Weights * len(parts))(*[Weights(numbers=one.data_ptr()) for one in parts]), parts, nbytes)
+
+
+def shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every weight that a checkpoint has, under transformers' names."""
+    hidden, inter = spec.hidden_size, spec.intermediate_size
+    found: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, hidden), NORM: (hidden,)}
+    if not spec.tied_embeddings:
+        found[HEAD] = (spec.vocab_size, hidden)
+    for index in range(spec.num_layers):
+        name = f"model.layers.{index}"
+        sizes = {
+            "self_attn.q_proj": (spec.q_size, hidden, spec.qkv_bias),
+            "self_attn.k_proj": (spec.kv_size, hidden, spec.qkv_bias),
+            "self_attn.v_proj": (spec.kv_size, hidden, spec.qkv_bias),
+            "self_attn.o_proj": (hidden, spec.q_size, spec.o_bias),
+            "mlp.gate_proj": (inter, hidden, spec.mlp_bias),
+            "mlp.up_proj": (inter, hidden, spec.mlp_bias),
+            "mlp.down_proj": (hidden, inter, spec.mlp_bias),
+        }
+        for part, (rows, columns, bias) in sizes.items():
+            found[f"{name}.{part}.weight"] = (rows, columns)
+            if bias:
+                found[f"{name}.{part}.bias"] = (rows,)
+        for part in ("input_layernorm", "post_attention_layernorm"):
+            found[f"{name}.{part}.weight"] = (hidden,)
+        if spec.qk_norm:
+            for part in ("self_attn.q_norm", "self_attn.k_norm"):
+                found[f"{name}.{part}.weight"] = (spec.head_dim,)
+    return found

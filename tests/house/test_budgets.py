@@ -22,8 +22,8 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_310,
     "core.worker": 600,
-    "plugins": 62_320,
-    "toolkit": 17_690,
+    "plugins": 62_640,
+    "toolkit": 17_730,
     "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from docs._build.config import builtin_registry
@@ -49,7 +49,13 @@ Tests serve these, with random weights:
 
 {served}.
 
-These are refused, because their attention cannot be replaced or they have none: {refused}.
+These are refused, because their attention cannot be replaced, they have none, or it reads a choice of tokens:
+{refused}.
+
+Models with latent attention (MLA) keep one latent per token in each layer, instead of keys and values of all heads:
+{latent}. A Kimi K2 has DeepSeek-V3's architecture. DeepSeek-V3 takes 68.6 KiB per token in bfloat16, and
+`kv_bytes_per_token` of `/server_info` says it for any model. Latents need the attention backend `torch` or `triton`,
+and are not kept in 8 bits. Prefix caches, tiers and disaggregation treat them like any KV.
 """
 _GGUF = """\
 ## GGUF files
@@ -89,8 +95,14 @@ def _config(architecture: str) -> Mapping[str, object]:
 
 
 def _theirs() -> Iterator[str]:
-    served = ", ".join(f"`{prefix}`" for prefix, _ in SERVED.values())
-    yield _THEIRS.format(served=served, refused=", ".join(f"`{prefix}`" for prefix, *_ in REFUSED.values()))
+    served = _named(prefix for prefix, _ in SERVED.values())
+    refused = _named(prefix for prefix, *_ in REFUSED.values())
+    latent = _named(prefix for prefix, fields in SERVED.values() if "kv_lora_rank" in fields)
+    yield _THEIRS.format(served=served, refused=refused, latent=latent)
+
+
+def _named(prefixes: Iterable[str]) -> str:
+    return ", ".join(f"`{prefix}`" for prefix in dict.fromkeys(prefixes))
 
 
 def _gguf() -> Iterator[str]:

@@ -21,6 +21,7 @@ import torch
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.head import Head
+from pegboard.plugins.model_transformers.latent import is_latent, keep_latents, size_of
 
 TOKENS = 5
 """How many tokens the recorded forward pass has; any number that is not a size of a model."""
@@ -57,7 +58,8 @@ class _Recorder(bridge.Handler):
 
     def attend(self, call: bridge.AttentionCall) -> torch.Tensor:
         self.calls.append(call)
-        return call.query.new_empty(1, call.query.shape[2], call.query.shape[1], call.value.shape[3])
+        width = size_of(call.module, "v_head_dim") if is_latent(call.module) else call.value.shape[3]
+        return call.query.new_empty(1, call.query.shape[2], call.query.shape[1], width)
 
 
 def trace(hf_config: Mapping[str, object], max_context_len: int) -> Trace:
@@ -152,6 +154,7 @@ def _build(hf_config: Mapping[str, object]) -> torch.nn.Module:
     except Exception as err:  # whatever a wrong size raises in a constructor
         raise NotServable(f"cannot be built from its config.json: {' '.join(str(err).split())}") from err
     built: torch.nn.Module = model.eval()
+    keep_latents(built, bridge.is_handled)
     return built
 
 
@@ -276,12 +279,13 @@ def _layer(
             layer_id=index,
             num_heads=int(call.query.shape[1]),
             num_kv_heads=int(call.key.shape[1]),
-            qk_head_dim=int(call.query.shape[3]),
+            qk_head_dim=int(call.key.shape[3]),
             v_head_dim=int(call.value.shape[3]),
             scale=float(call.query.shape[3] ** -0.5 if scaling is None else scaling),
             window=_window(call, name, masks, max_context_len),
             logit_cap=arguments.get("softcap"),
             num_sinks=0 if sinks is None else int(sinks.numel()),
+            latent=is_latent(call.module),
         )
     except (ValueError, TypeError) as err:
         raise NotServable(f"attends in {name} in a way that a layer's description cannot say: {err}") from err

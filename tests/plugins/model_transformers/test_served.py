@@ -175,7 +175,6 @@ def bare(**changes: Any) -> ModelContext:
             {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_hidden_layers": 4},
             "",
         ),
-        ({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}, "MLA"),
         ({"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2"}, ""),
         ({"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "use_bidirectional_attention": True}, None),
         ({"architectures": ["DiffLlamaForCausalLM"], "model_type": "diffllama"}, "more than once"),

@@ -1,0 +1,109 @@
+"""Latents (MLA) in whole engines and servers: answers are transformers', and a token takes one latent per layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import serving
+from pegboard.core.config.compose import compose
+from pegboard.core.engine.engine import Engine
+from pegboard.core.interfaces.errors import ConfigError
+from tests.e2e.reference import Comparison, Reference
+from tests.e2e.test_scheduling_matrix import MATRIX, TIGHT, Cell, World, make_world, run_cell
+from tests.e2e.test_scheduling_matrix import test_the_reference_is_what_it_should_be as check_world
+
+LAYERS, RANK, ROPE = 3, 32, 8
+"""Of the tiny checkpoint of DeepSeek-V3."""
+
+NEW = 12
+
+
+@pytest.fixture(scope="module")
+def model(checkpoints: Path) -> Path:
+    return tiny_checkpoint(checkpoints, "deepseek_v3")
+
+
+@pytest.mark.slow
+def test_served(model: Path, reference_dir: Path) -> None:
+    prompt = [(7 * step) % 250 + 3 for step in range(30)]
+    (expected,) = Reference(model, reference_dir).answers([prompt], NEW)
+    data = {
+        "model": {"path": str(model), "dtype": "float32", "device": "cpu"},
+        "memory": {"max_total_tokens": 512},
+        "scheduler": {"chunked_prefill_size": 16},
+    }
+    sampling = {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True}
+    with serving(data) as server, httpx.Client(base_url=server.address, timeout=60) as client:
+        info = client.get("/server_info").json()["model_info"]
+        # Twice: the second time its latents are found in the prefix cache.
+        answers = [
+            client.post("/generate", json={"input_ids": prompt, "sampling_params": sampling, "return_logprob": True})
+            for _ in range(2)
+        ]
+    assert info["kv_bytes_per_token"] == LAYERS * (RANK + ROPE) * 4
+    found = [answer.json() for answer in answers]
+    comparison = Comparison()
+    for number, answer in enumerate(found):
+        comparison.add(answer["output_ids"], expected, f"answer {number}")
+    comparison.finish()
+    assert found[1]["meta_info"]["cached_tokens"] > 0
+
+
+# ---- whatever the scheduler does ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def world(checkpoints: Path) -> World:
+    """Without experts, so that sums in another order move logits by little: no token goes to another expert."""
+    return make_world(tiny_checkpoint(checkpoints, "deepseek_v3", num_hidden_layers=2, first_k_dense_replace=2))
+
+
+def test_references_are_those_of_transformers(world: World, reference_dir: Path) -> None:
+    check_world(world, reference_dir)
+
+
+CELLS = [
+    Cell("fcfs", "overlap", 32, True, 16, TIGHT, "radix"),
+    Cell("lpm", "normal", 32, False, 1, TIGHT, "radix"),
+]
+MORE = [
+    cell
+    for cell in MATRIX
+    if cell.policy == "fcfs" and cell.chunk != 256 and cell.cache == "radix" and cell not in CELLS
+]
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_same_tokens_as_alone(cell: Cell, world: World) -> None:
+    """In chunks, with hits in the prefix cache, in mixed batches and after retractions."""
+    run_cell(cell, world)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("cell", MORE, ids=str)
+def test_same_tokens_as_alone_in_more_settings(cell: Cell, world: World) -> None:
+    run_cell(cell, world)
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"attention": {"use": "flashinfer"}}, "flashinfer .* lacks the capability latent, .*(MLA)"),
+        ({"attention": {"use": "torch"}, "memory": {"kv_dtype": "fp8_e4m3"}}, r"no latents \(MLA\) in 8 bits"),
+    ],
+    ids=["attention", "8 bits"],
+)
+def test_refused(changes: dict[str, dict[str, str]], reason: str, model: Path) -> None:
+    """Before weights are read, naming both."""
+    data = {"model": {"path": str(model), "dtype": "float32", "device": "cpu"}, **changes}
+    with pytest.raises(ConfigError, match=reason):
+        Engine(compose(data=data, env={}))

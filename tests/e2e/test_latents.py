@@ -13,6 +13,7 @@ from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.errors import ConfigError
 from tests.e2e.reference import Comparison, Reference
+from tests.e2e.test_correctness import check_interpreted, config
 from tests.e2e.test_scheduling_matrix import MATRIX, TIGHT, Cell, World, make_world, run_cell
 from tests.e2e.test_scheduling_matrix import test_the_reference_is_what_it_should_be as check_world
 
@@ -51,6 +52,16 @@ def test_served(model: Path, reference_dir: Path) -> None:
         comparison.add(answer["output_ids"], expected, f"answer {number}")
     comparison.finish()
     assert found[1]["meta_info"]["cached_tokens"] > 0
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_with_interpreted_triton(checkpoints: Path, reference_dir: Path) -> None:
+    directory = tiny_checkpoint(checkpoints, "deepseek_v3", num_hidden_layers=1)
+    chosen = config(directory, "radix", 16, attention="triton", scheduler={"chunked_prefill_size": 16})
+    prompts = [[(7 * step) % 250 + 3 for step in range(length)] for length in (20, 3)]
+    check_interpreted(reference_dir, [{"engine_config": chosen, "length": 3, "prompts": prompts}])
 
 
 # ---- whatever the scheduler does ------------------------------------------------------------------------------------

@@ -125,16 +125,31 @@ def config_of(hf_config: Mapping[str, object]) -> Any:
     """Return transformers' own config object for a parsed config.json, which says nothing of quantised weights: its
     quantizers are never called. Raises NotServable.
     """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    model_type = hf_config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
-        raise NotServable(f"has model_type {model_type!r}, which transformers does not know")
+    config_class = _config_class(hf_config)
     try:
-        plain = {key: value for key, value in hf_config.items() if key != "quantization_config"}
-        return CONFIG_MAPPING[model_type].from_dict(plain)
+        plain = {key: value for key, value in hf_config.items() if key not in {"quantization_config", "model_type"}}
+        return config_class.from_dict(plain)
     except Exception as err:  # config classes validate with exceptions of many kinds
         raise NotServable(f"has a config.json that transformers refuses: {' '.join(str(err).split())}") from err
+
+
+def _config_class(hf_config: Mapping[str, object]) -> Any:
+    """Return the class of a model's config: that of its type, or, where transformers does not know the type, that of
+    its architecture. Kimi K2 has a type of its own, and the architecture of DeepSeek-V3.
+    """
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type, names = hf_config.get("model_type"), hf_config.get("architectures")
+    if not isinstance(model_type, str):
+        raise NotServable(f"has model_type {model_type!r}, which transformers does not know")
+    if model_type in CONFIG_MAPPING:
+        return CONFIG_MAPPING[model_type]
+    name = names[0] if isinstance(names, list) and names else None
+    model_class = getattr(transformers, name, None) if isinstance(name, str) else None
+    if model_class is None:
+        raise NotServable(f"has model_type {model_type!r}, which transformers does not know")
+    return model_class.config_class
 
 
 def _build(hf_config: Mapping[str, object]) -> torch.nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -11,7 +12,10 @@ from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.conformance.servers import serving
 from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
+from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.sampling import SamplingParams
+from tests.e2e.disagg_pair import pair
 from tests.e2e.reference import Comparison, Reference
 from tests.e2e.test_correctness import check_interpreted, config
 from tests.e2e.test_scheduling_matrix import MATRIX, TIGHT, Cell, World, make_world, run_cell
@@ -28,6 +32,7 @@ def model(checkpoints: Path) -> Path:
     return tiny_checkpoint(checkpoints, "deepseek_v3")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_served(model: Path, reference_dir: Path) -> None:
     prompt = [(7 * step) % 250 + 3 for step in range(30)]
@@ -100,6 +105,67 @@ def test_same_tokens_as_alone(cell: Cell, world: World) -> None:
 @pytest.mark.parametrize("cell", MORE, ids=str)
 def test_same_tokens_as_alone_in_more_settings(cell: Cell, world: World) -> None:
     run_cell(cell, world)
+
+
+# ---- where latents go -----------------------------------------------------------------------------------------------
+
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=NEW, ignore_eos=True)
+PROMPTS = [[(7 * step) % 250 + 3 for step in range(40)] + [number] * 5 for number in (5, 9, 11)]
+
+
+def small(model: Path, **more: Any) -> dict[str, Any]:
+    memory = {"page_size": 4, "max_total_tokens": 1024, **more.pop("memory", {})}
+    return {
+        "model": {"path": str(model), "dtype": "float32", "device": "cpu", "context_length": 128},
+        "log_level": "error",
+        "memory": memory,
+        **more,
+    }
+
+
+def ask(config: dict[str, Any]) -> tuple[list[list[int]], dict[str, Any]]:
+    with Engine.from_config(config) as engine:
+        found = [output.token_ids for output in engine.generate(PROMPTS, GREEDY)]
+        while engine.built.scheduler.busy:
+            engine.built.scheduler.step()
+        return found, engine.stats()
+
+
+@pytest.fixture(scope="module")
+def plain(world: World) -> list[list[int]]:
+    return ask(small(world.checkpoint))[0]
+
+
+def test_trees_of_drafts(world: World, plain: list[list[int]]) -> None:
+    """Accepted branches are moved."""
+    outputs = {" ".join(map(str, prompt)): tokens for prompt, tokens in zip(PROMPTS, plain, strict=True)}
+    drafts = {"use": "drill", "outputs": outputs, "shape": "tree", "hit_rate": 0.7, "max_nodes": 8, "adaptive": False}
+    drafted, stats = ask(small(world.checkpoint, speculation=drafts))
+    assert stats["verify_steps"] > 0
+    assert drafted == plain
+
+
+def test_tiers(world: World, plain: list[list[int]], tmp_path: Path) -> None:
+    """The second engine reads what the first one has stored."""
+    files = [{"use": "files", "dir": str(tmp_path)}]
+    more = {
+        "memory": {"host": {"max_total_tokens": 2048}, "storage": files, "storage_block": 16},
+        "prefix_cache": {"use": "hiradix", "prefetch_threshold": 16},
+        "gates": [{"use": "prefetch", "policy": "wait_complete", "threshold": 16}],
+    }
+    for stored in (False, True):
+        found, stats = ask(small(world.checkpoint, **more))
+        assert found == plain
+        assert (stats["cached_storage_tokens"] > 0) == stored
+
+
+def test_disaggregation(world: World, plain: list[list[int]]) -> None:
+    config = small(world.checkpoint)
+    with pair(config, config) as both:
+        answers, _ = both.ask([GenerateRequest(prompt=prompt, sampling=GREEDY) for prompt in PROMPTS])
+        assert [answer.token_ids for answer in answers] == plain
+        both.settle()
+        both.check_books()
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -125,16 +125,16 @@ def config_of(hf_config: Mapping[str, object]) -> Any:
     """Return transformers' own config object for a parsed config.json, which says nothing of quantised weights: its
     quantizers are never called. Raises NotServable.
     """
-    config_class = _config_class(hf_config)
+    read = _config_reader(hf_config)
     try:
         plain = {key: value for key, value in hf_config.items() if key not in {"quantization_config", "model_type"}}
-        return config_class.from_dict(plain)
+        return read(plain)
     except Exception as err:  # config classes validate with exceptions of many kinds
         raise NotServable(f"has a config.json that transformers refuses: {' '.join(str(err).split())}") from err
 
 
-def _config_class(hf_config: Mapping[str, object]) -> Any:
-    """Return the class of a model's config: that of its type, or, where transformers does not know the type, that of
+def _config_reader(hf_config: Mapping[str, object]) -> Callable[[Mapping[str, object]], object]:
+    """Return what makes a model's config of a mapping: by its type, or, where transformers does not know the type, by
     its architecture. Kimi K2 has a type of its own, and the architecture of DeepSeek-V3.
     """
     import transformers
@@ -144,12 +144,14 @@ def _config_class(hf_config: Mapping[str, object]) -> Any:
     if not isinstance(model_type, str):
         raise NotServable(f"has model_type {model_type!r}, which transformers does not know")
     if model_type in CONFIG_MAPPING:
-        return CONFIG_MAPPING[model_type]
+        by_type: Callable[[Mapping[str, object]], object] = CONFIG_MAPPING[model_type].from_dict
+        return by_type
     name = names[0] if isinstance(names, list) and names else None
     model_class = getattr(transformers, name, None) if isinstance(name, str) else None
     if model_class is None:
         raise NotServable(f"has model_type {model_type!r}, which transformers does not know")
-    return model_class.config_class
+    by_architecture: Callable[[Mapping[str, object]], object] = model_class.config_class.from_dict
+    return by_architecture
 
 
 def _build(hf_config: Mapping[str, object]) -> torch.nn.Module:

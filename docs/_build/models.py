@@ -14,6 +14,7 @@ from pegboard.core.registry.registry import Registry
 from pegboard.toolkit.model.decoder_spec import ARCHITECTURES, DecoderSpec
 from pegboard.plugins.model_sources.gguf.metadata import ARCHITECTURES as GGUF
 from tests.plugins.model_transformers.tiny import REFUSED, SERVED
+from tests.tools.families import read
 
 _HEAD = """\
 # Models
@@ -57,6 +58,15 @@ Models with latent attention (MLA) keep one latent per token in each layer, inst
 `kv_bytes_per_token` of `/server_info` says it for any model. Latents need the attention backend `torch` or `triton`,
 and are not kept in 8 bits. Prefix caches, tiers and disaggregation treat them like any KV.
 """
+_TRIED = """\
+## Families that were tried
+
+`python -m tests.tools.families` tries {count} families as tiny random checkpoints in float32, in chunks, and compares
+tokens and logits with transformers: {served} are served, the others are refused with the reason below.
+
+| architecture | served by | or refused, since it |
+|---|---|---|
+"""
 _GGUF = """\
 ## GGUF files
 
@@ -70,7 +80,7 @@ every type that the package `gguf` can dequantise:
 
 def render(registry: Registry) -> str:
     """Return the page, as Markdown."""
-    return "\n".join((_HEAD, *_sources(registry), *_own(), *_theirs(), *_gguf(), *_media(registry)))
+    return "\n".join((_HEAD, *_sources(registry), *_own(), *_theirs(), *_tried(), *_gguf(), *_media(registry)))
 
 
 def _sources(registry: Registry) -> Iterator[str]:
@@ -99,6 +109,13 @@ def _theirs() -> Iterator[str]:
     refused = _named(prefix for prefix, *_ in REFUSED.values())
     latent = _named(prefix for prefix, fields in SERVED.values() if "kv_lora_rank" in fields)
     yield _THEIRS.format(served=served, refused=refused, latent=latent)
+
+
+def _tried() -> Iterator[str]:
+    found = read().values()
+    served = sum(bool(row.family) for row in found)
+    rows = [f"| `{row.architecture}` | {row.family and f'`{row.family}`'} | {row.reason} |" for row in found]
+    yield _TRIED.format(count=len(found), served=served) + "\n".join(rows) + "\n"
 
 
 def _named(prefixes: Iterable[str]) -> str:

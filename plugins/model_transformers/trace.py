@@ -127,10 +127,23 @@ def config_of(hf_config: Mapping[str, object]) -> Any:
     """
     read = _config_reader(hf_config)
     try:
-        plain = {key: value for key, value in hf_config.items() if key not in {"quantization_config", "model_type"}}
-        return read(plain)
+        return read(
+            {
+                key: _number(value)
+                for key, value in hf_config.items()
+                if key not in {"quantization_config", "model_type"}
+            }
+        )
     except Exception as err:  # config classes validate with exceptions of many kinds
         raise NotServable(f"has a config.json that transformers refuses: {' '.join(str(err).split())}") from err
+
+
+def _number(value: object) -> object:
+    """Return a config's value with numbers that JSON lacks, which transformers writes as {"__float__": "Infinity"}."""
+    if isinstance(value, Mapping):
+        number = value.get("__float__")
+        return float(number) if isinstance(number, str) else {key: _number(part) for key, part in value.items()}
+    return [_number(part) for part in value] if isinstance(value, list) else value
 
 
 def _config_reader(hf_config: Mapping[str, object]) -> Callable[[Mapping[str, object]], object]:

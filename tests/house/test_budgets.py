@@ -22,7 +22,7 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_310,
     "core.worker": 600,
-    "plugins": 61_820,
+    "plugins": 61_840,
     "toolkit": 17_710,
     "tools": 12_220,
 }

@@ -194,6 +194,7 @@ def bare(**changes: Any) -> ModelContext:
         ({"architectures": ["DiffLlamaForCausalLM"], "model_type": "diffllama"}, "more than once"),
         ({"architectures": ["XGLMForCausalLM"], "model_type": "xglm"}, ""),
         ({"num_hidden_layers": 0}, "never calls"),
+        ({"rms_norm_eps": {"__float__": "Infinity"}}, None),
     ],
 )
 def test_reasons(changes: dict[str, Any], word: str | None) -> None:

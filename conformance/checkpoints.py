@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gpt_neox")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gpt_neox", "deepseek_v3")
 """The names that `tiny_checkpoint` takes."""
 
 VOCAB_SIZE = 320
@@ -44,6 +44,7 @@ _CLASSES = {
     "qwen3_moe": "Qwen3Moe",
     "gemma2": "Gemma2",
     "gpt_neox": "GPTNeoX",
+    "deepseek_v3": "DeepseekV3",
 }
 
 _COMMON: dict[str, Any] = {
@@ -82,6 +83,22 @@ _PER_ARCHITECTURE: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "gpt_neox": {},
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 24,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 48,
+        "first_k_dense_replace": 2,
+        "routed_scaling_factor": 1.0,
+    },
 }
 
 
@@ -186,7 +203,7 @@ def _save_model(directory: Path, prefix: str, settings: Mapping[str, Any], seed:
         torch.manual_seed(seed)
         model = getattr(transformers, f"{prefix}ForCausalLM")(config).to(torch.float32).eval()
         with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.dim() == 1:
-                    parameter.add_(torch.randn_like(parameter), alpha=0.1)
+            for tensor in model.state_dict().values():
+                if tensor.dim() == 1:
+                    tensor.add_(torch.randn_like(tensor), alpha=0.1)
     model.save_pretrained(directory, max_shard_size=max_shard_size)

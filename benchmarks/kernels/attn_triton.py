@@ -116,6 +116,10 @@ def _shapes() -> Iterator[tuple[str, Shape]]:
     yield "64 bf16, 3 heads to one", Shape(make_layer(9, 3, 64))
     yield "96 bf16, 1 head to one", Shape(make_layer(32, 32, 96))
     yield "192 and 128 bf16, 1 head to one", Shape(make_layer(16, 16, 192, 128))
+    for name, dtype in (("bf16", bf16), ("fp16", fp16), ("fp32", fp32)):
+        yield f"latents of 512 and 64 {name}, 128 heads", Shape(make_layer(128, 1, 576, 512, latent=True), dtype)
+    yield "latents of 512 and 64 bf16, 20 heads", Shape(make_layer(20, 1, 576, 512, latent=True))
+    yield "latents of 256 and 32 bf16, 40 heads", Shape(make_layer(40, 1, 288, 256, latent=True))
 
 
 def _cases() -> Iterator[Case]:

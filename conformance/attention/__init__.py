@@ -15,6 +15,7 @@ from pegboard.conformance.attention.batches import AttentionRig, Lens, make_laye
 from pegboard.conformance.attention.common_prefix import AttentionPrefixTests
 from pegboard.conformance.attention.eight_bit import AttentionEightBitTests
 from pegboard.conformance.attention.fixed_extends import AttentionFixedExtendTests
+from pegboard.conformance.attention.latents import AttentionLatentTests
 from pegboard.conformance.attention.trees import AttentionTreeTests
 from pegboard.conformance.covering import covering
 from pegboard.conformance.properties import properties
@@ -33,7 +34,9 @@ _SHAPES = covering(
 """dtype, (dimension of q and k, of v), (heads, KV heads), page size."""
 
 
-class AttentionContract(AttentionTreeTests, AttentionFixedExtendTests, AttentionEightBitTests, AttentionPrefixTests):
+class AttentionContract(
+    AttentionTreeTests, AttentionFixedExtendTests, AttentionEightBitTests, AttentionPrefixTests, AttentionLatentTests
+):
     """Against attention written out in float64, over pages in any order.
 
     Every slot that a request does not own holds NaN in all of these tests: page 0, free pages, the rest of the last

@@ -38,6 +38,7 @@ def make_layer(
     logit_cap: float | None = None,
     sinks: bool = False,
     kv_group: int = 0,
+    latent: bool = False,
 ) -> LayerSpec:
     """Return a layer; `v_dim` is `dim` and `scale` 1 / sqrt(dim) unless they are given."""
     return LayerSpec(
@@ -51,6 +52,7 @@ def make_layer(
         logit_cap=logit_cap,
         num_sinks=heads if sinks else 0,
         kv_group=kv_group,
+        latent=latent,
     )
 
 
@@ -107,14 +109,12 @@ class ScaledPool(PlainPool):
 
     def fill(self, layer_id: int, value: float) -> None:
         """Put a number into all slots, as it is."""
-        for buffer in (self.keys(layer_id), self.values(layer_id)):
+        for buffer in self.buffers(layer_id):
             as_bytes(buffer).fill_(as_bytes(torch.tensor([value]).to(buffer.dtype)).item())
 
     def put(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k and v at `slots`. Unlike `write` this is not noted in `written`."""
-        for buffer, x, scale in zip(
-            (self.keys(layer_id), self.values(layer_id)), (k, v), self.scales(layer_id), strict=True
-        ):
+        for buffer, x, scale in zip(self.buffers(layer_id), (k, v), self.scales(layer_id), strict=False):
             kept = x if self._eight_bit is None else as_bytes(stored(x, scale, self._eight_bit))
             as_bytes(buffer)[slots] = kept.to(as_bytes(buffer).dtype)
 
@@ -175,10 +175,9 @@ class AttentionRig:
                 self.pool.set_scales(layer.layer_id, *scales_of(layer.layer_id))
         self.q, self.k, self.v = [], [], []
         for layer in self.layers:
-            shapes = (layer.num_kv_heads, layer.qk_head_dim), (layer.num_kv_heads, layer.v_head_dim)
             self.q.append(self._normal(int(self.new.sum()), layer.num_heads, layer.qk_head_dim) * spread)
-            self.k.append([self._normal(length, *shapes[0]) * spread for length in self.lens])
-            self.v.append([self._normal(length, *shapes[1]) for length in self.lens])
+            self.k.append([self._keys(layer, length) * spread for length in self.lens])
+            self.v.append([self._values(layer, k) for k in self.k[-1]])
             for request, prefix in enumerate(self.prefix):
                 self.k[-1][request][:common] = self.k[-1][0][:common]
                 self.v[-1][request][:common] = self.v[-1][0][:common]
@@ -209,6 +208,15 @@ class AttentionRig:
             tables.append(torch.from_numpy(table).to(self.device))
             owned.append(slots)
         return tables, owned, total
+
+    def _keys(self, layer: LayerSpec, count: int) -> torch.Tensor:
+        return self._normal(count, layer.num_kv_heads, layer.qk_head_dim)
+
+    def _values(self, layer: LayerSpec, k: torch.Tensor) -> torch.Tensor:
+        """Return values for keys: random ones, or those of latents."""
+        if layer.latent:
+            return k[..., : layer.v_head_dim]
+        return self._normal(len(k), layer.num_kv_heads, layer.v_head_dim)
 
     def _normal(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self._random).to(self.dtype).to(self.device)
@@ -261,8 +269,8 @@ class AttentionRig:
         )
         if not k:
             layer = self.layers[index]
-            k = [self._normal(0, layer.num_kv_heads, layer.qk_head_dim)]
-            v = [self._normal(0, layer.num_kv_heads, layer.v_head_dim)]
+            k = [self._keys(layer, 0)]
+            v = [self._values(layer, k[0])]
         return torch.cat(k), torch.cat(v)
 
     def expected(self, index: int = 0, sinks: torch.Tensor | None = None) -> torch.Tensor:

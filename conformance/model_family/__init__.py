@@ -89,14 +89,19 @@ class ModelFamilyContract(OverlayTests, TapTests, GraphTests, ScaleTests):
         config = whole.get_text_config()
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        sizes = getattr(config, "num_key_value_heads", heads), head_dim, head_dim
+        latent = getattr(config, "kv_lora_rank", None)
+        if latent is not None:
+            sizes = 1, latent + config.qk_rope_head_dim, latent
         assert spec.architecture == whole.architectures[0]
         assert (spec.vocab_size, spec.hidden_size) == (config.vocab_size, config.hidden_size)
         assert spec.max_context_len == config.max_position_embeddings
         assert config.eos_token_id in spec.eos_token_ids
         assert [layer.layer_id for layer in spec.layers] == list(range(config.num_hidden_layers))
         for layer in spec.layers:
-            assert (layer.num_heads, layer.qk_head_dim, layer.v_head_dim) == (heads, head_dim, head_dim)
-            assert layer.num_kv_heads == getattr(config, "num_key_value_heads", heads)
+            assert layer.num_heads == heads
+            assert (layer.num_kv_heads, layer.qk_head_dim, layer.v_head_dim) == sizes
+            assert layer.latent == (latent is not None)
             assert layer.scale > 0
 
     def test_every_layer_is_in_one_group(self, architecture: str, checkpoint: Path) -> None:

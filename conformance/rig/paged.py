@@ -30,11 +30,11 @@ class PlainPool(KVPool):
             dims = (layer.qk_head_dim, layer.v_head_dim)
             shapes = [(self.num_slots, layer.num_kv_heads, dim) for dim in dims]
             k, v = (torch.full(shape, math.nan, dtype=ctx.dtype, device=ctx.device) for shape in shapes)
-            self._buffers[layer.layer_id] = k, v
+            self._buffers[layer.layer_id] = k, k[..., : layer.v_head_dim] if layer.latent else v
 
     @classmethod
     def bytes_per_token(cls, layers: tuple[LayerSpec, ...], dtype: torch.dtype) -> int:
-        return dtype.itemsize * sum(layer.num_kv_heads * (layer.qk_head_dim + layer.v_head_dim) for layer in layers)
+        return dtype.itemsize * sum(sum(layer.kept) for layer in layers)
 
     def keys(self, layer_id: int) -> torch.Tensor:
         return self._buffers[layer_id][0]
@@ -45,11 +45,12 @@ class PlainPool(KVPool):
     def write(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         self.written.append((layer_id, slots.tolist()))
         self.keys(layer_id)[slots] = k
-        self.values(layer_id)[slots] = v
+        if layer_id not in self._latent:
+            self.values(layer_id)[slots] = v
 
     @property
     def nbytes(self) -> int:
-        return sum(k.nbytes + v.nbytes for k, v in self._buffers.values())
+        return sum(buffer.nbytes for layer_id in self.layer_ids for buffer in self.buffers(layer_id))
 
 
 class PlainAttention(AttentionBackend):

@@ -100,7 +100,7 @@ def choose_providers(
     Raises ConfigError and PluginError, with what to change.
     """
     config, culprits, queue = resolved.engine, providers.culprits, queue_of(model.device)
-    kv_dtype, capture = _kv_dtype(resolved, model), capture_of(model.device)
+    kv_dtype, capture = _kv_dtype(resolved, model, spec), capture_of(model.device)
     further = further_layers(hooks, KVLayersContext(config, spec, model, providers))
     attention_ctx = _attention_context(config, model, spec, spec.layers + further, kv_dtype)
     attention_ctx = replace(attention_ctx, graph_sizes=_graph_sizes(resolved, capture), bring=queue.bring)
@@ -141,9 +141,10 @@ def _attention_context(
     )
 
 
-def _kv_dtype(resolved: ResolvedConfig, model: ModelContext) -> torch.dtype:
+def _kv_dtype(resolved: ResolvedConfig, model: ModelContext, spec: ModelSpec) -> torch.dtype:
     records = resolved.candidates[ATTENTION.name]
     able = any("kv_fp8" in resolved.provides(record) for record in records)
+    able = able and not any(layer.latent for layer in spec.layers)
     return resolve_kv_dtype(resolved.engine.memory.kv_dtype, model, able=able)
 
 
@@ -173,11 +174,16 @@ def _provided(selection: Selection) -> dict[str, frozenset[str]]:
 
 
 def _needs(ctx: AttentionContext) -> dict[str, str]:
-    """Return what an attention backend needs for the type of KV. One without the capability reads the model's alone."""
-    if ctx.kv_dtype is None:
-        return {}
-    value = kv_dtype_name(ctx.kv_dtype)
-    return {"kv_fp8": f"which memory.kv_dtype {value} needs; set that to auto, or choose another attention.use"}
+    """Return what an attention backend needs for what the pool keeps. One without these capabilities reads keys and
+    values in the model's type alone.
+    """
+    needs = {}
+    if any(layer.latent for layer in ctx.layers):
+        needs["latent"] = "which the model's layers need, since they keep latents (MLA); choose another attention.use"
+    if ctx.kv_dtype is not None:
+        value = kv_dtype_name(ctx.kv_dtype)
+        needs["kv_fp8"] = f"which memory.kv_dtype {value} needs; set that to auto, or choose another attention.use"
+    return needs
 
 
 def load_model(chosen: Chosen, family: ModelFamily, chunk: int | None, parts: Sequence[DevicePart] = ()) -> Loaded:

@@ -38,6 +38,7 @@ def model_info(chosen: Chosen, scheduler: Scheduler) -> ModelInfo:
         hidden_size=spec.hidden_size,
         stages=scheduler.components.points.reports.info(),
         sampling_defaults=chosen.sampling_defaults,
+        kv_bytes_per_token=chosen.pool.cls.bytes_per_token(spec.layers + chosen.further, chosen.kv_dtype),
     )
 
 

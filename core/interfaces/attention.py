@@ -87,6 +87,7 @@ class AttentionBackend(Component[OptionsT, AttentionContext]):
         q [tokens, num_heads, qk_head_dim], k [tokens, num_kv_heads, qk_head_dim], v [tokens, num_kv_heads,
         v_head_dim], packed as `batch.input_ids` is; k and v None where they are in the pool already: the network has
         stored them itself, or the layer shares another one's KV. `sinks` float [num_heads] are logits that take part
-        in the softmax without a value (capability `sinks`). Returns [tokens, num_heads, v_head_dim] in q's dtype.
+        in the softmax without a value (capability `sinks`). Of a latent layer (capability `latent`) v is the first
+        v_head_dim numbers of k. Returns [tokens, num_heads, v_head_dim] in q's dtype.
         Raises Unsupported for what a capability that it does not declare would need.
         """

@@ -165,6 +165,8 @@ class ModelInfo:
     """What stages tell of themselves, by their names (`Stage.info`)."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """Sampling parameters of requests that do not say otherwise: the model's own, or those of the config."""
+    kv_bytes_per_token: int = 0
+    """Bytes of the KV pool that a token takes in all layers; 0 where it is not known."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -87,6 +87,7 @@ ATTENTION: Contract[AttentionBackend, AttentionContext] = Contract(
         "graph": "its metadata lives in fixed buffers, so that a captured graph can be replayed",
         "graph_extend": "`graph` for extend and mixed batches, too, whose number of tokens is fixed",
         "kv_fp8": "reads and writes 8-bit KV, with the pool's scales",
+        "latent": "honours LayerSpec.latent: layers whose values are the first numbers of their keys",
         "shared_prefix": "computes attention over ForwardBatch.common_prefix once for all requests",
         "tree_mask": "honours ForwardBatch.tail_bits: tokens that see some of the last keys only, as in a tree",
     },

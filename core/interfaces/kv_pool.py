@@ -37,6 +37,8 @@ class KVPool(Component[OptionsT, KVPoolContext]):
     So ``keys(i).view(num_pages + 1, page_size, kv_heads, head_dim)`` is the paged view. What is in the buffers is all
     that is kept: kernels of a network may store there what `write` would. The pool owns the memory;
     what is in a free slot is undefined and may be NaN, so no code may read one, not even multiplied by zero.
+
+    A latent layer (`LayerSpec.latent`) has one buffer, its keys: its values are a view of their first numbers.
     """
 
     def __init__(self, options: OptionsT, ctx: KVPoolContext) -> None:
@@ -44,6 +46,7 @@ class KVPool(Component[OptionsT, KVPoolContext]):
         self.page_size = ctx.page_size
         self.num_slots = (ctx.num_pages + 1) * ctx.page_size
         self.layer_ids = tuple(layer.layer_id for layer in ctx.layers)
+        self._latent = frozenset(layer.layer_id for layer in ctx.layers if layer.latent)
 
     @classmethod
     @abc.abstractmethod
@@ -56,14 +59,20 @@ class KVPool(Component[OptionsT, KVPoolContext]):
 
     @abc.abstractmethod
     def values(self, layer_id: int) -> torch.Tensor:
-        """V buffer [num_slots, kv_heads, v_head_dim] of a layer, not a copy."""
+        """V buffer [num_slots, kv_heads, v_head_dim] of a layer, not a copy; of a latent layer a view of its keys."""
+
+    def buffers(self, layer_id: int) -> tuple[torch.Tensor, ...]:
+        """Return the memory of a layer, each part once: K and V, or K alone of a latent layer."""
+        keys = self.keys(layer_id)
+        return (keys,) if layer_id in self._latent else (keys, self.values(layer_id))
 
     @abc.abstractmethod
     def write(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k [n, kv_heads, qk_head_dim] and v [n, kv_heads, v_head_dim] at `slots` int64 [n].
 
         A pool of an 8-bit type stores k and v divided by the layer's `scales` and clamped to what the type holds: a
-        cast that overflows is NaN in one version of torch and saturates in another. NaN stays NaN.
+        cast that overflows is NaN in one version of torch and saturates in another. NaN stays NaN. Of a latent layer
+        only k is stored.
         """
 
     def scales(self, layer_id: int) -> tuple[float, float]:
@@ -78,12 +87,12 @@ class KVPool(Component[OptionsT, KVPoolContext]):
         """Copy the K and V of all layers at the slots `sources` int64 [n] to `targets` int64 [n], distinct ones. All
         sources are read before a target is written, so that both may have slots in common.
 
-        This default works on `keys` and `values` of each layer.
+        This default works on the `buffers` of each layer.
         """
         import torch
 
         for layer_id in self.layer_ids:
-            for buffer in (self.keys(layer_id), self.values(layer_id)):
+            for buffer in self.buffers(layer_id):
                 # 8-bit floats move as bytes: torch has no index_copy_ for them.
                 moved = buffer.view(torch.uint8) if buffer.dtype.itemsize == 1 else buffer
                 moved.index_copy_(0, targets, moved.index_select(0, sources))

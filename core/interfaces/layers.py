@@ -37,7 +37,8 @@ class LayerSpec:
     `layer_id` indexes the KV pool; `kv_group` indexes `ForwardBatch.kv_groups`. `scale` multiplies q·k.
     `window`: a query at position p sees keys at positions > p - window (transformers' convention: `window` keys, itself
     included). `logit_cap` c replaces a score s by c·tanh(s / c). `num_sinks` per-head sink logits, where a model has
-    them, are passed with the call.
+    them, are passed with the call. A `latent` layer keeps one vector per token (MLA): its one KV head's keys, of which
+    the first `v_head_dim` numbers are the values as well.
     """
 
     layer_id: int
@@ -50,6 +51,7 @@ class LayerSpec:
     logit_cap: float | None = None
     num_sinks: int = 0
     kv_group: int = 0
+    latent: bool = False
 
     def __post_init__(self) -> None:
         if self.num_kv_heads <= 0 or self.num_heads % self.num_kv_heads:
@@ -59,6 +61,17 @@ class LayerSpec:
             )
         if self.window is not None and self.window <= 0:
             raise ValueError(f"layer {self.layer_id}: window must be positive or None, got {self.window}")
+        if self.latent and (self.num_kv_heads != 1 or self.v_head_dim > self.qk_head_dim):
+            raise ValueError(
+                f"layer {self.layer_id}: a latent layer has one KV head, whose values are part of its keys, not "
+                f"{self.num_kv_heads} heads with {self.qk_head_dim} and {self.v_head_dim} numbers"
+            )
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Numbers that are kept of a token: those of its keys and of its values, or of its latent."""
+        keys, values = self.num_kv_heads * self.qk_head_dim, self.num_kv_heads * self.v_head_dim
+        return (keys,) if self.latent else (keys, values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from docs._build.config import builtin_registry
@@ -14,6 +14,7 @@ from pegboard.core.registry.registry import Registry
 from pegboard.toolkit.model.decoder_spec import ARCHITECTURES, DecoderSpec
 from pegboard.plugins.model_sources.gguf.metadata import ARCHITECTURES as GGUF
 from tests.plugins.model_transformers.tiny import REFUSED, SERVED
+from tests.tools.families import read
 
 _HEAD = """\
 # Models
@@ -49,7 +50,22 @@ Tests serve these, with random weights:
 
 {served}.
 
-These are refused, because their attention cannot be replaced or they have none: {refused}.
+These are refused, because their attention cannot be replaced, they have none, or it reads a choice of tokens:
+{refused}.
+
+Models with latent attention (MLA) keep one latent per token in each layer, instead of keys and values of all heads:
+{latent}. A Kimi K2 has DeepSeek-V3's architecture. DeepSeek-V3 takes 68.6 KiB per token in bfloat16, and
+`kv_bytes_per_token` of `/server_info` says it for any model. Latents need the attention backend `torch` or `triton`,
+and are not kept in 8 bits. Prefix caches, tiers and disaggregation treat them like any KV.
+"""
+_TRIED = """\
+## Families that were tried
+
+`python -m tests.tools.families` tries {count} families as tiny random checkpoints in float32, in chunks, and compares
+tokens and logits with transformers: {served} are served, the others are refused with the reason below.
+
+| architecture | served by | or refused, since it |
+|---|---|---|
 """
 _GGUF = """\
 ## GGUF files
@@ -65,7 +81,7 @@ can dequantise become float32. Pegboard converts these architectures:
 
 def render(registry: Registry) -> str:
     """Return the page, as Markdown."""
-    return "\n".join((_HEAD, *_sources(registry), *_own(), *_theirs(), *_gguf(), *_media(registry)))
+    return "\n".join((_HEAD, *_sources(registry), *_own(), *_theirs(), *_tried(), *_gguf(), *_media(registry)))
 
 
 def _sources(registry: Registry) -> Iterator[str]:
@@ -90,8 +106,21 @@ def _config(architecture: str) -> Mapping[str, object]:
 
 
 def _theirs() -> Iterator[str]:
-    served = ", ".join(f"`{prefix}`" for prefix, _ in SERVED.values())
-    yield _THEIRS.format(served=served, refused=", ".join(f"`{prefix}`" for prefix, *_ in REFUSED.values()))
+    served = _named(prefix for prefix, _ in SERVED.values())
+    refused = _named(prefix for prefix, *_ in REFUSED.values())
+    latent = _named(prefix for prefix, fields in SERVED.values() if "kv_lora_rank" in fields)
+    yield _THEIRS.format(served=served, refused=refused, latent=latent)
+
+
+def _tried() -> Iterator[str]:
+    found = read().values()
+    served = sum(bool(row.family) for row in found)
+    rows = [f"| `{row.architecture}` | {row.family and f'`{row.family}`'} | {row.reason} |" for row in found]
+    yield _TRIED.format(count=len(found), served=served) + "\n".join(rows) + "\n"
+
+
+def _named(prefixes: Iterable[str]) -> str:
+    return ", ".join(f"`{prefix}`" for prefix in dict.fromkeys(prefixes))
 
 
 def _gguf() -> Iterator[str]:

@@ -46,6 +46,8 @@ class ModelAnswer(Described):
     weight_version: str
     max_context_length: int
     max_total_num_tokens: int
+    kv_bytes_per_token: int
+    """Bytes of the KV pool that a token takes in all layers; 0 where it is not known."""
     vocab_size: int
     has_chat_template: bool
     sampling_defaults: dict[str, float]
@@ -192,6 +194,7 @@ def model_info(info: ModelInfo, tokenizer: Tokenizer) -> dict[str, Any]:
         "weight_version": WEIGHT_VERSION,
         "max_context_length": info.max_context_len,
         "max_total_num_tokens": info.max_total_tokens,
+        "kv_bytes_per_token": info.kv_bytes_per_token,
         "vocab_size": info.vocab_size,
         "has_chat_template": tokenizer.has_chat_template,
         "sampling_defaults": dict(info.sampling_defaults),

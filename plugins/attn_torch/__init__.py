@@ -12,7 +12,7 @@ plugin = Plugin(
             name="torch",
             factory="pegboard.plugins.attn_torch.backend:TorchAttention",
             summary="plain torch, on any device",
-            provides=frozenset({"kv_fp8", "sliding_window", "logit_cap", "sinks", "tree_mask"}),
+            provides=frozenset({"kv_fp8", "latent", "sliding_window", "logit_cap", "sinks", "tree_mask"}),
             rank=10,
         ),
     ),

@@ -12,7 +12,7 @@ from pegboard.plugins.attn_torch.gather import Scratch, take
 from pegboard.plugins.attn_torch.masks import CausalMasks
 from pegboard.plugins.attn_torch.plan import DecodeGroup, ExtendSpan, Plan, Rows, TreeSpan, make_plan
 from pegboard.plugins.attn_torch.softmax import attend, fused_fits
-from pegboard.toolkit.model.eight_bit import is_eight_bit
+from pegboard.toolkit.model.eight_bit import is_eight_bit, latents_in_eight_bits
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.attention import AttentionContext
@@ -43,6 +43,10 @@ class TorchAttention(AttentionBackend[NoOptions]):
         self._scaled = is_eight_bit(ctx.pool_dtype)
         self._narrowed = ctx.pool_dtype != ctx.dtype
         self._kinds = sorted({(layer.kv_group, layer.window) for layer in ctx.layers}, key=str)
+
+    @classmethod
+    def supports(cls, options: NoOptions, ctx: AttentionContext) -> str | None:
+        return latents_in_eight_bits(ctx.layers, ctx.pool_dtype)
 
     def prepare(self, batch: ForwardBatch) -> None:
         batch.attn_metadata = plans = {}
@@ -104,6 +108,9 @@ class TorchAttention(AttentionBackend[NoOptions]):
         """K and V of `slots` in q's type, valid until the next call."""
         pool, (keys, values), name = batch.kv_pool, self._gathered, layer.layer_id
         k_scale, v_scale = pool.scales(name) if self._scaled else (1.0, 1.0)
+        if layer.latent:
+            latents = keys.take(pool.keys(name), slots)
+            return latents, latents[..., : layer.v_head_dim]
         return keys.take(pool.keys(name), slots, k_scale), values.take(pool.values(name), slots, v_scale)
 
     def _extend(

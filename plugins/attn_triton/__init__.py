@@ -18,6 +18,7 @@ plugin = Plugin(
                     "graph",
                     "graph_extend",
                     "kv_fp8",
+                    "latent",
                     "logit_cap",
                     "shared_prefix",
                     "sinks",

@@ -26,7 +26,7 @@ from pegboard.plugins.attn_triton.planning import (
 from pegboard.plugins.attn_triton.stored import Stored, widenings
 from pegboard.toolkit.kernels import interpreter
 from pegboard.toolkit.kernels.launch import launch
-from pegboard.toolkit.model.eight_bit import EIGHT_BIT
+from pegboard.toolkit.model.eight_bit import EIGHT_BIT, latents_in_eight_bits
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.attention import AttentionContext
@@ -75,7 +75,7 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
 
         super().__init__(options, ctx)
         self._kernels = kernels
-        self._kinds = {Kind.of(layer): None for layer in ctx.layers}
+        self._kinds = {Kind.of(layer, ctx.dtype.itemsize): None for layer in ctx.layers}
         multiprocessors = INTERPRETED
         if ctx.device.type == "cuda":
             multiprocessors = torch.cuda.get_device_properties(ctx.device).multi_processor_count
@@ -102,12 +102,9 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
                 return OBJECTION_TO_BFLOAT16
         elif torch.cuda.get_device_capability(ctx.device) < (8, 0):
             return "its kernels need compute capability 8.0 (Ampere) or later"
-        for layer in ctx.layers:
-            if max(layer.qk_head_dim, layer.v_head_dim) > MAX_HEAD_DIM:
-                return f"layer {layer.layer_id}: heads of more than {MAX_HEAD_DIM} do not fit into shared memory"
-            if layer.num_heads // layer.num_kv_heads > MAX_GROUP:
-                return f"layer {layer.layer_id}: more than {MAX_GROUP} query heads share a KV head"
-        return None
+        return latents_in_eight_bits(ctx.layers, ctx.pool_dtype) or next(
+            filter(None, map(_objection, ctx.layers)), None
+        )
 
     def prepare(self, batch: ForwardBatch) -> None:
         first = self._first(batch)
@@ -146,19 +143,20 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
         if k is not None and v is not None:
             batch.kv_pool.write(layer.layer_id, batch.kv_groups[layer.kv_group].out_cache_loc, k, v)
         metadata: Metadata = batch.attn_metadata
-        launches = self._of(Kind.of(layer), metadata)
+        kind = Kind.of(layer, self._device.itemsize)
+        launches = self._of(kind, metadata)
         if q.stride(-1) != 1:
             q = q.contiguous()
         out = q.new_empty((q.shape[0], layer.num_heads, layer.v_head_dim))
-        stored = Stored.of(layer, batch, self._widenings)
+        stored = Stored.of(layer, kind.num_kv_heads, batch, self._widenings)
         if launches.decode is not None and metadata.decoding is not None:
             if launches.decode.prefix is not None:
-                self._prefix(q, stored, layer, metadata.decoding, launches.decode, launches.decode.prefix)
-            self._decode(q, out, stored, layer, metadata.decoding, launches.decode, sinks)
+                self._prefix(q, stored, kind, layer, metadata.decoding, launches.decode, launches.decode.prefix)
+            self._decode(q, out, stored, kind, layer, metadata.decoding, launches.decode, sinks)
             self._reduce(out, layer, metadata.decoding, launches.decode, sinks)
         if metadata.extending is not None:
             for extend in launches.extends:
-                self._extend(q, out, stored, layer, batch, metadata.extending, extend, sinks)
+                self._extend(q, out, stored, kind, layer, batch, metadata.extending, extend, sinks)
         return out
 
     def _of(self, kind: Kind, metadata: Metadata) -> Launches:
@@ -172,6 +170,7 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
         q: torch.Tensor,
         out: torch.Tensor,
         stored: Stored,
+        kind: Kind,
         layer: LayerSpec,
         batch: ForwardBatch,
         extending: Extending,
@@ -181,7 +180,7 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
         keys, values, table = stored.keys, stored.values, stored.table
         launch(
             self._kernels.extend_kernel,
-            (len(extend.tiles), layer.num_kv_heads),
+            (len(extend.tiles), kind.num_kv_heads),
             q,
             out,
             keys,
@@ -204,7 +203,7 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
             maxnreg=extend.blocks.registers,
             HAS_TAIL=extend.tails,
             **_windowed(layer, sinks),
-            **_constants(layer, extend.blocks, stored),
+            **_constants(kind, layer, extend.blocks, stored),
         )
 
     def _decode(
@@ -212,16 +211,16 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
         q: torch.Tensor,
         out: torch.Tensor,
         stored: Stored,
+        kind: Kind,
         layer: LayerSpec,
         decoding: Decoding,
         decode: DecodeLaunch,
         sinks: torch.Tensor | None,
     ) -> None:
-        group = layer.num_heads // layer.num_kv_heads
         results, tops = decode.own_parts(out)
         launch(
             self._kernels.decode_kernel,
-            (decoding.count, layer.num_kv_heads * -(-group // decode.blocks.rows), decode.parts),
+            (decoding.count, kind.num_kv_heads * -(-kind.group // decode.blocks.rows), decode.parts),
             q,
             out,
             results,
@@ -240,16 +239,17 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
             *stored.factors,
             LEAST=decode.least,
             BLOCK_H=decode.blocks.rows,
-            **({"maxnreg": decode.blocks.registers} if decode.blocks.chunk else {}),
+            **({"maxnreg": decode.blocks.registers} if decode.blocks.chunk or kind.latent else {}),
             SPLIT=decode.results is not None,
             **_windowed(layer, sinks),
-            **_constants(layer, decode.blocks, stored),
+            **_constants(kind, layer, decode.blocks, stored),
         )
 
     def _prefix(
         self,
         q: torch.Tensor,
         stored: Stored,
+        kind: Kind,
         layer: LayerSpec,
         decoding: Decoding,
         decode: DecodeLaunch,
@@ -261,7 +261,7 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
         assert tops is not None
         launch(
             self._kernels.prefix_kernel,
-            (prefix.tiles, layer.num_kv_heads, prefix.parts),
+            (prefix.tiles, kind.num_kv_heads, prefix.parts),
             q,
             results,
             tops,
@@ -276,7 +276,7 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
             *stored.factors,
             BLOCK_M=prefix.blocks.rows,
             maxnreg=prefix.blocks.registers,
-            **_constants(layer, prefix.blocks, stored),
+            **_constants(kind, layer, prefix.blocks, stored),
         )
 
     def _reduce(
@@ -316,6 +316,16 @@ class TritonAttention(AttentionBackend[TritonAttentionOptions]):
         )
 
 
+def _objection(layer: LayerSpec) -> str | None:
+    """Return why the kernels do not take a layer."""
+    keys = layer.qk_head_dim - layer.v_head_dim if layer.latent else layer.qk_head_dim
+    if max(keys, layer.v_head_dim) > MAX_HEAD_DIM:
+        return f"layer {layer.layer_id}: heads of more than {MAX_HEAD_DIM} do not fit into shared memory"
+    if layer.num_heads // layer.num_kv_heads > MAX_GROUP and not layer.latent:
+        return f"layer {layer.layer_id}: more than {MAX_GROUP} query heads share a KV head"
+    return None
+
+
 def _strides(*tensors: tuple[torch.Tensor, int]) -> tuple[int, ...]:
     """Return the strides of each tensor's first dimensions, as many as stand beside it."""
     return tuple(stride for tensor, dims in tensors for stride in tensor.stride()[:dims])
@@ -325,21 +335,24 @@ def _windowed(layer: LayerSpec, sinks: torch.Tensor | None) -> dict[str, bool]:
     return {"HAS_WINDOW": layer.window is not None, "HAS_SINKS": sinks is not None}
 
 
-def _constants(layer: LayerSpec, blocks: Blocks, stored: Stored) -> dict[str, int | bool]:
+def _constants(kind: Kind, layer: LayerSpec, blocks: Blocks, stored: Stored) -> dict[str, int | bool]:
     """Compile-time constants of all that reads keys.
 
     Values of 8 bits are padded to 32 dimensions: on an H100, Triton 3.6 computes products of 128 rows with 64 keys of
     16 widened values wrongly, and with more stages reads outside of its shared memory.
     """
+    latent = kind.latent and blocks.chunk == 0
+    dims = layer.qk_head_dim - layer.v_head_dim if latent else layer.qk_head_dim
     return {
-        "GROUP": layer.num_heads // layer.num_kv_heads,
+        "GROUP": kind.group,
         "D": layer.qk_head_dim,
         "DV": layer.v_head_dim,
         "BLOCK_N": blocks.keys,
-        "BLOCK_D": power_of_two(layer.qk_head_dim),
+        "BLOCK_D": power_of_two(dims),
         "BLOCK_DV": power_of_two(layer.v_head_dim, 32 if stored.kv else 16),
         "HAS_CAP": layer.logit_cap is not None,
         "CHUNK": blocks.chunk,
+        "LATENT": latent,
         "KV": stored.kv,
         "num_warps": blocks.warps,
         "num_stages": blocks.stages,

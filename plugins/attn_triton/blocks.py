@@ -22,9 +22,19 @@ def power_of_two(value: int, least: int = 16) -> int:
     return max(least, 1 << (value - 1).bit_length())
 
 
+_LATENT_HEADS = {4: 16, 2: 32}
+"""By the size of q's numbers: the most query heads of a latent in a tile, whose 512 numbers of output each have to fit
+into registers.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the launches of a layer depend on. Layers of one kind share them."""
+    """What the launches of a layer depend on. Layers of one kind share them.
+
+    The query heads of a latent layer are cut into groups of equal size. So it has several KV heads, which are the same
+    memory.
+    """
 
     kv_group: int
     num_kv_heads: int
@@ -32,11 +42,16 @@ class Kind:
     qk_head_dim: int
     v_head_dim: int
     window: int | None
+    latent: bool = False
 
     @classmethod
-    def of(cls, layer: LayerSpec) -> Kind:
+    def of(cls, layer: LayerSpec, itemsize: int = 2) -> Kind:
+        """Return the kind of a layer, whose q has numbers of so many bytes."""
         group = layer.num_heads // layer.num_kv_heads
-        return cls(layer.kv_group, layer.num_kv_heads, group, layer.qk_head_dim, layer.v_head_dim, layer.window)
+        if layer.latent:
+            group = next(most for most in range(min(group, _LATENT_HEADS[itemsize]), 0, -1) if group % most == 0)
+        sizes = layer.qk_head_dim, layer.v_head_dim
+        return cls(layer.kv_group, layer.num_heads // group, group, *sizes, layer.window, layer.latent)
 
     @property
     def heads(self) -> int:
@@ -44,8 +59,8 @@ class Kind:
 
     @property
     def dim(self) -> int:
-        """The larger head dimension, as it is padded."""
-        return power_of_two(max(self.qk_head_dim, self.v_head_dim))
+        """The larger head dimension, as it is padded; of latents that of values."""
+        return power_of_two(self.v_head_dim if self.latent else max(self.qk_head_dim, self.v_head_dim))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +105,9 @@ _BY_DIM = dict[int, Blocks]
 
 _WIDE, _WIDE_DECODE = Blocks(32, 32, 8, 2), Blocks(64, 16, 8, 2)
 """For heads of more than 256, on any device."""
+
+_LATENT = Blocks(32, 32, 8, 2)
+"""For latents in 16 bits, of any size on any device, extends and decodes."""
 
 _EXTEND_FLOAT32: _BY_DIM = {
     64: Blocks(64, 32, 8, 2, 32),
@@ -147,15 +165,17 @@ bits take half of the memory and more instructions: there two warps with 5 stage
 """
 
 
-def _entry(table: dict[tuple[int, int], _BY_DIM], dim: int, device: Device) -> Blocks:
+def _entry(table: dict[tuple[int, int], _BY_DIM], kind: Kind, device: Device) -> Blocks:
+    if kind.latent and device.width == 16:
+        return _LATENT
     memory = _MEMORY.get(device.capability, _SMALL)
-    return next(blocks for most, blocks in table[memory, device.width].items() if dim <= most)
+    return next(blocks for most, blocks in table[memory, device.width].items() if kind.dim <= most)
 
 
 def extend_blocks(kind: Kind, device: Device, rows: int, options: TritonAttentionOptions) -> Blocks:
     """Return blocks for tiles of up to `rows` useful query rows (tokens times group)."""
-    entry = _entry(_EXTEND, kind.dim, device)
-    block_rows = options.block_rows or min(entry.rows, power_of_two(rows))
+    entry = _entry(_EXTEND, kind, device)
+    block_rows = options.block_rows or (entry.rows if entry is _LATENT else min(entry.rows, power_of_two(rows)))
     # Keys that are widened take registers: all warps share that work.
     few = 0 if device.kv_itemsize == 1 else _FEW[device.itemsize]
     warps = options.warps or (4 if block_rows * kind.dim <= few else entry.warps)
@@ -166,7 +186,7 @@ def extend_blocks(kind: Kind, device: Device, rows: int, options: TritonAttentio
 
 def decode_blocks(kind: Kind, device: Device, options: TritonAttentionOptions) -> Blocks:
     """Return blocks of a decode, whose rows are the query heads of a KV head."""
-    entry = _entry(_DECODE, kind.dim, device)
-    rows = min(power_of_two(kind.group), entry.rows)
+    entry = _entry(_DECODE, kind, device)
+    rows = entry.rows if entry is _LATENT else min(power_of_two(kind.group), entry.rows)
     warps, stages = options.warps or entry.warps, options.stages or entry.stages
     return Blocks(rows, options.block_keys or entry.keys, warps, stages, entry.chunk)

@@ -64,10 +64,12 @@ def products(
 def scored_block(
     q, table_row, keys, values, key_stride, value_stride, start, end, scale, cap, d, dv,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, HAS_CAP: tl.constexpr,
-    KV: tl.constexpr, MASKED: tl.constexpr,
+    LATENT: tl.constexpr, KV: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Positions of a block of keys from `start` on, scaled scores [rows, keys] in base 2, and V [keys, v dim] in the
     type of products.
+
+    With LATENT the first DV numbers of a key are its value, and are read once for both; `d` are the others.
 
     With MASKED nothing is read from `end` on: V is zero there, and scores mean nothing. `q` and `scale` are those that
     `queries` returns.
@@ -84,18 +86,38 @@ def scored_block(
         v_mask = v_mask & inside[:, None]
     else:
         slots = tl.load(table_row + n).to(tl.int64)  # int64: slots times their stride outgrow 31 bits
-    s = products(q, keys, slots * key_stride, inside, d, D, CHUNK, KV, MASKED) * scale
+    if LATENT:
+        v = tl.load(keys + slots[:, None] * key_stride + dv[None, :], mask=v_mask, other=0)
+        s = products(q[1], keys, slots * key_stride, inside, d, D, CHUNK, KV, MASKED)
+        s = tl.dot(q[0], tl.trans(v), s, input_precision="ieee") * scale
+    else:
+        s = products(q, keys, slots * key_stride, inside, d, D, CHUNK, KV, MASKED) * scale
+        v = tl.load(values + slots[:, None] * value_stride + dv[None, :], mask=v_mask, other=0)
     if HAS_CAP:
         s = cap * (1.0 - 2.0 / (1.0 + tl.exp2(s)))
-    v = tl.load(values + slots[:, None] * value_stride + dv[None, :], mask=v_mask, other=0)
-    TYPE: tl.constexpr = q.dtype if CHUNK == 0 else q.dtype.element_ty
-    return n, s, widen(v, TYPE, KV, True)
+    if not LATENT:
+        TYPE: tl.constexpr = q.dtype if CHUNK == 0 else q.dtype.element_ty
+        v = widen(v, TYPE, KV, True)
+    return n, s, v
 
 
 @triton.jit
-def queries(q, places, real, d, scale, D: tl.constexpr, CHUNK: tl.constexpr, KV: tl.constexpr):
+def dims_of_keys(DV: tl.constexpr, BLOCK_D: tl.constexpr, LATENT: tl.constexpr):
+    """Dimensions of keys whose products are computed together; with LATENT those after the first DV."""
+    d = tl.arange(0, BLOCK_D)
+    if LATENT:
+        d += DV
+    return d
+
+
+@triton.jit
+def queries(
+    q, places, real, d, dv, scale,
+    D: tl.constexpr, DV: tl.constexpr, CHUNK: tl.constexpr, LATENT: tl.constexpr, KV: tl.constexpr,
+):  # fmt: skip
     """Load a tile [rows, dim] of the queries at `q` + `places` [rows], with zeros where they are not `real`. With CHUNK
-    return pointers to them instead; those that are not real point to the first of all.
+    return pointers to them instead; those that are not real point to the first of all. With LATENT return two tiles:
+    of the dimensions `dv`, and of `d`.
 
     The tile is of the type of products. Return also what scales its scores: `scale`, or [rows, 1] where rows were
     divided by different numbers, see `narrowed`.
@@ -105,6 +127,9 @@ def queries(q, places, real, d, scale, D: tl.constexpr, CHUNK: tl.constexpr, KV:
         if KV > 0 and tile.dtype == tl.bfloat16:
             tile, factors = narrowed(tile)
             scale = scale * factors
+        if LATENT:
+            latent = tl.load(q + places[:, None] + dv[None, :], mask=real[:, None] & (dv < DV)[None, :], other=0.0)
+            tile = (latent, tile)
     else:
         tile = q + tl.where(real, places, 0)
     return tile, scale
@@ -143,13 +168,13 @@ def extend_blocks(
     first_block, last_block, top, total, acc, q, positions, table_row, keys, values, key_stride, value_stride,
     first, end, window, scale, cap, d, dv, tail, low, high,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_TAIL: tl.constexpr, CHUNK: tl.constexpr, KV: tl.constexpr, MASKED: tl.constexpr,
+    HAS_TAIL: tl.constexpr, CHUNK: tl.constexpr, LATENT: tl.constexpr, KV: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Take blocks [first_block, last_block) of keys into the running softmax of a tile of queries."""
     for block in range(first_block, last_block):
         n, s, v = scored_block(
             q, table_row, keys, values, key_stride, value_stride, first + block * BLOCK_N, end, scale, cap, d, dv,
-            D, DV, BLOCK_N, CHUNK, HAS_CAP, KV, MASKED,
+            D, DV, BLOCK_N, CHUNK, HAS_CAP, LATENT, KV, MASKED,
         )  # fmt: skip
         if MASKED:
             if HAS_TAIL:

@@ -20,6 +20,7 @@ import triton.language as tl
 
 from pegboard.plugins.attn_triton.kernel_parts import (
     count_bits,
+    dims_of_keys,
     extend_blocks,
     online_softmax,
     part_size,
@@ -37,7 +38,7 @@ def extend_kernel(
     GROUP: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_TAIL: tl.constexpr,
-    CHUNK: tl.constexpr, KV: tl.constexpr,
+    CHUNK: tl.constexpr, LATENT: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """Attend with new tokens over cached and new KV. Grid (tiles, kv heads). With HAS_TAIL all requests of the tiles
     have a tail, see ForwardBatch.
@@ -74,9 +75,9 @@ def extend_kernel(
         bits = tl.load(tail_bits + start + tl.minimum(token, last_token))
         positions = tail + count_bits(bits) - 1
         low, high = seen_of_tail(bits, window, tail_len, HAS_WINDOW)
-    d = tl.arange(0, BLOCK_D)
+    d = dims_of_keys(DV, BLOCK_D, LATENT)
     dv = tl.arange(0, BLOCK_DV)
-    q_tile, scales = queries(q, (start + token) * q_token + head * q_head, real, d, scale, D, CHUNK, KV)
+    q_tile, scales = queries(q, (start + token) * q_token + head * q_head, real, d, dv, scale, D, DV, CHUNK, LATENT, KV)
 
     # Keys [first, end) are seen by some row. In between lie the blocks that every row sees whole: they need no mask.
     first = 0
@@ -99,17 +100,17 @@ def extend_kernel(
         top, total, acc = extend_blocks(
             0, whole_start, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
             first, end, window, scales, cap, d, dv, tail, low, high,
-            D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, KV, True,
+            D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, LATENT, KV, True,
         )  # fmt: skip
     top, total, acc = extend_blocks(
         whole_start, whole_stop, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
         first, end, window, scales, cap, d, dv, tail, low, high,
-        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, KV, False,
+        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, LATENT, KV, False,
     )  # fmt: skip
     top, total, acc = extend_blocks(
         whole_stop, blocks, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
         first, end, window, scales, cap, d, dv, tail, low, high,
-        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, KV, True,
+        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, LATENT, KV, True,
     )  # fmt: skip
 
     if HAS_SINKS:
@@ -131,7 +132,7 @@ def decode_kernel(
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, LEAST: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr,
-    CHUNK: tl.constexpr, KV: tl.constexpr,
+    CHUNK: tl.constexpr, LATENT: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """One new token per request over one part of its KV from `start` on. Grid (requests, kv heads * head blocks,
     parts).
@@ -161,9 +162,9 @@ def decode_kernel(
         h = (tl.program_id(1) % head_blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
         real = h < GROUP
         head = kv_head * GROUP + h
-        d = tl.arange(0, BLOCK_D)
+        d = dims_of_keys(DV, BLOCK_D, LATENT)
         dv = tl.arange(0, BLOCK_DV)
-        q_tile, scales = queries(q, token * q_token + head * q_head, real, d, scale, D, CHUNK, KV)
+        q_tile, scales = queries(q, token * q_token + head * q_head, real, d, dv, scale, D, DV, CHUNK, LATENT, KV)
         top = tl.full([BLOCK_H], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_H], tl.float32)
         acc = tl.zeros([BLOCK_H, BLOCK_DV], tl.float32)
@@ -176,13 +177,22 @@ def decode_kernel(
         for block in range(whole):
             _, s, v = scored_block(
                 q_tile, table_row, keys, values, key_slot, value_slot, first + block * BLOCK_N, end, scales, cap, d, dv,
-                D, DV, BLOCK_N, CHUNK, HAS_CAP, KV, False,
+                D, DV, BLOCK_N, CHUNK, HAS_CAP, LATENT, KV, False,
             )  # fmt: skip
             top, total, acc = online_softmax(s, top, total, acc, v)
-        if first + whole * BLOCK_N < end:
+        if LATENT:
+            # A loop as well: what an `if` shares with the loop before it, such as queries, would be kept in registers.
+            for block in range(whole, tl.cdiv(end - first, BLOCK_N)):
+                n, s, v = scored_block(
+                    q_tile, table_row, keys, values, key_slot, value_slot, first + block * BLOCK_N, end, scales, cap, d,
+                    dv, D, DV, BLOCK_N, CHUNK, HAS_CAP, LATENT, KV, True,
+                )  # fmt: skip
+                s = tl.where((n < end)[None, :], s, float("-inf"))
+                top, total, acc = online_softmax(s, top, total, acc, v)
+        elif first + whole * BLOCK_N < end:
             n, s, v = scored_block(
                 q_tile, table_row, keys, values, key_slot, value_slot, first + whole * BLOCK_N, end, scales, cap, d, dv,
-                D, DV, BLOCK_N, CHUNK, HAS_CAP, KV, True,
+                D, DV, BLOCK_N, CHUNK, HAS_CAP, LATENT, KV, True,
             )  # fmt: skip
             s = tl.where((n < end)[None, :], s, float("-inf"))
             top, total, acc = online_softmax(s, top, total, acc, v)
@@ -208,7 +218,7 @@ def prefix_kernel(
     count, prefix, size, scale, cap, v_scale,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    HAS_CAP: tl.constexpr, CHUNK: tl.constexpr, KV: tl.constexpr,
+    HAS_CAP: tl.constexpr, CHUNK: tl.constexpr, LATENT: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """Attend with the new tokens of `count` requests over one part, `size` keys, of the `prefix` keys that all of them
     share. Grid (row tiles, kv heads, parts).
@@ -224,9 +234,9 @@ def prefix_kernel(
     request = (r // GROUP).to(tl.int64)
     real = request < count
     head = kv_head * GROUP + r % GROUP
-    d = tl.arange(0, BLOCK_D)
+    d = dims_of_keys(DV, BLOCK_D, LATENT)
     dv = tl.arange(0, BLOCK_DV)
-    q_tile, scales = queries(q, request * q_token + head * q_head, real, d, scale, D, CHUNK, KV)
+    q_tile, scales = queries(q, request * q_token + head * q_head, real, d, dv, scale, D, DV, CHUNK, LATENT, KV)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
@@ -237,12 +247,12 @@ def prefix_kernel(
     whole = (end - first) // BLOCK_N
     top, total, acc = extend_blocks(
         0, whole, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
-        first, end, 0, scales, cap, d, dv, end, 0, 0, D, DV, BLOCK_N, False, HAS_CAP, False, CHUNK, KV, False,
+        first, end, 0, scales, cap, d, dv, end, 0, 0, D, DV, BLOCK_N, False, HAS_CAP, False, CHUNK, LATENT, KV, False,
     )  # fmt: skip
     top, total, acc = extend_blocks(
         whole, tl.cdiv(end - first, BLOCK_N), top, total, acc, q_tile, positions, table_row, keys, values,
         key_slot, value_slot, first, end, 0, scales, cap, d, dv, end, 0, 0,
-        D, DV, BLOCK_N, False, HAS_CAP, False, CHUNK, KV, True,
+        D, DV, BLOCK_N, False, HAS_CAP, False, CHUNK, LATENT, KV, True,
     )  # fmt: skip
     tl.store(tops + request * tops_token + split * tops_split + head, top + tl.log2(total), mask=real)
     tl.store(

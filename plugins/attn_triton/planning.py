@@ -161,7 +161,7 @@ class DecodePlans:
         self._ctx, self._options, self._device = ctx, options, device
         self._multiprocessors = multiprocessors
         self._found: dict[tuple[Kind, int], DecodeLaunch] = {}
-        kinds = {Kind.of(layer) for layer in ctx.layers}
+        kinds = {Kind.of(layer, device.itemsize) for layer in ctx.layers}
         sizes = range(1, self.most_requests + 1)
         needed = max((self._floats(kind, count) for kind in kinds for count in sizes), default=0)
         self._memory = torch.empty(needed, dtype=torch.float32, device=ctx.device)

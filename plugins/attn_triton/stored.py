@@ -44,8 +44,13 @@ class Stored:
     kv: int
 
     @classmethod
-    def of(cls, layer: LayerSpec, batch: ForwardBatch, widenings: Mapping[torch.dtype, int]) -> Stored:
+    def of(
+        cls, layer: LayerSpec, num_kv_heads: int, batch: ForwardBatch, widenings: Mapping[torch.dtype, int]
+    ) -> Stored:
+        """Return a layer's KV, with so many KV heads: a latent one has one, which stands for all of them."""
         keys, values = batch.kv_pool.keys(layer.layer_id), batch.kv_pool.values(layer.layer_id)
+        if layer.latent:
+            keys, values = keys.expand(-1, num_kv_heads, -1), values.expand(-1, num_kv_heads, -1)
         table = batch.kv_groups[layer.kv_group].row_table
         kv = widenings.get(keys.dtype, 0)
         if not kv:

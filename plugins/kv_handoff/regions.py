@@ -13,10 +13,8 @@ if TYPE_CHECKING:
 
 
 def regions_of(pool: KVPool) -> tuple[Region, ...]:
-    """Return the buffers of a pool: K, then V of each layer, in the order of its layers."""
-    return tuple(
-        _region(buffer) for layer_id in pool.layer_ids for buffer in (pool.keys(layer_id), pool.values(layer_id))
-    )
+    """Return the buffers of a pool: K, then V of each layer (of a latent one K alone), in the order of its layers."""
+    return tuple(_region(buffer) for layer_id in pool.layer_ids for buffer in pool.buffers(layer_id))
 
 
 def _region(buffer: torch.Tensor) -> Region:

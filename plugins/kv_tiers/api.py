@@ -189,8 +189,8 @@ class HostPool(abc.ABC, Generic[OptionsT]):
     long as no host page is written by one of them and used by another; that is the caller's care.
 
     A *block* is `block_pages` pages in one byte format, the same whatever the layout and the page size: layer after
-    layer, in the order of the context, first K then V, each of them `[block tokens, kv heads, head dim]` in the KV's
-    own dtype, little endian, without padding.
+    layer, in the order of the context, first K then V (of a latent layer K alone), each of them `[block tokens, kv
+    heads, head dim]` in the KV's own dtype, little endian, without padding.
     """
 
     def __init__(self, options: OptionsT, ctx: HostPoolContext) -> None:
@@ -210,7 +210,7 @@ class HostPool(abc.ABC, Generic[OptionsT]):
     @classmethod
     def bytes_per_token(cls, layers: tuple[LayerSpec, ...], dtype: torch.dtype) -> int:
         """Return bytes that one token takes in all layers; asked before the pool is built, to size it."""
-        return dtype.itemsize * sum(layer.num_kv_heads * (layer.qk_head_dim + layer.v_head_dim) for layer in layers)
+        return dtype.itemsize * sum(sum(layer.kept) for layer in layers)
 
     @abc.abstractmethod
     def save(self, pool: KVPool, device: torch.Tensor, host: torch.Tensor) -> None:

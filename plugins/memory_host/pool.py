@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from abc import abstractmethod
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ _PREPARED_AT_ONCE = 2**25
 class PagedHostPool(HostPool[NoOptions]):
     """What both layouts share: they know where K and V of a layer lie in each page, and move them as bytes.
 
-    A subclass sets `parts` in `lay_out`: K and V by layer id, in the order of the context.
+    A subclass sets `parts` in `lay_out`: K and V by layer id, or the latent, in the order of the context.
     """
 
     def __init__(self, options: NoOptions, ctx: HostPoolContext) -> None:
@@ -39,7 +40,7 @@ class PagedHostPool(HostPool[NoOptions]):
         self.device = ctx.device
         self.copies = self.make_copies(ctx.device)
         self.buffers: list[HostBuffer] = []
-        self.parts: dict[int, tuple[Part, Part]] = self.lay_out()
+        self.parts: dict[int, tuple[Part, ...]] = self.lay_out()
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: HostPoolContext) -> str | None:
@@ -49,8 +50,8 @@ class PagedHostPool(HostPool[NoOptions]):
         return None
 
     @abstractmethod
-    def lay_out(self) -> dict[int, tuple[Part, Part]]:
-        """Allocate the memory, and return where K and V of each layer lie in it."""
+    def lay_out(self) -> dict[int, tuple[Part, ...]]:
+        """Allocate the memory, and return where K and V of each layer lie in it, or its latent."""
 
     def make_copies(self, device: torch.device) -> Copies:
         """Return what copies pages between this device and the host."""
@@ -61,22 +62,20 @@ class PagedHostPool(HostPool[NoOptions]):
         self.buffers.append(HostBuffer(nbytes, self.device))
         return self.buffers[-1].data
 
-    def part_bytes(self, layer: LayerSpec) -> tuple[int, int]:
-        """Return bytes of K and of V that a page has of a layer."""
-        token = self.page_size * layer.num_kv_heads * self.dtype.itemsize
-        return token * layer.qk_head_dim, token * layer.v_head_dim
+    def part_bytes(self, layer: LayerSpec) -> tuple[int, ...]:
+        """Return bytes of K and of V that a page has of a layer, or of its latent."""
+        return tuple(self.page_size * self.dtype.itemsize * numbers for numbers in layer.kept)
 
     def save(self, pool: KVPool, device: torch.Tensor, host: torch.Tensor) -> None:
         sources, targets = self._pairs(device, host)
-        for layer_id, (keys, values) in self.parts.items():
-            self.copies.save(pool.keys(layer_id), sources, keys, targets)
-            self.copies.save(pool.values(layer_id), sources, values, targets)
+        for layer_id, parts in self.parts.items():
+            for buffer, part in zip(pool.buffers(layer_id), parts, strict=True):
+                self.copies.save(buffer, sources, part, targets)
 
     def load(self, pool: KVPool, layer_id: int, host: torch.Tensor, device: torch.Tensor) -> None:
         targets, sources = self._pairs(device, host)
-        keys, values = self.parts[layer_id]
-        self.copies.load(keys, sources, pool.keys(layer_id), targets)
-        self.copies.load(values, sources, pool.values(layer_id), targets)
+        for buffer, part in zip(pool.buffers(layer_id), self.parts[layer_id], strict=True):
+            self.copies.load(part, sources, buffer, targets)
 
     def write_block(self, host: torch.Tensor, out: memoryview) -> None:
         pages, block = self._block_pages(host), self._block(out)
@@ -112,7 +111,7 @@ class PagedHostPool(HostPool[NoOptions]):
     def _places(self) -> list[tuple[Part, slice]]:
         """Return each part with its place in a block."""
         places, begin = [], 0
-        for part in (one for both in self.parts.values() for one in both):
+        for part in (part for parts in self.parts.values() for part in parts):
             stop = begin + self.block_pages * part.page_bytes
             places.append((part, slice(begin, stop)))
             begin = stop
@@ -144,12 +143,8 @@ class PagedHostPool(HostPool[NoOptions]):
 class LayerFirst(PagedHostPool):
     """One K and one V buffer per layer, [pages, page_size, heads, dim], as on the device."""
 
-    def lay_out(self) -> dict[int, tuple[Part, Part]]:
-        return {
-            layer.layer_id: (self._part(keys), self._part(values))
-            for layer in self.layers
-            for keys, values in (self.part_bytes(layer),)
-        }
+    def lay_out(self) -> dict[int, tuple[Part, ...]]:
+        return {layer.layer_id: tuple(map(self._part, self.part_bytes(layer))) for layer in self.layers}
 
     def _part(self, page_bytes: int) -> Part:
         pages = self.num_pages + 1
@@ -162,16 +157,15 @@ class PageFirst(PagedHostPool):
     So a page is a block, where a block has one page. Where it has several, each part of it lies in as many places.
     """
 
-    def lay_out(self) -> dict[int, tuple[Part, Part]]:
+    def lay_out(self) -> dict[int, tuple[Part, ...]]:
         pages = self.num_pages + 1
         page_bytes = self.page_size * self.bytes_per_token(self.layers, self.dtype)
         self.pages = self.allocate(pages * page_bytes).view(pages, page_bytes)
         parts, begin = {}, 0
         for layer in self.layers:
-            keys, values = self.part_bytes(layer)
-            middle, end = begin + keys, begin + keys + values
-            parts[layer.layer_id] = Part(self.pages[:, begin:middle]), Part(self.pages[:, middle:end])
-            begin = end
+            stops = list(itertools.accumulate(self.part_bytes(layer), initial=begin))
+            parts[layer.layer_id] = tuple(Part(self.pages[:, first:stop]) for first, stop in itertools.pairwise(stops))
+            begin = stops[-1]
         return parts
 
     def view_block(self, host: torch.Tensor) -> memoryview | None:

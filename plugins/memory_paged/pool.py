@@ -22,7 +22,7 @@ _PREPARED_AT_ONCE = 2**21
 
 
 class MHAPool(KVPool[NoOptions]):
-    """One K and one V buffer per layer. Layers may differ in their heads and head sizes.
+    """One K and one V buffer per layer, of latent layers one for both. Layers may differ in their heads and head sizes.
 
     The memory is not cleared (free slots are undefined by contract) but for layers that ask for it and for page 0:
     padding rows may read what padding rows wrote there, and should not start from NaN. Zeros are zeros in 8 bits, too.
@@ -37,12 +37,16 @@ class MHAPool(KVPool[NoOptions]):
         for layer in ctx.layers:
             if layer.layer_id in self._keys:
                 raise ValueError(f"two layers have the id {layer.layer_id}")
-            self._keys[layer.layer_id] = self._buffer(layer.num_kv_heads, layer.qk_head_dim, ctx)
-            self._values[layer.layer_id] = self._buffer(layer.num_kv_heads, layer.v_head_dim, ctx)
+            keys = self._keys[layer.layer_id] = self._buffer(layer.num_kv_heads, layer.qk_head_dim, ctx)
+            self._values[layer.layer_id] = (
+                keys[..., : layer.v_head_dim]
+                if layer.latent
+                else self._buffer(layer.num_kv_heads, layer.v_head_dim, ctx)
+            )
         for layer_id in ctx.zeroed:
             if ctx.device.type != "cpu":  # where all of it is zeros
-                self._keys[layer_id].zero_()
-                self._values[layer_id].zero_()
+                for buffer in self.buffers(layer_id):
+                    buffer.zero_()
 
     def _buffer(self, heads: int, dim: int, ctx: KVPoolContext) -> torch.Tensor:
         shape = (self.num_slots, heads, dim)
@@ -55,7 +59,7 @@ class MHAPool(KVPool[NoOptions]):
 
     @classmethod
     def bytes_per_token(cls, layers: tuple[LayerSpec, ...], dtype: torch.dtype) -> int:
-        return dtype.itemsize * sum(layer.num_kv_heads * (layer.qk_head_dim + layer.v_head_dim) for layer in layers)
+        return dtype.itemsize * sum(sum(layer.kept) for layer in layers)
 
     def keys(self, layer_id: int) -> torch.Tensor:
         return self._keys[layer_id]
@@ -71,7 +75,8 @@ class MHAPool(KVPool[NoOptions]):
             keys, values = as_bytes(keys), as_bytes(values)
         # index_copy_ and not keys[slots] = k: it does not broadcast, so a wrong shape is an error.
         keys.index_copy_(0, slots, k.to(keys.dtype))
-        values.index_copy_(0, slots, v.to(values.dtype))
+        if layer_id not in self._latent:
+            values.index_copy_(0, slots, v.to(values.dtype))
 
     def scales(self, layer_id: int) -> tuple[float, float]:
         return self._scales.get(layer_id, (1.0, 1.0))
@@ -85,7 +90,7 @@ class MHAPool(KVPool[NoOptions]):
 
     def prepare(self, seconds: float) -> int:
         """On a CPU, write to all slots, the first ones first, since the allocators hand these out first."""
-        buffers = (*self._keys.values(), *self._values.values())
+        buffers = self._all()
         if not buffers or buffers[0].device.type != "cpu":
             return self.num_slots
         widest = max(buffer[0].nbytes for buffer in buffers)
@@ -98,4 +103,7 @@ class MHAPool(KVPool[NoOptions]):
 
     @property
     def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in (*self._keys.values(), *self._values.values()))
+        return sum(buffer.nbytes for buffer in self._all())
+
+    def _all(self) -> list[torch.Tensor]:
+        return [buffer for layer_id in self.layer_ids for buffer in self.buffers(layer_id)]

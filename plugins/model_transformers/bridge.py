@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pegboard.plugins.model_transformers.latent import absorbed, values_of
 from pegboard.toolkit.model.hadamard import transformed
 
 if TYPE_CHECKING:
@@ -65,9 +66,14 @@ class PagedAttention(Handler):
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         layer, batch = self.layers[call.module], self.batch
-        q, k = transformed(_packed(call.query), _packed(call.key), layer, batch.kv_pool)
-        sinks = call.arguments.get("s_aux")
-        out = batch.attn_backend.forward(q, k, _packed(call.value), layer, batch, sinks=sinks)
+        q, k = _packed(call.query), _packed(call.key)
+        if layer.latent:
+            q, v = absorbed(call.module, q), k[..., : layer.v_head_dim]
+        else:
+            (q, k), v = transformed(q, k, layer, batch.kv_pool), _packed(call.value)
+        out = batch.attn_backend.forward(q, k, v, layer, batch, sinks=call.arguments.get("s_aux"))
+        if layer.latent:
+            out = values_of(call.module, out)
         return out.unsqueeze(0)
 
 
@@ -77,6 +83,11 @@ def _packed(heads_first: torch.Tensor) -> torch.Tensor:
 
 
 _HANDLER: ContextVar[Handler] = ContextVar("pegboard_transformers_handler")
+
+
+def is_handled() -> bool:
+    """Return whether a `Handler` answers the attention calls of this context."""
+    return _HANDLER.get(None) is not None
 
 
 @contextmanager

@@ -27,10 +27,6 @@ def examine(ctx: ModelContext) -> tuple[Trace, int]:
     config = config_of(ctx.hf_config).get_text_config()
     length = _context_length(ctx, config)
     _check_rope(config, length)
-    if getattr(config, "kv_lora_rank", None):
-        raise NotServable(
-            "keeps a compressed latent instead of keys and values (MLA); expanded ones would take many times the memory"
-        )
     return trace(ctx.hf_config, length), length
 
 

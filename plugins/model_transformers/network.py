@@ -12,6 +12,7 @@ from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.model_family import Network
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.head import Head
+from pegboard.plugins.model_transformers.latent import keep_latents
 from pegboard.plugins.model_transformers.states import PROVIDER, States
 from pegboard.plugins.model_transformers.trace import hidden_states
 
@@ -28,6 +29,7 @@ class TransformersNetwork(Network):
 
     def __init__(self, model: Any, trace: Trace) -> None:
         self.model = model
+        keep_latents(model, bridge.is_handled)
         self._head = Head(model, trace.body, trace.body_output)
         self._layers: dict[torch.nn.Module, LayerSpec] = {
             model.get_submodule(name): layer for name, layer in zip(trace.modules, trace.layers, strict=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,6 +21,7 @@ import torch
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.head import Head
+from pegboard.plugins.model_transformers.latent import is_latent, keep_latents, size_of
 
 TOKENS = 5
 """How many tokens the recorded forward pass has; any number that is not a size of a model."""
@@ -57,7 +58,8 @@ class _Recorder(bridge.Handler):
 
     def attend(self, call: bridge.AttentionCall) -> torch.Tensor:
         self.calls.append(call)
-        return call.query.new_empty(1, call.query.shape[2], call.query.shape[1], call.value.shape[3])
+        width = size_of(call.module, "v_head_dim") if is_latent(call.module) else call.value.shape[3]
+        return call.query.new_empty(1, call.query.shape[2], call.query.shape[1], width)
 
 
 def trace(hf_config: Mapping[str, object], max_context_len: int) -> Trace:
@@ -123,16 +125,46 @@ def config_of(hf_config: Mapping[str, object]) -> Any:
     """Return transformers' own config object for a parsed config.json, which says nothing of quantised weights: its
     quantizers are never called. Raises NotServable.
     """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    model_type = hf_config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
-        raise NotServable(f"has model_type {model_type!r}, which transformers does not know")
+    read = _config_reader(hf_config)
     try:
-        plain = {key: value for key, value in hf_config.items() if key != "quantization_config"}
-        return CONFIG_MAPPING[model_type].from_dict(plain)
+        return read(
+            {
+                key: _number(value)
+                for key, value in hf_config.items()
+                if key not in {"quantization_config", "model_type"}
+            }
+        )
     except Exception as err:  # config classes validate with exceptions of many kinds
         raise NotServable(f"has a config.json that transformers refuses: {' '.join(str(err).split())}") from err
+
+
+def _number(value: object) -> object:
+    """Return a config's value with numbers that JSON lacks, which transformers writes as {"__float__": "Infinity"}."""
+    if isinstance(value, Mapping):
+        number = value.get("__float__")
+        return float(number) if isinstance(number, str) else {key: _number(part) for key, part in value.items()}
+    return [_number(part) for part in value] if isinstance(value, list) else value
+
+
+def _config_reader(hf_config: Mapping[str, object]) -> Callable[[Mapping[str, object]], object]:
+    """Return what makes a model's config of a mapping: by its type, or, where transformers does not know the type, by
+    its architecture. Kimi K2 has a type of its own, and the architecture of DeepSeek-V3.
+    """
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type, names = hf_config.get("model_type"), hf_config.get("architectures")
+    if not isinstance(model_type, str):
+        raise NotServable(f"has model_type {model_type!r}, which transformers does not know")
+    if model_type in CONFIG_MAPPING:
+        by_type: Callable[[Mapping[str, object]], object] = CONFIG_MAPPING[model_type].from_dict
+        return by_type
+    name = names[0] if isinstance(names, list) and names else None
+    model_class = getattr(transformers, name, None) if isinstance(name, str) else None
+    if model_class is None:
+        raise NotServable(f"has model_type {model_type!r}, which transformers does not know")
+    by_architecture: Callable[[Mapping[str, object]], object] = model_class.config_class.from_dict
+    return by_architecture
 
 
 def _build(hf_config: Mapping[str, object]) -> torch.nn.Module:
@@ -152,6 +184,7 @@ def _build(hf_config: Mapping[str, object]) -> torch.nn.Module:
     except Exception as err:  # whatever a wrong size raises in a constructor
         raise NotServable(f"cannot be built from its config.json: {' '.join(str(err).split())}") from err
     built: torch.nn.Module = model.eval()
+    keep_latents(built, bridge.is_handled)
     return built
 
 
@@ -276,12 +309,13 @@ def _layer(
             layer_id=index,
             num_heads=int(call.query.shape[1]),
             num_kv_heads=int(call.key.shape[1]),
-            qk_head_dim=int(call.query.shape[3]),
+            qk_head_dim=int(call.key.shape[3]),
             v_head_dim=int(call.value.shape[3]),
             scale=float(call.query.shape[3] ** -0.5 if scaling is None else scaling),
             window=_window(call, name, masks, max_context_len),
             logit_cap=arguments.get("softcap"),
             num_sinks=0 if sinks is None else int(sinks.numel()),
+            latent=is_latent(call.module),
         )
     except (ValueError, TypeError) as err:
         raise NotServable(f"attends in {name} in a way that a layer's description cannot say: {err}") from err

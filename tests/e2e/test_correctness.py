@@ -195,7 +195,7 @@ def test_tiny(
 
 
 @pytest.mark.parametrize(("cache", "page_size"), [("radix", 1), ("block", 16)])
-@pytest.mark.parametrize("architecture", ["gemma2", "gpt_neox"])
+@pytest.mark.parametrize("architecture", ["gemma2", "gpt_neox", "deepseek_v3"])
 def test_tiny_through_transformers(
     architecture: str, cache: str, page_size: int, checkpoints: Path, reference_dir: Path
 ) -> None:

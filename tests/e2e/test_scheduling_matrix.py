@@ -173,8 +173,12 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(checkpoints: Path) -> World:
+    return make_world(tiny_checkpoint(checkpoints, "llama", num_hidden_layers=2))
+
+
+def make_world(checkpoint: Path) -> World:
     """Each request alone. Those with stops run twice: what they would say without, and then with."""
-    made = World(tiny_checkpoint(checkpoints, "llama", num_hidden_layers=2), [])
+    made = World(checkpoint, [])
     config = made.config(
         prefix_cache={"use": "none"},
         memory={"max_total_tokens": ROOMY},

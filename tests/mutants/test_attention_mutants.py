@@ -14,6 +14,7 @@ from pegboard.conformance.attention.common_prefix import AttentionPrefixTests
 from pegboard.conformance.attention.eight_bit import AttentionEightBitTests
 from pegboard.conformance.attention.fixed import AttentionFixedTests
 from pegboard.conformance.attention.fixed_extends import AttentionFixedExtendTests
+from pegboard.conformance.attention.latents import AttentionLatentTests
 from pegboard.conformance.attention.trees import AttentionTreeTests
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.core.interfaces.errors import Unsupported
@@ -340,12 +341,13 @@ SUITES_APART = (
     AttentionFixedExtendTests,
     AttentionEightBitTests,
     AttentionPrefixTests,
+    AttentionLatentTests,
 )
 
 
 def test_every_test_has_a_mutant() -> None:
-    """But those that run on a GPU or in the whole matrices only. Mutants of trees, and of graphs, 8 bits and shared
-    prefixes, have files of their own.
+    """But those that run on a GPU or in the whole matrices only. Mutants of trees, and of graphs, 8 bits, shared
+    prefixes and latents, have files of their own.
     """
     elsewhere = {"test_matrix", "test_any_larger_batch", "test_any_batch_on_gpu"}
     for suite in SUITES_APART:

@@ -99,7 +99,7 @@ class SortsItsArguments(LayerFirst):
 class LayersByNumber(PageFirst):
     """And not in the context's order."""
 
-    def lay_out(self) -> dict[int, tuple[Part, Part]]:
+    def lay_out(self) -> dict[int, tuple[Part, ...]]:
         return dict(sorted(super().lay_out().items()))
 
 

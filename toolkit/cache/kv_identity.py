@@ -70,10 +70,15 @@ def _fields(model: ModelContext, layers: Sequence[LayerSpec], numerics: Sequence
         "weights": weights_digest(model.directory),
         "config": _json(_counted(model.hf_config)),
         "dtype": str(model.dtype).encode(),
-        "layers": _json([dataclasses.asdict(layer) for layer in layers]),
+        "layers": _json([_described(layer) for layer in layers]),
         **{f"numerics {place}": text.encode("utf-8", "surrogatepass") for place, text in enumerate(numerics)},
         **further,
     }
+
+
+def _described(layer: LayerSpec) -> dict[str, object]:
+    """Return a layer's fields. `latent` only where it is true: what was stored before it was a field is still found."""
+    return {name: value for name, value in dataclasses.asdict(layer).items() if name != "latent" or value}
 
 
 def _short(value: bytes) -> str:

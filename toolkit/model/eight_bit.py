@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
+
+from pegboard.core.interfaces.layers import LayerSpec
 
 EIGHT_BIT = (torch.float8_e4m3fn, torch.float8_e5m2)
 """Types of KV that a pool scales and clamps."""
@@ -13,6 +16,13 @@ EIGHT_BIT = (torch.float8_e4m3fn, torch.float8_e5m2)
 def is_eight_bit(dtype: torch.dtype) -> bool:
     """Return whether KV of this type is scaled and clamped."""
     return dtype in EIGHT_BIT
+
+
+def latents_in_eight_bits(layers: Iterable[LayerSpec], dtype: torch.dtype) -> str | None:
+    """Return why an attention backend that reads no latents of 8 bits cannot have these layers; None if it can."""
+    if not is_eight_bit(dtype) or not any(layer.latent for layer in layers):
+        return None
+    return "it reads no latents (MLA) in 8 bits; set memory.kv_dtype to auto"
 
 
 def stored(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:

@@ -24,8 +24,15 @@ from pegboard.plugins.kv_tiers.api import HostPool, HostPoolContext
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LAYERS = (make_layer(4, 2, 8), make_layer(4, 1, 16, 4, layer_id=3), make_layer(6, 3, 5, 7, layer_id=1))
-"""They differ in their heads and dimensions, K from V too; their ids have a gap and are not in order."""
+LAYERS = (
+    make_layer(4, 2, 8),
+    make_layer(4, 1, 16, 4, layer_id=3),
+    make_layer(6, 3, 5, 7, layer_id=1),
+    make_layer(4, 1, 12, 8, layer_id=7, latent=True),
+)
+"""They differ in their heads and dimensions, K from V too; their ids have a gap and are not in order. The last one has
+one buffer.
+"""
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -35,7 +42,7 @@ CPU = torch.device("cpu")
 
 Pages = Sequence[int]
 Content = list["NDArray[np.uint8]"]
-"""K and V of each layer, in the order of LAYERS: uint8 [pages, bytes of a page]."""
+"""K and V of each layer, or its latent, in the order of LAYERS: uint8 [pages, bytes of a page]."""
 
 
 def indices(pages: Pages) -> torch.Tensor:
@@ -55,8 +62,11 @@ class Rig:
 
     def buffers(self) -> list[torch.Tensor]:
         """Return K and V of each layer as uint8 [pages, bytes], no copies."""
-        both = [(self.pool.keys(layer.layer_id), self.pool.values(layer.layer_id)) for layer in LAYERS]
-        return [one.view(torch.uint8).view(DEVICE_PAGES + 1, -1) for pair in both for one in pair]
+        return [
+            buffer.view(torch.uint8).view(DEVICE_PAGES + 1, -1)
+            for layer in LAYERS
+            for buffer in self.pool.buffers(layer.layer_id)
+        ]
 
     def put(self, content: Content) -> None:
         """Write all device pages."""
@@ -140,7 +150,7 @@ class HostPoolContract(ContractSuite):
     def test_bytes_are_known_before_and_after(self, dtype: torch.dtype, block_pages: int) -> None:
         """The engine finds out how many pages memory has room for by what a token takes; page 0 may come on top."""
         host = self.make(dtype=dtype, block_pages=block_pages).host
-        token = dtype.itemsize * sum(one.num_kv_heads * (one.qk_head_dim + one.v_head_dim) for one in LAYERS)
+        token = dtype.itemsize * sum(sum(layer.kept) for layer in LAYERS)
         assert self.provider_class().bytes_per_token(LAYERS, dtype) == token
         assert HOST_PAGES * 4 * token <= host.nbytes <= (HOST_PAGES + 1) * 4 * token
         assert host.block_bytes == block_pages * 4 * token
@@ -245,7 +255,7 @@ class HostPoolContract(ContractSuite):
         slots = [page * page_size + offset for page in sources for offset in range(page_size)]
         wanted = b""
         for layer in LAYERS:
-            for buffer in (rig.pool.keys(layer.layer_id), rig.pool.values(layer.layer_id)):
+            for buffer in rig.pool.buffers(layer.layer_id):
                 wanted += b"".join(buffer[slot].view(torch.uint8).numpy().tobytes() for slot in slots)
         rig.save(sources, between)
         assert rig.block(between) == wanted, "a block is [layers][K, V][tokens, heads, dim] without padding"
@@ -354,7 +364,7 @@ class HostPoolContract(ContractSuite):
             elif call == "load":
                 number = data.draw(st.integers(0, len(LAYERS) - 1), "layer")
                 rig.host.load(rig.pool, LAYERS[number].layer_id, indices(there), indices(here))
-                for part in (2 * number, 2 * number + 1):
+                for part in range(2 * number, 2 * number + len(LAYERS[number].kept)):
                     device[part][here] = host[part][there]
             else:
                 block = rig.random_block()

@@ -29,6 +29,15 @@ class TestTriton(AttentionContract):
             rig = AttentionRig([make_layer(3, 1, dim)], lens, dtype=dtype, kv_dtype=kept, device=device)
             self.check(rig, rig.run(self.make(rig)))
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+    @pytest.mark.parametrize("common", [0, 48])
+    def test_latents_of_many_heads(self, common: int, dtype: torch.dtype, device: torch.device) -> None:
+        """In several tiles, each of which reads the latents, also those of a prefix that all requests share."""
+        lens = [(common + prefix, 1) for prefix, _ in DECODES] if common else RAGGED
+        layer = make_layer(48, 1, 24, 16, scale=0.11, latent=True)
+        rig = AttentionRig([layer], lens, page_size=16, dtype=dtype, device=device, common=common)
+        self.check(rig, rig.run(self.make(rig)))
+
 
 @OVERFLOWS
 @pytest.mark.full

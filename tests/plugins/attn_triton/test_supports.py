@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -66,6 +67,8 @@ print(TritonAttention.supports(None, AttentionContext((), 1, torch.float32, torc
         (context(make_layer(4, 2, 1024)), "heads of more than 512"),
         (context(make_layer(4, 2, 16, 1024)), "heads of more than 512"),
         (context(make_layer(256, 1)), "more than 128 query heads"),
+        (context(make_layer(16, 1, 1088, 1024, latent=True)), "heads of more than 512"),
+        (replace(context(make_layer(16, 1, 24, 16, latent=True)), kv_dtype=EIGHT_BIT[0]), "no latents (MLA) in 8 bits"),
     ],
 )
 def test_what_does_not_fit(ctx: AttentionContext, reason: str) -> None:

@@ -66,8 +66,8 @@ def test_scales_have_what_the_kernels_leave_out(capability: tuple[int, int] | No
     for kept, factor in ((E4M3, left_out), (E5M2, 1)):
         rig = AttentionRig([make_layer()], DECODES, kv_dtype=kept)
         batch = rig.batch(TritonAttention(TritonAttentionOptions(), rig.context_for()))
-        found = Stored.of(rig.layers[0], batch, widenings(capability)).factors
-        plain = Stored.of(rig.layers[0], batch, {}).factors
+        found = Stored.of(rig.layers[0], 2, batch, widenings(capability)).factors
+        plain = Stored.of(rig.layers[0], 2, batch, {}).factors
         k_scale, v_scale = rig.pool.scales(0)
         expected = plain[0] * k_scale * factor, plain[1], v_scale * factor
         assert found == pytest.approx(expected, rel=1e-12)

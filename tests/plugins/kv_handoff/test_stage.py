@@ -73,10 +73,8 @@ def test_regions_of_a_device_have_no_buffer() -> None:
     class OnMeta:
         layer_ids = (0,)
 
-        def keys(self, layer_id: int) -> torch.Tensor:
-            return torch.empty(8, 2, 4, device="meta")
-
-        values = keys
+        def buffers(self, layer_id: int) -> tuple[torch.Tensor, ...]:
+            return (torch.empty(8, 2, 4, device="meta"),) * 2
 
     regions = regions_of(cast("Any", OnMeta()))
     assert [(one.device, one.buffer, one.slot_bytes) for one in regions] == [("meta", None, 32)] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,19 @@ def test_probe_with_one_request_at_a_time(tmp_path: Path) -> None:
     ctx = context(save(tmp_path, *SERVED["qwen3"]))
     family, network = loaded(ctx)
     family.probe(network, probe_run(network, family.spec, ctx, max_batch=1))
+
+
+def test_a_type_of_its_own_with_a_known_architecture(tmp_path: Path) -> None:
+    """As Kimi K2 has, whose architecture is DeepSeek-V3's."""
+    directory = save(tmp_path, *SERVED["deepseek_v3"])
+    expected = loaded(context(directory))[1].reference_logits([5, 9, 7])
+    config = json.loads((directory / "config.json").read_text("utf-8"))
+    (directory / "config.json").write_text(json.dumps({**config, "model_type": "kimi_k2"}), "utf-8")
+    ctx = context(directory)
+    assert TransformersFamily.supports(None, ctx) is None  # type: ignore[arg-type]
+    family, network = loaded(ctx)
+    family.probe(network, probe_run(network, family.spec, ctx))
+    assert torch.equal(network.reference_logits([5, 9, 7]), expected)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -175,12 +189,12 @@ def bare(**changes: Any) -> ModelContext:
             {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_hidden_layers": 4},
             "",
         ),
-        ({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}, "MLA"),
         ({"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2"}, ""),
         ({"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "use_bidirectional_attention": True}, None),
         ({"architectures": ["DiffLlamaForCausalLM"], "model_type": "diffllama"}, "more than once"),
         ({"architectures": ["XGLMForCausalLM"], "model_type": "xglm"}, ""),
         ({"num_hidden_layers": 0}, "never calls"),
+        ({"rms_norm_eps": {"__float__": "Infinity"}}, None),
     ],
 )
 def test_reasons(changes: dict[str, Any], word: str | None) -> None:

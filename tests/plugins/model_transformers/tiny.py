@@ -38,6 +38,33 @@ _GPT: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
+_LATENT: dict[str, Any] = {
+    **_COMMON,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
+}
+_LATENT_MOE: dict[str, Any] = {
+    **_LATENT,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 64,
+}
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 _GEMMA: dict[str, Any] = {
     **_GROUPED,
@@ -50,6 +77,10 @@ _GEMMA: dict[str, Any] = {
 SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("Cohere", {**_GROUPED, "logit_scale": 0.25}),
     "cohere2": ("Cohere2", {**_GROUPED, "sliding_window": 16, "layer_types": _ALTERNATING, "logit_scale": 0.5}),
+    "axk1": ("AXK1", _LATENT_MOE),
+    "deepseek_v2": ("DeepseekV2", {**_LATENT_MOE, "n_group": 2, "topk_method": "group_limited_greedy"}),
+    "deepseek_v2_lite": ("DeepseekV2", {**_LATENT_MOE, "q_lora_rank": None}),
+    "deepseek_v3": ("DeepseekV3", {**_LATENT_MOE, "n_group": 2, "rope_parameters": _YARN}),
     "exaone4": ("Exaone4", {**_GROUPED, "sliding_window": 16, "layer_types": _ALTERNATING}),
     "gemma": ("Gemma", {**_GROUPED, "head_dim": 8}),
     "gemma2": ("Gemma2", {**_GEMMA, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0}),
@@ -70,11 +101,13 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
     ),
+    "glm4_moe_lite": ("Glm4MoeLite", _LATENT_MOE),
     "granite": (
         "Granite",
         {**_GROUPED, "logits_scaling": 4.0, "embedding_multiplier": 3.0, "attention_multiplier": 0.1},
     ),
     "llama": ("Llama", _GROUPED),
+    "minicpm3": ("MiniCPM3", _LATENT),
     "mistral": ("Mistral", {**_GROUPED, "sliding_window": 16}),
     "mixtral": ("Mixtral", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "olmo2": ("Olmo2", _GROUPED),
@@ -94,6 +127,7 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smollm3": ("SmolLM3", _GROUPED),
     "starcoder2": ("Starcoder2", {**_GROUPED, "sliding_window": 16}),
+    "youtu": ("Youtu", _LATENT),
 }
 """Architectures that must be served: the prefix of their config class, and the fields of a tiny one."""
 
@@ -121,6 +155,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "_supports_attention_backend",
     ),
     "gptj": ("GPTJ", {**_GPT, "rotary_dim": 4}, "_supports_attention_backend"),
+    "deepseek_v32": ("DeepseekV32", _LATENT_MOE, "'indices'"),
 }
 """Architectures that must be refused, with a word of the reason."""
 

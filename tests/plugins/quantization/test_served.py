@@ -147,6 +147,14 @@ def test_through_transformers(architecture: str, name: str, written: Write) -> N
     assert torch.equal(logits(coded, use="transformers"), logits(meant, use="transformers"))
 
 
+def test_absorbed_matrices_of_latents(written: Write) -> None:
+    """That of DeepSeek-V3 is quantised as any other matrix, and is taken by the exact numbers of its codes."""
+    coded, meant = written("fp8 blocks", "deepseek_v3", head_dim=8)
+    name = "model.layers.0.self_attn.kv_b_proj.weight"
+    assert slots_of(coded)[name].dtype is torch.float8_e4m3fn
+    assert torch.equal(logits(coded, use="transformers"), logits(meant, use="transformers"))
+
+
 def test_a_config_in_a_file_of_its_own(written: Write) -> None:
     """As older exports of ModelOpt have it, with nothing in config.json."""
     coded, meant = written("modelopt fp8")

@@ -13,10 +13,10 @@ from pegboard.conformance.model_runner import ModelRunnerContract
 from pegboard.conformance.model_runner.additions import RunnerAdditionTests
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.plugins.model_dense.family import DenseFamily
-from pegboard.plugins.model_dense.network import DecoderLayer
+from pegboard.plugins.model_dense.network import DecoderLayer, DenseNetwork
 from pegboard.plugins.runner_layered.runner import LayeredRunner
 from pegboard.toolkit.model.layers import FusedLinear
-from pegboard.toolkit.model.linear import SITES
+from pegboard.toolkit.model.linear import SITES, NetworkSites
 
 
 class OneLlama(ModelFamilyContract):
@@ -31,6 +31,7 @@ class Spoiled(DenseFamily):
 
     def load(self):
         network = super().load()
+        assert isinstance(network, DenseNetwork)
         for layer in network.layers:
             assert isinstance(layer, DecoderLayer)
             self.spoil(layer)
@@ -61,6 +62,7 @@ class AddsToACopy(Spoiled):
             def forward(self, x, additions=None):
                 out = super().forward(x)
                 if additions is not None:
+                    assert self.site is not None
                     additions.add(self.site.number, x, out.clone())
                 return out
 
@@ -73,6 +75,7 @@ class AddsTwice(Spoiled):
             def forward(self, x, additions=None):
                 out = super().forward(x, additions)
                 if additions is not None:
+                    assert self.site is not None
                     additions.add(self.site.number, x, out)
                 return out
 
@@ -91,17 +94,23 @@ class KeepsAdditions(Spoiled):
         layer.o.__class__ = Keeping
 
 
+def sites_of(family: DenseFamily) -> NetworkSites:
+    found = family.ctx.services.get(SITES, NetworkSites())
+    assert isinstance(found, NetworkSites)
+    return found
+
+
 class TellsNone(DenseFamily):
     def load(self):
         network = super().load()
-        self.ctx.services.get(SITES).all = ()
+        sites_of(self).all = ()
         return network
 
 
 class TellsOtherNames(DenseFamily):
     def load(self):
         network = super().load()
-        sites = self.ctx.services[SITES]
+        sites = sites_of(self)
         sites.all = tuple(
             replace(site, parts=tuple(replace(part, name=part.name.replace("model.", "")) for part in site.parts))
             for site in sites.all
@@ -112,7 +121,7 @@ class TellsOtherNames(DenseFamily):
 class TellsOneTwice(DenseFamily):
     def load(self):
         network = super().load()
-        sites = self.ctx.services[SITES]
+        sites = sites_of(self)
         sites.all = (*sites.all, sites.all[0])
         return network
 

@@ -26,9 +26,9 @@ FULL: dict[str, tuple[str, ...]] = {
     ),
     # One server without features; its pipeline is that of tests/core/pipeline.
     "e2e/test_bare_core.py": (ALL,),
-    # One of each loop with fewer slots than adapters stays; the routes are looked at without a server there.
+    # One with fewer slots than adapters stays; the routes are looked at without a server there.
     "e2e/test_adapters.py": (
-        r"company\[(?!(normal-16-True|overlap-0-False)-1-3)",
+        r"company\[(?!overlap-16-True-1-3)",
         r"test_(over_http|loading_and|bad_loads|drafts|split)",
     ),
     "e2e/test_bench.py": (ALL,),
@@ -413,6 +413,8 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_all_at_once\[(?![0-5]\b)",
     ),
     "plugins/media/test_media_machine.py": (ALL,),
+    "faults/test_adapter_churn.py": (ALL,),
+    "plugins/adapters/test_slots.py": (r"test_nobody_waits_for_ever\[(?!0)",),
     "core/pipeline/test_packing.py": (
         r"test_one_with_bad_extras\w+\[(a long array|the model raises-(decodes in|draft)|.*-normal\])",
     ),

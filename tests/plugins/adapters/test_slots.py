@@ -150,7 +150,7 @@ def test_an_adapter_that_is_gone_leaves_its_slot() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_nobody_waits_for_ever(seed: int) -> None:
-    """Eight adapters want two slots, 3,000 requests, half of them of one. A request may run for a second, so none waits
+    """Eight adapters want two slots, 2,000 requests, half of them of one. A request may run for a second, so none waits
     longer than it takes to drain a slot for each adapter before it: `FAIR`, and a second and a step, eight times.
     """
     draw, rig = random.Random(seed), Rig(2)
@@ -158,9 +158,9 @@ def test_nobody_waits_for_ever(seed: int) -> None:
     waiting: list[tuple[float, Req]] = []
     running: list[tuple[float, Req]] = []
     worst = 0.0
-    for number in range(6000):
+    for number in range(4000):
         rig.now += 0.01
-        if number < 3000:
+        if number < 2000:
             waiting.append((rig.now, rig.req(draw.choice(names))))
         for end, req in [one for one in running if one[0] <= rig.now]:
             rig.ended(req)

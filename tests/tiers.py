@@ -29,7 +29,7 @@ FULL: dict[str, tuple[str, ...]] = {
     # One with fewer slots than adapters stays; the routes are looked at without a server there.
     "e2e/test_adapters.py": (
         r"company\[(?!overlap-16-True-1-3)",
-        r"test_(over_http|loading_and|bad_loads|drafts|split)",
+        r"test_(over_http|loading_and|bad_loads|drafts|split|prefixes\w+\[(block|hiradix))",
     ),
     "e2e/test_bench.py": (ALL,),
     "e2e/test_cached.py": (

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.ahead import DeviceServices, LoadedModel
     from pegboard.core.interfaces.forward import ForwardBatch
-    from pegboard.core.interfaces.options import Options
     from pegboard.plugins.adapters.api import AdapterBackend
     from pegboard.plugins.adapters.options import AdapterSection
     from pegboard.toolkit.model.linear import NetworkSites
@@ -43,7 +42,7 @@ class AdapterPart(DevicePart):
         section: AdapterSection,
         sites: NetworkSites,
         dtype: torch.dtype,
-        make: Callable[[AdapterContext], AdapterBackend[Options]],
+        make: Callable[[AdapterContext], AdapterBackend],
     ) -> None:
         self._section = section
         self._sites = sites

@@ -106,9 +106,10 @@ def test_base_and_eight_adapters_in_company(models: Models, arrangement: dict[st
         assert engine.stats()["retractions"] or (page == 16 and given["mixed_chunk"]), "the pool was meant to be small"
 
 
-def test_prefixes_are_found_within_an_adapter_and_nowhere_else(models: Models) -> None:
+@pytest.mark.parametrize("cache", ["radix", "block", "hiradix"])
+def test_prefixes_are_found_within_an_adapter_and_nowhere_else(models: Models, cache: str) -> None:
     prompt = PROMPTS[0]
-    with Engine.from_config(models.config(["a0", "a1"])) as engine:
+    with Engine.from_config(models.config(["a0", "a1"], prefix_cache={"use": cache})) as engine:
         cached = [engine.run([request(prompt, name)])[0].cached_tokens for name in ("a0", "a1", None, "a0", "a1", None)]
     assert cached == [0, 0, 0, *[len(prompt) - 1] * 3]
 

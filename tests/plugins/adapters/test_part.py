@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from pegboard.core.interfaces.ahead import LoadedModel
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.plugins.adapters.api import AdapterContext
+from pegboard.plugins.adapters.api import AdapterContext, AdapterWeights
 from pegboard.plugins.adapters.messages import BatchSlots, Drop, Load, Loaded, Poll
 from pegboard.plugins.adapters.options import AdapterSection
 from pegboard.plugins.adapters.part import AdapterPart
@@ -31,7 +32,7 @@ class Backend(TorchAdapters):
         self.go = threading.Event()
         self.go.set()
 
-    def prepare(self, weights):  # type: ignore[no-untyped-def]
+    def prepare(self, weights: AdapterWeights) -> dict[int, Any]:
         assert self.go.wait(60)
         return super().prepare(weights)
 

@@ -58,7 +58,7 @@ class Rig:
         self.app = build_app([], keys=keys)
         self.app.router.routes.extend(Routes(self.client, self.known).router().routes)
 
-    def post(self, path: str, body: Mapping[str, Any], key: str = "") -> tuple[int, Any]:
+    def post(self, path: str, body: Mapping[str, Any], key: str = "") -> tuple[int | None, Any]:
         async def asked() -> Exchange:
             return await Exchange(self.app, "POST", path, json.dumps(body).encode(), key=key).end()
 

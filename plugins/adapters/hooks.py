@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.interfaces.hooks import hookimpl
 from pegboard.plugins.adapters import ADAPTERS
+from pegboard.plugins.adapters.options import AdapterSection
 
 if TYPE_CHECKING:
     import fastapi
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.model_family import ModelContext
     from pegboard.core.interfaces.stage import DevicePart, Stage, StageContext
     from pegboard.plugins.adapters.frontend import KnownAdapters
-    from pegboard.plugins.adapters.options import AdapterSection
     from pegboard.plugins.adapters.stage import Adapters
     from pegboard.toolkit.model.linear import NetworkSites
 
@@ -32,7 +32,8 @@ class _Config(Protocol):
 class AdapterHooks:
     """Brings the stage `adapters`, and its routes."""
 
-    _section: AdapterSection
+    _section = AdapterSection()
+    """What the config says. `config check` does not tell it, and looks at no adapter."""
     _sites: NetworkSites
     _stage: Adapters | None = None
     _known: KnownAdapters | None = None

@@ -26,6 +26,11 @@ FULL: dict[str, tuple[str, ...]] = {
     ),
     # One server without features; its pipeline is that of tests/core/pipeline.
     "e2e/test_bare_core.py": (ALL,),
+    # One with fewer slots than adapters stays; the routes are looked at without a server there.
+    "e2e/test_adapters.py": (
+        r"company\[(?!overlap-16-True-1-3)",
+        r"test_(over_http|loading_and|bad_loads|drafts|split|prefixes\w+\[(block|hiradix))",
+    ),
     "e2e/test_bench.py": (ALL,),
     "e2e/test_cached.py": (
         r"\[(radix-16|block-1|none-1)\b",
@@ -408,6 +413,8 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_all_at_once\[(?![0-5]\b)",
     ),
     "plugins/media/test_media_machine.py": (ALL,),
+    "faults/test_adapter_churn.py": (ALL,),
+    "plugins/adapters/test_slots.py": (r"test_nobody_waits_for_ever\[(?!0)",),
     "core/pipeline/test_packing.py": (
         r"test_one_with_bad_extras\w+\[(a long array|the model raises-(decodes in|draft)|.*-normal\])",
     ),

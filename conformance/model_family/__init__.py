@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from pegboard.conformance.model_family.additions import AdditionTests
 from pegboard.conformance.model_family.base import assert_close
 from pegboard.conformance.model_family.graphs import GraphTests
 from pegboard.conformance.model_family.overlay import OverlayTests
@@ -43,7 +44,7 @@ _SPOILED: tuple[Mapping[str, Any], ...] = (
 )
 
 
-class ModelFamilyContract(OverlayTests, TapTests, GraphTests, ScaleTests):
+class ModelFamilyContract(AdditionTests, OverlayTests, TapTests, GraphTests, ScaleTests):
     """What every family must do for each tiny checkpoint that it supports.
 
     `architectures` are names that `make_checkpoint` takes. A family of none of the kit's architectures sets its

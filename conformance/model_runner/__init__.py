@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from pegboard.conformance.model_runner.additions import RunnerAdditionTests
 from pegboard.conformance.model_runner.base import best_sampler, reference
 from pegboard.conformance.model_runner.fakes import Rig, ScriptedProcessor, ScriptedSampler
 from pegboard.conformance.model_runner.overlay import RunnerOverlayTests
@@ -29,7 +30,9 @@ from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardO
 from pegboard.core.interfaces.sampling import LogprobRequest
 
 
-class ModelRunnerContract(RunnerPrefillGraphTests, RunnerOverlayTests, RunnerTapTests, RunnerTreeTests):
+class ModelRunnerContract(
+    RunnerAdditionTests, RunnerPrefillGraphTests, RunnerOverlayTests, RunnerTapTests, RunnerTreeTests
+):
     """What every model runner owes the pipeline. An author names the provider, and sets the other attributes only where
     the runner cannot run the default model.
     """

@@ -14,7 +14,7 @@ from pegboard.conformance.rig.model_references import OverlaidPrompt, lay_over
 from pegboard.conformance.rig.paged import PagedRun
 from pegboard.conformance.rig.tails import Tree, as_int64, depths, tree_bits
 from pegboard.conformance.sampler import make_sampling
-from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput, Taps
+from pegboard.core.interfaces.forward import Additions, ForwardBatch, ForwardMode, ForwardOutput, LogprobOutput, Taps
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.model_family import Network
 from pegboard.core.interfaces.model_runner import ModelRunner
@@ -90,6 +90,8 @@ class Rig:
         self.run = run
         self.pool = run.pool
         self._taps: Taps | None = None
+        self.additions: Additions | None = None
+        """What the next batch adds to products."""
 
     def tap(self, places: Sequence[int]) -> Taps:
         """Return what the next batch gives its states to."""
@@ -191,6 +193,7 @@ class Rig:
     def _batch(self, new: Mapping[int, Sequence[int]], decode: bool) -> ForwardBatch:
         batch = self.run.batch(new, decode=decode)
         batch.taps, self._taps = self._taps, None
+        batch.additions, self.additions = self.additions, None
         return batch
 
     def _prepare_overlaid(

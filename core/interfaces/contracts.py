@@ -40,6 +40,7 @@ MODEL_FAMILY: Contract[ModelFamily, ModelContext] = Contract(
     "builds the network of an architecture and loads its weights",
     suite=f"{_S}.model_family:ModelFamilyContract",
     capabilities={
+        "additions": "its networks honour ForwardBatch.additions, and name their sites",
         "graph": "its networks ask for the same operations for all decode batches of a size, whatever the numbers",
         "kv_scales": "reads the scales of 8-bit KV that a checkpoint has",
         "overlay": "its networks honour ForwardBatch.overlay, and positions of three axes where they have them",
@@ -55,6 +56,7 @@ RUNNER: Contract[ModelRunner, ModelRunnerContext] = Contract(
     "executes one forward batch: logits, processors, sampling",
     suite=f"{_S}.model_runner:ModelRunnerContract",
     capabilities={
+        "additions": "honours ForwardBatch.additions, where the network's family does",
         "ends": "lends the model's embedding and head, where the network's family shows them",
         "fused_sampling": "samples inside the forward call, without materialising logits where nothing reads them",
         "graph": "replays captured graphs for decode steps",

@@ -135,6 +135,15 @@ class LayerWatch(Protocol):
         """Return once the older KV of all layers may be read. Raises StepLost."""
 
 
+class Additions(Protocol):
+    """What is added to the products of linear layers in one batch."""
+
+    def add(self, site: int, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Add to `out` [tokens, rows], in place, what `x` [tokens, cols] brings at a site, by its number. Both have a
+        row for each token of the batch.
+        """
+
+
 @dataclass(slots=True)
 class ForwardBatch:
     """What the model and the attention backend read. Tensors are on the model's device; `*_cpu` are numpy on the host.
@@ -174,6 +183,8 @@ class ForwardBatch:
     capability `shared_prefix` may read it once for all of them, and any other one reads it for each. 0 in a `fixed`
     batch, and where it would not pay (`AttentionBackend.prefix_pays_from`).
 
+    `additions` is set by a device part: networks of a family with the capability `additions` call it at each site.
+
     `watch` is set in a batch whose older KV is still coming: a runner with the capability `layer_watch` calls it before
     and after each layer's attention, or reads its flags. Others never see one.
     """
@@ -204,6 +215,7 @@ class ForwardBatch:
     tail_lens_cpu: NDArray[np.int64] | None = None
     taps: Taps | None = None
     watch: LayerWatch | None = None
+    additions: Additions | None = None
     real_size: int = -1
     fixed: bool = False
     prefills: int = 0

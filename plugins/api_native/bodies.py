@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, create_model
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.toolkit.http.bodies import RequestModel, parse_body
+from pegboard.toolkit.http.model_names import ADAPTER
 from pegboard.toolkit.http.openapi import body_docs, error_responses, json_answer
 
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.client import ModelInfo
+
 M = TypeVar("M", bound=RequestModel)
+P = TypeVar("P", bound="PromptBody")
 
 NOTHING: tuple[object, ...] = (None, "", [], False)
 _UNSUPPORTED = ("input_embeds", "image_data", "video_data", "audio_data", "lora_path", "routed_dp_rank")
@@ -35,6 +40,7 @@ class PromptBody(RequestModel):
     video_data: Any = None
     audio_data: Any = None
     lora_path: Any = None
+    """The adapter to use, by name; in a batch also a list with a name or null for each prompt."""
     routed_dp_rank: int | None = None
     """0: there is one engine."""
 
@@ -46,6 +52,15 @@ class PromptBody(RequestModel):
     def check_supported(self) -> None:
         """Raise InvalidRequest for a field that would change the answer and that this server does not have."""
         refuse_unsupported(self, self.not_taken())
+
+    def adapters(self, prompts: int) -> list[dict[str, object]]:
+        """Return the `params` that say which adapter each prompt is for. Raises InvalidRequest."""
+        if self.lora_path in NOTHING or "lora_path" not in self.taken:
+            return [{}] * prompts
+        found = each(self.lora_path, prompts, "lora_path")
+        if not all(name is None or isinstance(name, str) for name in found):
+            raise InvalidRequest("lora_path must be the name of an adapter, or a list of names", param="lora_path")
+        return [{ADAPTER: name} if name else {} for name in found]
 
     @property
     def batch(self) -> bool:
@@ -99,6 +114,20 @@ class Done(Described):
 
     success: bool
     message: str | None = None
+
+
+def adapter_fields(info: ModelInfo) -> tuple[str, ...]:
+    """Return the fields that say which adapter is meant, if the engine has any."""
+    return ("lora_path",) if ADAPTER in info.features else ()
+
+
+def taking(model: type[P], *names: str) -> type[P]:
+    """Return a body that takes fields of these names, which it refuses otherwise."""
+    if not names:
+        return model
+    made = create_model(model.__name__, __base__=model, __module__=model.__module__, __doc__=model.__doc__)
+    made.taken = (*model.taken, *names)
+    return made
 
 
 def each(value: Any, count: int, name: str) -> list[Any]:

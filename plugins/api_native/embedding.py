@@ -12,7 +12,7 @@ from pydantic import RootModel
 from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.plugins.api_native.bodies import Described, PromptBody, answers, takes
+from pegboard.plugins.api_native.bodies import Described, PromptBody, adapter_fields, answers, takes, taking
 from pegboard.plugins.api_native.responses import WEIGHT_VERSION
 from pegboard.toolkit.http.answers import json_response
 from pegboard.toolkit.http.bodies import parse_body
@@ -48,9 +48,9 @@ class EncodeBody(RequestFields, PromptBody):
                 cache_salt=self.salt,
                 normalize=self.normalize,
                 dimensions=self.dimensions,
-                params=self.params,
+                params={**self.params, **adapter},
             )
-            for prompt, rid in zip(prompts, rids, strict=True)
+            for prompt, rid, adapter in zip(prompts, rids, self.adapters(len(prompts)), strict=True)
         ]
 
 
@@ -88,17 +88,18 @@ class Embedding:
 
     def __init__(self, ctx: ApiContext) -> None:
         self._client = ctx.client
+        self._body = taking(EncodeBody, *adapter_fields(ctx.client.info))
 
     def add_to(self, router: APIRouter) -> None:
         large: dict[str, Any] = {"dependencies": [LARGE]}
-        docs = {**takes(EncodeBody, {"text": "The capital of France"}), **answers(EncodedAnswer, 429, 504), **large}
+        docs = {**takes(self._body, {"text": "The capital of France"}), **answers(EncodedAnswer, 429, 504), **large}
         router.post("/encode", summary="Vectors of texts or token ids", **docs)(self.encode)
-        docs = {**takes(EncodeBody), **answers(EncodedAnswer), **large}
+        docs = {**takes(self._body), **answers(EncodedAnswer), **large}
         router.post("/classify", summary="Classes of texts, by models with a head for it", **docs)(self.classify)
 
     async def encode(self, request: Request) -> Response:
         started = time.monotonic()
-        body = await parse_body(request, EncodeBody)
+        body = await parse_body(request, self._body)
         requests = body.requests()
         try:
             found = await until_disconnect(request, self._client.embed(requests))
@@ -122,7 +123,7 @@ class Embedding:
         return json_response(bodies if body.batch else bodies[0])
 
     async def classify(self, request: Request) -> Response:
-        (await parse_body(request, EncodeBody)).requests()
+        (await parse_body(request, self._body)).requests()
         raise InvalidRequest(
             f"{self._client.info.served_name} is a language model without a classification head; /encode gives vectors",
             code="no_classifier",

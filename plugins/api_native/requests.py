@@ -172,9 +172,10 @@ def engine_requests(body: GenerateBody, processor: MediaReader | None = None) ->
     rids = body.rids([sampling.n for sampling in samplings])
     made: dict[int, SamplingParams] = {}
     params_of = body.params_of([sampling.n for sampling in samplings])
+    adapters = body.adapters(count)
     requests: list[GenerateRequest] = []
     asked = body.with_media(prompts, processor)
-    for prompt, sampling, wanted in zip(asked, samplings, _wanted(body, count), strict=True):
+    for prompt, sampling, wanted, adapter in zip(asked, samplings, _wanted(body, count), adapters, strict=True):
         if id(sampling) not in made:
             made[id(sampling)] = sampling.params(sampling.grammar(), _processors(body, sampling))
         params = made[id(sampling)]
@@ -186,7 +187,7 @@ def engine_requests(body: GenerateBody, processor: MediaReader | None = None) ->
                 stream=body.stream,
                 priority=body.priority,
                 cache_salt=body.salt,
-                params=params_of[len(requests)],
+                params={**params_of[len(requests)], **adapter},
             )
             requests.append(msgspec.structs.replace(request, **wanted))
     return requests, body.batch or total > 1

@@ -11,7 +11,7 @@ from pegboard.core.interfaces.api_router import ApiContext, ApiRouter
 from pegboard.core.interfaces.client import GenerateRequest, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.api_native.administration import Administration
-from pegboard.plugins.api_native.bodies import answers, takes
+from pegboard.plugins.api_native.bodies import adapter_fields, answers, takes, taking
 from pegboard.plugins.api_native.conversations import Conversations
 from pegboard.plugins.api_native.embedding import Embedding
 from pegboard.plugins.api_native.information import Information
@@ -42,7 +42,7 @@ class NativeRouter(ApiRouter[NativeOptions]):
     def __init__(self, options: NativeOptions, ctx: ApiContext) -> None:
         super().__init__(options, ctx)
         body = GenerateBody if reader_of(self.client) is None else MediaGenerateBody
-        self._body = generate_body(body, ctx.body_fields)
+        self._body = generate_body(taking(body, *adapter_fields(self.client.info)), ctx.body_fields)
 
     @classmethod
     def own_fields(cls) -> frozenset[str]:

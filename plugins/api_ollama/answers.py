@@ -83,7 +83,7 @@ class AnswerWriter:
     """
 
     def __init__(self, model: str, parsed: ChatStream | None, *, chat: bool) -> None:
-        self._model, self._parsed, self._chat = model, parsed, chat
+        self.model, self._parsed, self._chat = model, parsed, chat
         self._began = time.perf_counter_ns()
         self._first = 0
         self._told = 0
@@ -106,7 +106,7 @@ class AnswerWriter:
 
     def line(self, part: Part) -> dict[str, object]:
         """Return a line."""
-        return {"model": self._model, "created_at": now(), **self._shaped(part), "done": False}
+        return {"model": self.model, "created_at": now(), **self._shaped(part), "done": False}
 
     def end(self, answer: Answer, *, whole: bool = False) -> dict[str, object]:
         """Return the last line; `whole`: the whole answer."""

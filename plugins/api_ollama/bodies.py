@@ -105,7 +105,6 @@ class GeneratingBody(RequestFields, RefusingModel):
             cache_salt=self.salt,
             add_special_tokens=add_special_tokens,
             params=self.params_of((1,))[0],
-            model="",
         )
 
 

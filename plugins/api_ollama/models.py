@@ -53,12 +53,14 @@ class Version(BaseModel):
 
 
 def checked_name(info: ModelInfo, name: str) -> str:
-    """Return a served name by which a client calls the model. Raises InvalidRequest (404) for any other model."""
+    """Return the served name by which a client calls the model, or an adapter. Raises InvalidRequest (404) for any
+    other.
+    """
     plain = name.removesuffix(LATEST)
     if name not in info.names and plain in info.names:
         name = plain
     check_model(info, name)
-    return name if name in info.names else info.served_name
+    return info.named(name)
 
 
 class Models:

@@ -130,7 +130,7 @@ class OllamaRouter(ApiRouter[OllamaOptions]):
         texts = [body.input] if isinstance(body.input, str) else body.input
         if len(texts) > MAX_INPUTS:
             raise InvalidRequest(f"input may have at most {MAX_INPUTS} entries, got {len(texts)}", param="input")
-        found = await self._embedded(request, body, texts, normalize=True)
+        found = await self._embedded(request, body, texts, name, normalize=True)
         return json_response(
             {
                 "model": name,
@@ -143,8 +143,8 @@ class OllamaRouter(ApiRouter[OllamaOptions]):
 
     async def embedding(self, request: Request) -> Response:
         body = await parse_body(request, EmbeddingBody)
-        checked_name(self.client.info, body.model)
-        [found] = await self._embedded(request, body, [body.prompt], normalize=False)
+        name = checked_name(self.client.info, body.model)
+        [found] = await self._embedded(request, body, [body.prompt], name, normalize=False)
         return json_response({"embedding": found.vector})
 
     async def _turn(
@@ -159,6 +159,7 @@ class OllamaRouter(ApiRouter[OllamaOptions]):
     async def _submitted(
         self, request: Request, body: GeneratingBody, asked: GenerateRequest, writer: AnswerWriter
     ) -> Response:
+        asked.model = writer.model
         try:
             answers = await until_disconnect(request, Answers.submit(self.client, [asked]))
         except InvalidRequest as error:
@@ -174,7 +175,7 @@ class OllamaRouter(ApiRouter[OllamaOptions]):
         return json_response(writer.end(answers.answers[0], whole=True))
 
     async def _embedded(
-        self, request: Request, body: EmbedBody | EmbeddingBody, texts: Sequence[str], *, normalize: bool
+        self, request: Request, body: EmbedBody | EmbeddingBody, texts: Sequence[str], model: str, *, normalize: bool
     ) -> list[Embedding]:
         dimensions = body.dimensions if isinstance(body, EmbedBody) else None
         field = "input" if isinstance(body, EmbedBody) else "prompt"
@@ -190,6 +191,7 @@ class OllamaRouter(ApiRouter[OllamaOptions]):
                 normalize=normalize,
                 dimensions=dimensions,
                 params=body.params,
+                model=model,
             )
             for text in texts
         ]

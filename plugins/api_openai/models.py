@@ -9,11 +9,14 @@ from pydantic import BaseModel
 
 from pegboard.plugins.api_openai.surface import Surface
 from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.model_names import root_of
 from pegboard.toolkit.http.openapi import error_responses, json_answer
 
 
 class ModelCard(BaseModel):
-    """One model. `root` is where it came from, `max_model_len` how many tokens its context holds."""
+    """One model. `root` is where it came from, `parent` the model that it changes, and `max_model_len` how many tokens
+    its context holds.
+    """
 
     id: str
     object: Literal["model"]
@@ -51,13 +54,14 @@ class Models:
         return json_response(self._card(model if model in info.names else info.served_name))
 
     def _card(self, name: str) -> dict[str, Any]:
-        info = self._surface.client.info
+        client = self._surface.client
+        info, root = client.info, root_of(client.services, name)
         return {
             "id": name,
             "object": "model",
             "created": info.created,
             "owned_by": "pegboard",
-            "root": info.path,
-            "parent": None,
+            "root": root or info.path,
+            "parent": info.served_name if root else None,
             "max_model_len": info.max_context_len,
         }

@@ -17,11 +17,12 @@ from pegboard.toolkit.model.hf_files import eos_token_ids
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pegboard.core.interfaces.layers import ModelSpec
     from pegboard.core.interfaces.model_family import Network
     from pegboard.plugins.model_dense.network import DenseNetwork
+    from pegboard.toolkit.model.linear import Site
 
 
 class DenseFamily(ModelFamily[DenseOptions]):
@@ -54,12 +55,15 @@ class DenseFamily(ModelFamily[DenseOptions]):
         """Allocate the network, copy every tensor into its place, and pack. Raises ModelError, and ConfigError where
         packing is insisted on and cannot be done.
         """
-        network = self._drawn() if self.options.load_format == "dummy" else self._read()
+        from pegboard.toolkit.model.linear import tell_sites
+
+        network, sites = self._drawn() if self.options.load_format == "dummy" else self._read()
+        tell_sites(self.ctx.services, sites)
         if self._packs():
             network.pack()
         return network.eval()
 
-    def _read(self) -> DenseNetwork:
+    def _read(self) -> tuple[DenseNetwork, Sequence[Site]]:
         from pegboard.plugins.model_dense.network import DenseNetwork
         from pegboard.toolkit.model.decoder_names import DecoderNames
         from pegboard.toolkit.model.layers import Linears
@@ -73,17 +77,18 @@ class DenseFamily(ModelFamily[DenseOptions]):
         network = DenseNetwork(self._decoder, linears)
         load_weights(directory, names.targets(network.targets()), ignore=names.ignores, coded=weights)
         linears.read()
-        return network
+        return network, linears.sites
 
-    def _drawn(self) -> DenseNetwork:
+    def _drawn(self) -> tuple[DenseNetwork, Sequence[Site]]:
         from pegboard.plugins.model_dense.network import DenseNetwork
         from pegboard.toolkit.model.dummy import draw_weights
         from pegboard.toolkit.model.layers import Linears
 
         logger.warning("model.load_format is dummy: weights are random, and answers have no meaning")
-        network = DenseNetwork(self._decoder, Linears(self.ctx.dtype, self.ctx.device))
+        linears = Linears(self.ctx.dtype, self.ctx.device)
+        network = DenseNetwork(self._decoder, linears)
         draw_weights(network)
-        return network
+        return network, linears.sites
 
     def kv_scales(self) -> Mapping[int, tuple[float, float]]:
         from pegboard.toolkit.model.kv_scales import read_kv_scales

@@ -47,11 +47,12 @@ class DecoderLayer(nn.Module):
         self, normed: Tensor, residual: Tensor, rotation: tuple[Tensor, Tensor], batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
         """Return what is to be added to the residual next, and the residual, of the normed input and the input."""
-        heads = self.qkv(normed).view(normed.shape[0], -1, self.layer.qk_head_dim)
+        heads = self.qkv(normed, batch.additions).view(normed.shape[0], -1, self.layer.qk_head_dim)
         norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
         out = attended(heads, norms, rotation, self.layer, batch)
-        normed, residual = self.post_norm.add(self.o(out.reshape(normed.shape[0], -1)), residual)
-        return self.mlp(normed), residual
+        projected = self.o(out.reshape(normed.shape[0], -1), batch.additions)
+        normed, residual = self.post_norm.add(projected, residual)
+        return self.mlp(normed, batch.additions), residual
 
     def pack(self) -> None:
         """See `DenseNetwork.pack`."""

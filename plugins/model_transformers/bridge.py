@@ -100,6 +100,12 @@ def handled_by(handler: Handler) -> Iterator[None]:
         _HANDLER.reset(token)
 
 
+def batch_of_pass() -> ForwardBatch | None:
+    """Return the batch whose pass this is, None in a pass of the model's own attention."""
+    handler = _HANDLER.get(None)
+    return handler.batch if isinstance(handler, PagedAttention) else None
+
+
 def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,

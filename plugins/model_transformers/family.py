@@ -72,7 +72,7 @@ class TransformersFamily(ModelFamily[NoOptions]):
         return self._spec
 
     def load(self) -> Network:
-        return TransformersNetwork(load_model(self.ctx, self._trace.parameters), self._trace)
+        return TransformersNetwork(load_model(self.ctx, self._trace.parameters), self._trace, self.ctx.services)
 
     def kv_scales(self) -> Mapping[int, tuple[float, float]]:
         return read_kv_scales(self.ctx.directory, (layer.layer_id for layer in self._spec.layers))

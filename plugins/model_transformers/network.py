@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from pegboard.core.interfaces.model_family import Network
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.head import Head
 from pegboard.plugins.model_transformers.latent import keep_latents
+from pegboard.plugins.model_transformers.sites import find_sites
 from pegboard.plugins.model_transformers.states import PROVIDER, States
 from pegboard.plugins.model_transformers.trace import hidden_states
 
@@ -27,13 +29,14 @@ class TransformersNetwork(Network):
     tokens apart, and attention, which alone looks at other tokens, is ours. It does not have the capability `overlay`.
     """
 
-    def __init__(self, model: Any, trace: Trace) -> None:
+    def __init__(self, model: Any, trace: Trace, services: Mapping[str, object] = MappingProxyType({})) -> None:
         self.model = model
         keep_latents(model, bridge.is_handled)
         self._head = Head(model, trace.body, trace.body_output)
         self._layers: dict[torch.nn.Module, LayerSpec] = {
             model.get_submodule(name): layer for name, layer in zip(trace.modules, trace.layers, strict=True)
         }
+        find_sites(model, self._head.body, services)
         self._states = States(model, self._head.body, trace.modules, trace.hidden_size)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:

@@ -197,4 +197,4 @@ class DecodeGraphs:
 def _further(batch: ForwardBatch) -> Iterator[object]:
     """Yield what only some batches have, and graphs do not."""
     yield from (batch.logits_indices, batch.hidden_rows, batch.logprob_rows, batch.overlay)
-    yield from (batch.tail_lens, batch.taps, batch.watch)
+    yield from (batch.tail_lens, batch.taps, batch.watch, batch.additions)

@@ -121,5 +121,5 @@ class PrefillGraphs:
         """Return whether a batch is plain, over the memory that graphs were recorded with."""
         if batch.forward_mode not in (ForwardMode.EXTEND, ForwardMode.MIXED) or batch.extras:
             return False
-        further = batch.overlay, batch.tail_lens, batch.taps, batch.watch
+        further = batch.overlay, batch.tail_lens, batch.taps, batch.watch, batch.additions
         return reads_the_same(batch, self._ctx, self._pool, self._table) and all(one is None for one in further)

@@ -17,6 +17,7 @@ from pegboard.core.registry.registry import Registry
 from tests.e2e.bare_core import LENGTHS, arrangements
 
 FEATURES = (
+    "adapters",
     "console",
     "grammar",
     "grammar",

@@ -117,8 +117,11 @@ def _texts(value: str | list[str]) -> tuple[str, ...]:
 
 
 def check_model(info: ModelInfo, name: str) -> None:
-    """Raise InvalidRequest (404) unless `name` means one of the served names (see `ModelInfo.named`)."""
-    if info.named(name) not in info.names:
+    """Raise InvalidRequest (404) unless `name` means one of the served names (see `ModelInfo.named`), or one of the
+    further names, written behind the first and a colon.
+    """
+    further = name.removeprefix(f"{info.served_name}:")
+    if info.named(name) not in info.names and (further == name or further not in info.other_names):
         raise InvalidRequest(
             f"the model {name[:256]!r} does not exist; this server has {', '.join(map(repr, info.names))}",
             param="model",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,24 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.client import ModelInfo
 
 logger = logging.getLogger(__name__)
+
+
+ADAPTER = "adapter"
+"""In `params` of a request: the adapter that it wants, by name."""
+
+
+class AddedModels(abc.ABC):
+    """A service (`EngineClient.services`) that knows where further names of a model come from."""
+
+    @abc.abstractmethod
+    def root_of(self, name: str) -> str | None:
+        """Return the directory of what is served under a name beside the model; None for other names."""
+
+
+def root_of(services: Mapping[str, object], name: str) -> str | None:
+    """Return the directory of what is served under a name beside the model; None for the model itself."""
+    known = (one for one in services.values() if isinstance(one, AddedModels))
+    return next((root for one in known if (root := one.root_of(name)) is not None), None)
 
 
 class ModelNames:

@@ -19,6 +19,7 @@ from pegboard.toolkit.model.linear import LinearMethod, Part, Site
 from pegboard.toolkit.model.packed import pack, packed_linear
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.forward import Additions
     from pegboard.toolkit.model.coded import QuantizedWeights
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -95,10 +96,18 @@ class FusedLinear(nn.Module):
         where = torch.device("meta") if coded else device
         self.weight = empty_parameter(sum(sizes), in_size, dtype=dtype, device=where)
         self.bias = empty_parameter(sum(sizes), dtype=dtype, device=device) if bias else None
+        self.site: Site | None = None
+        """Where it stands in the network; None where nothing is added to its products."""
         self._packed: Tensor | None = None
         self._method: LinearMethod | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, additions: Additions | None = None) -> Tensor:
+        out = self._product(x)
+        if additions is not None and self.site is not None:
+            additions.add(self.site.number, x, out)
+        return out
+
+    def _product(self, x: Tensor) -> Tensor:
         if self._method is not None:
             return self._method.apply(x, self.bias)
         if self._packed is not None:
@@ -145,6 +154,8 @@ class Linears:
         self._weights = weights
         self._stored = stored
         self._made = 0
+        self.sites: list[Site] = []
+        """All that were made, but experts."""
         self._coded: list[tuple[FusedLinear, Site, list[str]]] = []
 
     def coded(self, parts: Iterable[str]) -> bool:
@@ -158,9 +169,12 @@ class Linears:
         names, coded = [self._stored(f"{name}.weight") for name in parts], self.coded(parts)
         sizes = tuple(parts.values())
         made = FusedLinear(in_size, sizes, bias=bias, dtype=self.dtype, device=self.device, coded=coded)
+        site = Site(self._made, tuple(Part(name, rows) for name, rows in parts.items()), in_size, expert)
         if coded:
-            site = Site(self._made, tuple(Part(name, rows) for name, rows in parts.items()), in_size, expert)
             self._coded.append((made, site, names))
+        if not expert:
+            made.site = site
+            self.sites.append(site)
         self._made += 1
         return made
 
@@ -185,14 +199,14 @@ class GatedMLP(nn.Module):
         self.gate_up = linears(hidden, gate_up, bias=bias)
         self.down = linears(intermediate, {f"{name}.down_proj": hidden}, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        both = self.gate_up(x)
+    def forward(self, x: Tensor, additions: Additions | None = None) -> Tensor:
+        both = self.gate_up(x, additions)
         if self._silu and operations.takes(both):
             hidden = operations.silu_mul(both)
         else:
             gate, up = both.chunk(2, dim=-1)
             hidden = self.act(gate) * up
-        out: Tensor = self.down(hidden)
+        out: Tensor = self.down(hidden, additions)
         return out
 
     def pack(self) -> None:

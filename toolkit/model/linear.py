@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -31,6 +32,27 @@ class Site:
     def rows(self) -> int:
         """Rows of all parts."""
         return sum(part.rows for part in self.parts)
+
+
+SITES = "sites"
+"""The name of `NetworkSites` in `ModelContext.services`."""
+
+
+class NetworkSites:
+    """Where a family says which sites its network has, once it is loaded. It is among the services of a model if what
+    is added to their products (`ForwardBatch.additions`) may be wanted.
+    """
+
+    def __init__(self) -> None:
+        self.all: tuple[Site, ...] = ()
+        """Those whose products may be added to: no experts."""
+
+
+def tell_sites(services: Mapping[str, object], sites: Iterable[Site]) -> None:
+    """Say which sites a network has, where that is wanted."""
+    wanted = services.get(SITES)
+    if isinstance(wanted, NetworkSites):
+        wanted.all = tuple(sites)
 
 
 class LinearMethod(abc.ABC):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pegboard.toolkit.model.layers import FusedLinear, Linears, activation, empty_parameter
 from pegboard.toolkit.model.moe_spec import MoeSpec
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.forward import Additions
 
 
 class MixtureOfExperts(nn.Module):
@@ -27,7 +32,8 @@ class MixtureOfExperts(nn.Module):
         self.gate_up = empty_parameter(experts, 2 * inter, hidden, dtype=dtype, device=device)
         self.down = empty_parameter(experts, hidden, inter, dtype=dtype, device=device)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, additions: Additions | None = None) -> Tensor:
+        """Return the sum. Nothing is added to the products of experts."""
         weights, experts = self._route(x)
         # Sorted by expert, and in the order of the tokens within one.
         order = experts.argsort(stable=True)

@@ -51,7 +51,7 @@ def test_a_file_in_the_spelling_of_another_server(tmp_path: Path) -> None:
         "tensor-parallel-size": "there is no such key; not supported yet: a server uses one device (docs/limits.md)",
         "max-model-len": "there is no such key; use model.context_length",
         "gpu_memory_utilization": "there is no such key; use memory.gpu_share (of what the weights leave free)",
-        "enable-lora": "there is no such key; not supported yet: adapters (LoRA) (docs/limits.md)",
+        "enable-lora": "there is no such key; use adapters.directories (docs/adapters.md)",
         "policy": "there is no such key; did you mean 'scheduler.policy'?",
         "storage": "there is no such key; did you mean 'memory.storage'?",
         "max_runing_requests": "there is no such key; did you mean 'scheduler.max_running_requests'?",

@@ -1,0 +1,160 @@
+"""The slots on the device: which adapter is in which, and which requests need it there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pegboard.core.interfaces.req import NO_ROW, ReqSlot
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.clock import Clock
+    from pegboard.core.interfaces.req import Req
+    from pegboard.plugins.adapters.store import Adapter
+
+
+class Use:
+    """What is kept of a request: its adapter, and since when it waits for a slot; 0.0: it does not."""
+
+    __slots__ = ("adapter", "waits_since")
+
+    def __init__(self) -> None:
+        self.adapter: Adapter | None = None
+        self.waits_since = 0.0
+
+
+USE = ReqSlot(Use)
+
+
+class Slots:
+    """Slots 1 to `count`. A request holds its adapter's slot from when a plan takes it in until its memory is taken.
+    A slot without holders may get another adapter; unpinned ones, the one least recently given first.
+
+    If a request has waited for `fair_after` seconds, the slot with the fewest holders is drained: no further request
+    gets it, until the adapter that waits has it.
+    """
+
+    def __init__(self, count: int, fair_after: float) -> None:
+        self._adapters: list[Adapter | None] = [None] * (count + 1)
+        self._fair_after = fair_after
+        self.clock: Clock = time.monotonic
+        self._given = 0
+        self._waiting: dict[str, Req] = {}
+        self._draining: dict[int, Adapter] = {}
+        """By slot, the adapter that gets it."""
+        self._planned: list[Req] = []
+        """Requests that hold a slot since the last plan, and may not have been taken in."""
+
+    @property
+    def in_use(self) -> int:
+        return sum(one is not None and bool(one.holders) for one in self._adapters)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def uid(self, slot: int) -> int:
+        """Return the number of the adapter in a slot."""
+        adapter = self._adapters[slot]
+        assert adapter is not None
+        return adapter.uid
+
+    def begin_plan(self) -> None:
+        """Let go of what the last plan did not take in, and drain slots for those that have waited long."""
+        for req in self._planned:
+            if req.kv.row == NO_ROW:
+                self.release(req)
+        self._planned = []
+        if self._waiting or self._draining:
+            self._drain()
+
+    def hold(self, req: Req, adapter: Adapter) -> bool:
+        """Give a request its adapter's slot; False where there is none now."""
+        if req.rid in adapter.holders:
+            return True
+        if not adapter.slot and not self._place(adapter):
+            return self._wait(req)
+        if adapter.slot in self._draining:
+            return self._wait(req)
+        adapter.holders.add(req.rid)
+        self._given += 1
+        adapter.used = self._given
+        self._planned.append(req)
+        self._waiting.pop(req.rid, None)
+        USE.of(req).waits_since = 0.0
+        return True
+
+    def release(self, req: Req) -> None:
+        """Take the slot back from a request that has no memory now."""
+        if (use := USE.peek(req)) is not None and use.adapter is not None:
+            use.adapter.holders.discard(req.rid)
+
+    def forget(self, req: Req) -> None:
+        """Keep nothing of a request that has ended."""
+        self.release(req)
+        self._waiting.pop(req.rid, None)
+
+    def clear(self, adapter: Adapter) -> None:
+        """Empty the slot of an adapter that is gone."""
+        if adapter.slot:
+            self._adapters[adapter.slot] = None
+            adapter.slot = 0
+
+    def _wait(self, req: Req) -> bool:
+        if req.rid not in self._waiting:
+            self._waiting[req.rid] = req
+            USE.of(req).waits_since = self.clock()
+        return False
+
+    def _place(self, adapter: Adapter) -> bool:
+        """Find a slot for an adapter that has none."""
+        slot = next((slot for slot, next_one in self._draining.items() if next_one is adapter), 0)
+        if slot and not self._holders(slot):
+            del self._draining[slot]
+        else:
+            slot = self._idle()
+        if not slot:
+            return False
+        old = self._adapters[slot]
+        if old is not None:
+            old.slot = 0
+        self._adapters[slot], adapter.slot = adapter, slot
+        return True
+
+    def _idle(self) -> int:
+        """Return an empty slot, or else one that may be emptied; 0: there is none."""
+        found, oldest = 0, -1
+        for slot, adapter in enumerate(self._adapters[1:], start=1):
+            if adapter is None:
+                return slot
+            idle = not (adapter.holders or adapter.pinned or slot in self._draining)
+            if idle and (oldest < 0 or adapter.used < oldest):
+                found, oldest = slot, adapter.used
+        return found
+
+    def _holders(self, slot: int) -> int:
+        adapter = self._adapters[slot]
+        return 0 if adapter is None else len(adapter.holders)
+
+    def _drain(self) -> None:
+        wanted = {id(adapter): adapter for req in self._waiting.values() if (adapter := USE.of(req).adapter)}
+        self._draining = {slot: one for slot, one in self._draining.items() if id(one) in wanted and not one.slot}
+        late = self.clock() - self._fair_after
+        for req in self._waiting.values():
+            use = USE.of(req)
+            adapter = use.adapter
+            if adapter is None or use.waits_since > late or adapter.slot or adapter in self._draining.values():
+                continue
+            choice = self._busy()
+            if not choice:
+                return
+            self._draining[min(choice, key=self._holders)] = adapter
+
+    def _busy(self) -> Sequence[int]:
+        """Return the slots that may be drained."""
+        return [
+            slot
+            for slot, adapter in enumerate(self._adapters)
+            if adapter is not None and not adapter.pinned and slot not in self._draining
+        ]

@@ -1,0 +1,104 @@
+"""In the scheduler: which requests have an adapter, and which of them find it on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, GateOptions
+from pegboard.core.interfaces.stage import Column, Interest, Stage, Wait
+from pegboard.plugins.adapters.gate import AdapterGate
+from pegboard.plugins.adapters.messages import NAME, BatchSlots
+from pegboard.plugins.adapters.slots import USE, Slots
+from pegboard.plugins.adapters.store import AdapterStore
+from pegboard.toolkit.http.model_names import ADAPTER
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.batch import BatchExtras
+    from pegboard.core.interfaces.messages import TokenizedRequest
+    from pegboard.core.interfaces.req import Req
+    from pegboard.core.interfaces.stage import StepView
+    from pegboard.core.interfaces.step import AnySource, CoreServices
+    from pegboard.plugins.adapters.options import AdapterSection
+
+
+class Adapters(Stage):
+    """Takes part in requests with an adapter. They are admitted once it has a slot."""
+
+    name = NAME
+    offers = (ADAPTER,)
+
+    def __init__(self, section: AdapterSection) -> None:
+        self.store = AdapterStore(section.preload, section.host_bytes, section.slots - 1)
+        self.slots = Slots(section.slots, section.fair_after)
+        self.store.ended = self.slots.clear
+        self.columns = (Column("slot", _slot_of),)
+        self._timeout = section.load_timeout
+
+    def sources(self, core: CoreServices) -> Iterable[AnySource]:
+        self.store.ask = lambda work: core.ask(self.name, work)
+        self.store.refresh()
+        return ()
+
+    def gate(self, ctx: AdmissionGateContext) -> AdmissionGate:
+        self.slots.clock = ctx.clock
+        return AdapterGate(GateOptions(timeout=self._timeout), ctx, self.store)
+
+    def arrive(self, req: Req, message: TokenizedRequest) -> Interest | None:
+        feature = message.features.get(self.name)
+        if feature is None:
+            return None
+        USE.of(req).adapter = self.store.use(msgspec.msgpack.decode(feature, type=str))
+        return Interest(look=False)
+
+    def unplaced(self, req: Req) -> None:
+        self.slots.release(req)
+
+    def gone(self, req: Req) -> None:
+        self.slots.forget(req)
+        adapter = USE.of(req).adapter
+        if adapter is not None:
+            self.store.unuse(adapter)
+
+    def begin_plan(self) -> None:
+        self.slots.begin_plan()
+        if self.store.stale:
+            self.store.refresh()
+
+    def clip(self, req: Req, start: int, take: int) -> int | Wait:
+        adapter = USE.of(req).adapter
+        assert adapter is not None
+        return take if self.slots.hold(req, adapter) else Wait.SKIP
+
+    def pack(self, step: StepView, extras: BatchExtras) -> BatchSlots:
+        numbers = extras.values[f"{self.name}.slot"]
+        assert isinstance(numbers, np.ndarray)
+        used = [slot for slot in np.unique(numbers).tolist() if slot]
+        return BatchSlots(numbers, step.batch.extend_lens, {slot: self.slots.uid(slot) for slot in used})
+
+    def info(self) -> Mapping[str, object]:
+        return {"names": {name: adapter.path for name, adapter in self.store.names.items()}}
+
+    def figures(self) -> Mapping[str, float]:
+        loaded = list(self.store.loaded)
+        return {
+            "loaded": sum(one.state != "loading" for one in loaded),
+            "host_bytes": sum(one.nbytes for one in loaded),
+            "slots_in_use": self.slots.in_use,
+            "waiting_for_slots": self.slots.waiting,
+        }
+
+    def idle_error(self) -> str | None:
+        wrong = [one.name for one in self.store.loaded if one.users or one.holders]
+        return f"adapters are in use without requests: {', '.join(wrong)}" if wrong else None
+
+
+def _slot_of(req: Req) -> int:
+    adapter = USE.of(req).adapter
+    assert adapter is not None
+    if req.rid not in adapter.holders and not req.finished:
+        raise RuntimeError(f"the adapter {adapter.name!r} has no slot")
+    return adapter.slot

@@ -1,0 +1,210 @@
+"""The adapters of an engine: which there are, in which state, and how many requests use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.plugins.adapters.messages import Drop, Load, Loaded, Poll, Work
+
+State = Literal["loading", "ready", "leaving", "failed", "gone"]
+
+_REMEMBERED = 256
+"""How many adapters that have failed or are gone `state` still knows."""
+
+
+@dataclass(slots=True, eq=False)
+class Adapter:
+    """One load of an adapter. `users` counts the requests that have it, wherever they are; `slot` is where it is on
+    the device, 0: nowhere, and `holders` are the requests in batches, by rid.
+    """
+
+    uid: int
+    name: str
+    path: str
+    pinned: bool = False
+    state: State = "loading"
+    error: str = ""
+    digest: str = ""
+    rank: int = 0
+    nbytes: int = 0
+    users: int = 0
+    slot: int = 0
+    holders: set[str] = field(default_factory=set)
+    used: int = 0
+    """When a request was last given its slot, as a count of such events."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether its load has not ended."""
+        return not (self.digest or self.error)
+
+    def shown(self) -> dict[str, object]:
+        """Return what operators are told."""
+        return {
+            "uid": self.uid,
+            "name": self.name,
+            "path": self.path,
+            "state": self.state,
+            "pinned": self.pinned,
+            "rank": self.rank,
+            "bytes": self.nbytes,
+            "users": self.users,
+            "error": self.error,
+        }
+
+
+class AdapterStore:
+    """`ask` has work done where batches run, between two of them. A name means the newest load under it; an older one
+    leaves when its last request has ended.
+    """
+
+    def __init__(self, preload: Mapping[str, str], host_bytes: int, max_pinned: int) -> None:
+        self.names: dict[str, Adapter] = {}
+        """Those that new requests may have."""
+        self._host_bytes = host_bytes
+        self._max_pinned = max_pinned
+        self._all: dict[int, Adapter] = {}
+        self._past: dict[int, Adapter] = {}
+        self._dropped: list[int] = []
+        self._next = 1
+        self.ask: Callable[[Work], object] = _not_yet
+        self.ended: Callable[[Adapter], None] = lambda adapter: None
+        """Is called with each adapter that is gone, or has failed."""
+        for name, path in preload.items():
+            self._add(name, path)
+
+    @property
+    def loaded(self) -> Iterable[Adapter]:
+        """All that take memory, or are about to."""
+        return self._all.values()
+
+    @property
+    def loading(self) -> bool:
+        """Whether some load has not ended; its adapter may have been unloaded meanwhile."""
+        return any(adapter.pending for adapter in self._all.values())
+
+    def _add(self, name: str, path: str, *, pinned: bool = False) -> Adapter:
+        made = self.names[name] = self._all[self._next] = Adapter(self._next, name, path, pinned)
+        self._next += 1
+        return made
+
+    # ---- what operators do -----------------------------------------------------------------------------------------
+
+    def load(self, name: str, path: str, *, pinned: bool = False, replace: bool = False) -> Adapter:
+        """Begin to load an adapter. Raises InvalidRequest where the name is taken, or too many would be pinned."""
+        old = self.names.get(name)
+        if old is not None and not replace:
+            raise InvalidRequest(
+                f"the adapter {name!r} is {old.state} already; unload it first, or say replace",
+                param="lora_name",
+                code="adapter_exists",
+                status=409,
+            )
+        if pinned and sum(one.pinned for one in self.names.values()) >= self._max_pinned:
+            raise InvalidRequest(f"adapters.slots allows {self._max_pinned} pinned adapters at most", param="pinned")
+        self.ask(Load(self._next, path))
+        made = self._add(name, path, pinned=pinned)
+        if old is not None:
+            self._leave(old)
+        return made
+
+    def unload(self, name: str) -> Adapter:
+        """Refuse new requests for an adapter; it is gone when the last one has ended. Raises InvalidRequest."""
+        found = self.find(name)
+        del self.names[name]
+        self._leave(found)
+        return found
+
+    def state(self, uid: int) -> Adapter:
+        """Return the newest state of a load. Raises InvalidRequest for a number that is not known."""
+        self.refresh()
+        found = self._all.get(uid) or self._past.get(uid)
+        if found is None:
+            raise InvalidRequest(f"there is no load {uid}", param="uid", status=404)
+        return found
+
+    def refresh(self) -> None:
+        """Take what has been loaded since, and let go of what no request uses any more."""
+        if self.loading:
+            found = self.ask(Poll())
+            assert isinstance(found, list)
+            for loaded in found:
+                self._take(loaded)
+        if self._dropped:
+            dropped, self._dropped = tuple(self._dropped), []
+            self.ask(Drop(dropped))
+
+    @property
+    def stale(self) -> bool:
+        """Whether `refresh` would let go of something."""
+        return bool(self._dropped)
+
+    def _take(self, loaded: Loaded) -> None:
+        adapter = self._all[loaded.uid]
+        adapter.digest, adapter.rank, adapter.nbytes = loaded.digest, loaded.rank, loaded.nbytes
+        adapter.error = loaded.error
+        taken = sum(one.nbytes for one in self._all.values())
+        if not loaded.error and taken > self._host_bytes:
+            adapter.error = (
+                f"no memory for {adapter.path}: it takes {adapter.nbytes} bytes, of adapters.host_bytes "
+                f"{self._host_bytes - taken + adapter.nbytes} are left"
+            )
+        if adapter.error:
+            if self.names.get(adapter.name) is adapter:
+                del self.names[adapter.name]
+            self._end(adapter, "failed")
+        elif adapter.state == "leaving":
+            self._end_unused(adapter)
+        else:
+            adapter.state = "ready"
+
+    def _leave(self, adapter: Adapter) -> None:
+        adapter.state = "leaving"
+        self._end_unused(adapter)
+
+    def _end_unused(self, adapter: Adapter) -> None:
+        if not (adapter.users or adapter.pending):
+            self._end(adapter, "gone")
+
+    def _end(self, adapter: Adapter, state: State) -> None:
+        adapter.state = state
+        del self._all[adapter.uid]
+        self.ended(adapter)
+        self._dropped.append(adapter.uid)
+        self._past[adapter.uid] = adapter
+        if len(self._past) > _REMEMBERED:
+            del self._past[next(iter(self._past))]
+
+    # ---- what requests do ------------------------------------------------------------------------------------------
+
+    def find(self, name: str) -> Adapter:
+        """Return the adapter that a name means now. Raises InvalidRequest (404)."""
+        found = self.names.get(name)
+        if found is None:
+            known = ", ".join(map(repr, self.names)) or "none"
+            raise InvalidRequest(
+                f"there is no adapter {name[:256]!r}; this server has {known}",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
+        return found
+
+    def use(self, name: str) -> Adapter:
+        """Count a request. Raises InvalidRequest (404)."""
+        found = self.find(name)
+        found.users += 1
+        return found
+
+    def unuse(self, adapter: Adapter) -> None:
+        """Count the end of a request."""
+        adapter.users -= 1
+        if adapter.state == "leaving":
+            self._end_unused(adapter)
+
+
+def _not_yet(work: Work) -> object:
+    raise RuntimeError("adapters cannot be loaded before there is a scheduler")

@@ -1,0 +1,126 @@
+"""Adapters that come and go under load: every answer is that of the adapter that its name meant when it was asked."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pegboard import Engine
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.interfaces.client import GenerateRequest
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.plugins.adapters.stage import Adapters
+from tests.plugins.adapters.peft_files import write_adapter
+
+NAMES = ("a", "b", "c", "d", "e")
+LENGTH = 6
+STEPS = 1500
+PROMPT = [40, 41, 42, 43, 44, 45, 60]
+
+
+class Churn:
+    """Random requests, loads, unloads and aborts. `expected` are the answers of each directory alone."""
+
+    def __init__(self, engine: Engine, directories: list[str], seed: int) -> None:
+        self.engine = engine
+        [self.stage] = [one for one in engine.built.scheduler.components.points.stages if isinstance(one, Adapters)]
+        self.directories = directories
+        self.draw = random.Random(seed)
+        self.asked: dict[str, str] = {}
+        self.found: dict[str, list[int]] = {}
+        self.expected: dict[str, list[int]] = {}
+        self.counts = Counter[str]()
+
+    def request(self, name: str) -> str:
+        sampling = SamplingParams(max_new_tokens=LENGTH, temperature=0.0, ignore_eos=True)
+        params = {"adapter": name} if name else {}
+        return self.engine.submit(GenerateRequest(prompt=PROMPT, sampling=sampling, params=params, stream=True))
+
+    def learn(self) -> None:
+        """Note what each directory answers by itself."""
+        for path in ("", *self.directories):
+            if path:
+                self.stage.store.load("x", path)
+            rid = self.request("x" if path else "")
+            self.asked[rid], self.found[rid] = "", []
+            while rid in self.asked:
+                self.poll(check=False)
+            self.expected[path] = self.found.pop(rid)
+            if path:
+                self.stage.store.unload("x")
+        assert len({tuple(tokens) for tokens in self.expected.values()}) == len(self.expected)
+
+    def poll(self, *, check: bool = True) -> None:
+        for chunk in self.engine.poll():
+            self.found[chunk.rid] += chunk.token_ids
+            if chunk.finish_reason is None:
+                continue
+            path = self.asked.pop(chunk.rid)
+            assert chunk.finish_reason["type"] == "length", chunk.finish_reason
+            if check:
+                assert self.found.pop(chunk.rid) == self.expected[path], path
+                self.counts["answers"] += 1
+
+    def act(self) -> None:
+        store, name = self.stage.store, self.draw.choice(NAMES)
+        action = self.draw.choices(["ask", "base", "load", "unload", "replace", "abort"], [12, 2, 2, 1, 1, 2])[0]
+        if len(self.asked) > 12:
+            return
+        try:
+            if action in ("ask", "base"):
+                rid = self.request(name if action == "ask" else "")
+                self.asked[rid] = store.names[name].path if action == "ask" else ""
+                self.found[rid] = []
+            elif action == "load":
+                store.load(name, self.draw.choice(self.directories))
+            elif action == "unload":
+                store.unload(name)
+            elif action == "replace":
+                store.load(name, self.draw.choice(self.directories), replace=True)
+            elif self.asked:
+                rid = self.draw.choice(list(self.asked))
+                self.engine.abort(rid)
+                del self.asked[rid], self.found[rid]
+            self.counts[action] += 1
+        except InvalidRequest as error:
+            if error.status not in (404, 409):
+                raise
+            self.counts[f"refused {action}"] += 1
+
+
+@pytest.mark.parametrize(("seed", "loop"), [(1, "normal"), (2, "overlap")])
+def test_no_wrong_token(tmp_path: Path, seed: int, loop: str) -> None:
+    model = tiny_checkpoint(tmp_path, "llama", num_hidden_layers=2)
+    directories = [str(write_adapter(tmp_path / "adapters" / str(one), model, seed=one)) for one in range(6)]
+    config = {
+        "model": {"path": str(model), "dtype": "float32"},
+        "memory": {"max_total_tokens": 128},
+        "attention": {"use": "torch"},
+        "runner": {"use": "layered"},
+        "scheduler": {"loop": loop, "new_token_ratio": 0.05, "retract_lookahead": 0},
+        "adapters": {"directories": [str(tmp_path / "adapters")], "slots": 2, "fair_after": 0.05},
+    }
+    with Engine.from_config(config) as engine:
+        churn = Churn(engine, directories, seed)
+        churn.learn()
+        for _ in range(STEPS):
+            churn.act()
+            churn.poll()
+        while churn.asked:
+            churn.poll()
+        store = churn.stage.store
+        while store.loading:
+            store.refresh()
+        for name in list(store.names):
+            store.unload(name)
+        store.refresh()
+        assert not list(store.loaded)
+        assert churn.stage.slots.in_use == churn.stage.slots.waiting == 0
+        assert engine.stats()["book_errors"] == 0
+        # What was computed and what was refused, so that this shows something.
+        assert churn.counts["answers"] > STEPS / 10, churn.counts
+        assert all(churn.counts[action] > 20 for action in ("load", "unload", "replace", "abort")), churn.counts

@@ -1,0 +1,174 @@
+"""Loading and unloading: states, uses, and what is let go."""
+
+from __future__ import annotations
+
+import pytest
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.plugins.adapters.messages import Drop, Load, Loaded, Poll, Work
+from pegboard.plugins.adapters.store import AdapterStore
+
+
+class Far:
+    """Where batches run: loads end when the test says so."""
+
+    def __init__(self) -> None:
+        self.orders: list[Load] = []
+        self.ended: list[Loaded] = []
+        self.dropped: list[int] = []
+
+    def ask(self, work: Work) -> object:
+        if isinstance(work, Load):
+            self.orders.append(work)
+        elif isinstance(work, Drop):
+            self.dropped += work.uids
+        else:
+            assert isinstance(work, Poll)
+            found, self.ended = self.ended, []
+            return found
+        return True
+
+    def end(self, uid: int, error: str = "", nbytes: int = 10) -> None:
+        self.ended.append(Loaded(uid, error, "" if error else f"digest {uid}", 4, 0 if error else nbytes))
+
+
+@pytest.fixture
+def far() -> Far:
+    return Far()
+
+
+@pytest.fixture
+def store(far: Far) -> AdapterStore:
+    made = AdapterStore({}, 100, 2)
+    made.ask = far.ask
+    return made
+
+
+def loaded(store: AdapterStore, far: Far, name: str = "a") -> int:
+    made = store.load(name, f"/{name}")
+    far.end(made.uid)
+    assert store.state(made.uid).state == "ready"
+    return made.uid
+
+
+def test_a_life(store: AdapterStore, far: Far) -> None:
+    made = store.load("a", "/a")
+    assert (made.state, far.orders) == ("loading", [Load(1, "/a")])
+    assert store.state(1).state == "loading"
+    far.end(1)
+    assert store.state(1).state == "ready"
+    used = store.use("a")
+    assert (used.digest, used.users) == ("digest 1", 1)
+    assert store.unload("a").state == "leaving"
+    with pytest.raises(InvalidRequest, match="there is no adapter 'a'"):
+        store.use("a")
+    assert store.state(1).state == "leaving"
+    store.unuse(used)
+    assert store.state(1).state == "gone"
+    assert far.dropped == [1]
+    assert not list(store.loaded)
+
+
+def test_what_is_configured_is_loaded_first() -> None:
+    far, store = Far(), AdapterStore({"a": "/a", "b": "/b"}, 100, 2)
+    store.ask = far.ask
+    far.end(1)
+    far.end(2)
+    store.refresh()
+    assert [one.state for one in store.names.values()] == ["ready", "ready"]
+    assert store.load("c", "/c").uid == 3
+
+
+def test_a_name_is_taken_while_it_is_loaded_or_loading(store: AdapterStore, far: Far) -> None:
+    store.load("a", "/a")
+    for state in ("loading", "ready"):
+        with pytest.raises(InvalidRequest, match=f"the adapter 'a' is {state} already") as refused:
+            store.load("a", "/b")
+        assert refused.value.status == 409
+        far.end(1)
+        store.refresh()
+    assert len(far.orders) == 1
+
+
+def test_a_load_that_fails_leaves_the_name_free(store: AdapterStore, far: Far) -> None:
+    used = store.load("a", "/a")
+    assert store.use("a") is used
+    far.end(1, "damaged")
+    assert (store.state(1).state, store.state(1).error) == ("failed", "damaged")
+    assert "a" not in store.names
+    store.unuse(used)
+    assert loaded(store, far) == 2
+
+
+def test_another_one_under_the_same_name(store: AdapterStore, far: Far) -> None:
+    """Requests of the first one end with it; new ones get the second."""
+    loaded(store, far)
+    old = store.use("a")
+    new = store.load("a", "/other", replace=True)
+    assert store.use("a") is new
+    far.end(2)
+    assert (store.state(1).state, store.state(2).state) == ("leaving", "ready")
+    store.unuse(old)
+    assert store.state(1).state == "gone"
+    assert far.dropped == [1]
+    assert new.users == 1
+
+
+def test_unloading_one_that_is_being_loaded(store: AdapterStore, far: Far) -> None:
+    """It is gone once the load has ended, and its requests too."""
+    waiting = store.load("a", "/a")
+    store.use("a")
+    store.unload("a")
+    far.end(1)
+    assert store.state(1).state == "leaving"
+    store.unuse(waiting)
+    assert store.state(1).state == "gone"
+    second = store.load("a", "/a")
+    used = store.use("a")
+    store.unload("a")
+    store.unuse(used)
+    assert store.state(second.uid).state == "leaving"
+    far.end(second.uid)
+    assert store.state(second.uid).state == "gone"
+    assert far.dropped == [1, 2]
+
+
+def test_memory_is_bounded(store: AdapterStore, far: Far) -> None:
+    store.load("a", "/a")
+    far.end(1, nbytes=60)
+    store.load("b", "/b")
+    far.end(2, nbytes=50)
+    found = store.state(2)
+    assert found.state == "failed"
+    assert "it takes 50 bytes, of adapters.host_bytes 40 are left" in found.error
+    assert far.dropped == [2]
+    store.load("b", "/b")
+    far.end(3, nbytes=40)
+    assert store.state(3).state == "ready"
+
+
+def test_pinned_ones_leave_a_slot(store: AdapterStore, far: Far) -> None:
+    for name in "ab":
+        store.load(name, "/", pinned=True)
+    with pytest.raises(InvalidRequest, match=r"adapters\.slots allows 2 pinned adapters at most"):
+        store.load("c", "/", pinned=True)
+    assert len(far.orders) == 2
+    assert store.load("c", "/").state == "loading"
+
+
+def test_unknown_ones(store: AdapterStore) -> None:
+    for call in (lambda: store.unload("x"), lambda: store.use("x"), lambda: store.state(7)):
+        with pytest.raises(InvalidRequest) as refused:
+            call()
+        assert refused.value.status == 404
+
+
+def test_what_has_gone_is_not_remembered_for_ever(store: AdapterStore, far: Far) -> None:
+    for _ in range(300):
+        loaded(store, far)
+        store.unload("a")
+        store.refresh()
+    with pytest.raises(InvalidRequest):
+        store.state(1)
+    assert store.state(300).state == "gone"
+    assert len(far.dropped) == 300

@@ -49,7 +49,9 @@ class DenseFamily(ModelFamily[DenseOptions]):
             shared(decoder, ranks)
         except ModelError as error:
             return str(error)
-        return "quantised weights are on one rank only" if coded and ranks.size > 1 else None
+        if coded and ranks.size > 1:
+            return f"quantised weights are on one rank only, and parallel.tensor is {ranks.size}"
+        return None
 
     @property
     def spec(self) -> ModelSpec:

@@ -53,7 +53,7 @@ def follow(about: str, model: FollowerModel) -> None:
 
 
 class _Follower:
-    """The reader thread answers pings while this one computes."""
+    """The reader thread answers pings, and says how many batches are computed, while this one computes."""
 
     def __init__(self, link: Link, ranks: Ranks, model: FollowerModel) -> None:
         self._link = link
@@ -62,6 +62,9 @@ class _Follower:
         self._inbox: queue.SimpleQueue[ToFollower | None] = queue.SimpleQueue()
         self._decoder: Decoder | None = None
         self._communicator: Communicator | None = None
+        self._counting = threading.Lock()
+        self._computed = 0
+        self._wanted = 0
 
     def run(self) -> None:
         reader = threading.Thread(target=self._read, name="follower-reader", daemon=True)
@@ -96,11 +99,26 @@ class _Follower:
                     message = to_follower.decode(frame)
                     if isinstance(message, Ping):
                         self._link.send(encode(Pong()))
+                    elif isinstance(message, Sync):
+                        self._sync(message.number)
                     else:
                         self._inbox.put(message)
         except (OSError, LinkError, msgspec.DecodeError) as error:
             logger.debug("the leader's connection has ended: %s", error)
         self._inbox.put(None)
+
+    def _sync(self, number: int) -> None:
+        """Answer now or in `_count`: the main thread may wait in a batch after it, for a rank that waits for this."""
+        with self._counting:
+            self._wanted = number
+            if self._computed >= number:
+                self._link.send(encode(Synced(number)))
+
+    def _count(self) -> None:
+        with self._counting:
+            self._computed += 1
+            if self._computed == self._wanted:
+                self._link.send(encode(Synced(self._wanted)))
 
     def _take(self, message: ToFollower) -> None:
         if isinstance(message, Start):
@@ -111,11 +129,10 @@ class _Follower:
             assert self._communicator is not None, "the model was loaded, by which the ranks got one"
             self._communicator.connect(Path(message.directory), message.timeout)
             self._link.send(encode(Done("meet")))
-        elif isinstance(message, Sync):
-            self._link.send(encode(Synced(message.number)))
         elif self._decoder is None:
             raise LinkError("a batch comes before there is memory")
         elif isinstance(message, Step):
             self._model.run(self._decoder.batch(message.fields))
+            self._count()
         elif isinstance(message, Table):
             self._model.send_table(self._decoder.table(message))

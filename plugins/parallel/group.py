@@ -78,7 +78,6 @@ class Group:
         self._closing = False
         self._ended = threading.Event()
         self._entered = 0
-        self._syncs = 0
         self._wake_read, self._wake_write = os.pipe()
         self._watcher = threading.Thread(target=self._watch, name="ranks-watch", daemon=True)
 
@@ -115,18 +114,19 @@ class Group:
         try:
             run()
         except Exception as error:
-            if not self._in_step():
+            if not self._computed(number):
                 self._lose(f"rank 0 failed in a forward pass: {type(error).__name__}: {error}")
             raise
 
-    def _in_step(self) -> bool:
-        self._syncs += 1
-        self.send(encode(Sync(self._syncs)))
-        self._wait(lambda: self.lost is not None or self._all_synced(), min(SYNC_SECONDS, self._timeout))
-        return self.lost is None and self._all_synced()
+    def _computed(self, number: int) -> bool:
+        """Return whether all others come to the end of this batch."""
 
-    def _all_synced(self) -> bool:
-        return all(member.synced == self._syncs for member in self.members)
+        def synced() -> bool:
+            return all(member.synced == number for member in self.members)
+
+        self.send(encode(Sync(number)))
+        self._wait(lambda: self.lost is not None or synced(), min(SYNC_SECONDS, self._timeout))
+        return self.lost is None and synced()
 
     def _wait(self, until: Callable[[], bool], seconds: float | None) -> None:
         with self._heard:

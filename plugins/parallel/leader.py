@@ -96,6 +96,16 @@ class Leader(Followers):
         self._launcher.close()
 
 
+class _NotSent:
+    """The result of a batch that no rank computes."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def result(self) -> object:
+        raise self._error
+
+
 class RanksExecutor(Executor):
     """Runs batches by `local`, once all followers have been sent them."""
 
@@ -107,10 +117,13 @@ class RanksExecutor(Executor):
         self._sent = 0
 
     def submit(self, work: ModelWorkerBatch | StageWork) -> Pending[object]:
-        if isinstance(work, StageWork):
-            self._send_table(work.table)
-        else:
-            self._send(work)
+        try:
+            if isinstance(work, StageWork):
+                self._send_table(work.table)
+            else:
+                self._send(work)
+        except Exception as error:
+            return _NotSent(error)
         return self._local.submit(work)
 
     def rerun(self, work: ModelWorkerBatch) -> BatchResult:
@@ -129,12 +142,12 @@ class RanksExecutor(Executor):
         self._closed()
 
     def _send(self, work: ModelWorkerBatch) -> None:
-        self._sent += 1
-        stamp = Stamp(self._sent, work.sampling is not None and work.sampling.steps.shape[0] > 0)
+        stamp = Stamp(self._sent + 1, work.sampling is not None and work.sampling.steps.shape[0] > 0)
         work.payloads[NAME] = stamp
         if work.future_indices is not None:
             work.extras[PENDING] = True
         self._group.send(encode(Step(self._encoder.batch(work, stamp))))
+        self._sent += 1
 
     def _send_table(self, table: TableChanges | None) -> None:
         if table is not None:

@@ -60,7 +60,7 @@ class Meet(_Message, frozen=True, tag=3):
 
 
 class Sync(_Message, frozen=True, tag=4):
-    """Say `Synced` once everything before this is done."""
+    """Say `Synced` once so many batches are computed, whatever follows them."""
 
     number: int
 

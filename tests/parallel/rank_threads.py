@@ -74,7 +74,8 @@ def registry() -> Registry:
     return Registry.discover().with_plugins(PLUGIN, distribution="tests")
 
 
-def in_threads(config: dict[str, Any], tensor: int) -> ResolvedConfig:
+def in_threads(config: dict[str, Any], tensor: int, **parallel: Any) -> ResolvedConfig:
     """Return a config whose ranks are threads."""
-    parallel = {"tensor": tensor, "launch": {"use": "threads"}}
-    return compose(data={**config, "runner": {"use": "layered"}, "parallel": parallel}, env={}, registry=registry())
+    parallel |= {"tensor": tensor, "launch": {"use": "threads"}}
+    data = {"runner": {"use": "layered"}, **config, "parallel": parallel}
+    return compose(data=data, env={}, registry=registry())

@@ -33,16 +33,8 @@ def run(config: dict[str, Any], world: World, tensor: int) -> dict[str, Any]:
     return stats
 
 
-@pytest.mark.parametrize(
-    ("tensor", "cell"),
-    [
-        (2, "whole"),
-        pytest.param(2, "normal", marks=pytest.mark.full),
-        pytest.param(2, "overlap", marks=pytest.mark.full),
-        pytest.param(2, "mixed", marks=pytest.mark.full),
-        pytest.param(4, "normal", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("tensor", "cell"), [(2, "whole"), (2, "normal"), (2, "overlap"), (2, "mixed"), (4, "normal")])
 def test_ranks_answer_as_one_process_does(tensor: int, cell: str, world: World) -> None:
     """The reference ran each request alone. With 4 ranks each KV head of the 2 is on two of them."""
     settings = CELLS[cell]

@@ -113,10 +113,10 @@ def ranks_of(ctx: ModelContext) -> Ranks:
     return found if isinstance(found, Ranks) else Ranks()
 
 
-def alone(ctx: ModelContext, who: str) -> str | None:
-    """Return None where one process computes a model, else that `who` cannot share it."""
+def alone(ctx: ModelContext) -> str | None:
+    """Return None where one process computes a model, else what something has against ranks that does not know them."""
     size = ranks_of(ctx).size
-    return None if size == 1 else f"{who} computes on one rank, and the config asks for {size}"
+    return None if size == 1 else f"it computes on one rank, and parallel.tensor is {size}"
 
 
 def nothing(rows: int, columns: int, like: Tensor) -> Tensor:

@@ -97,17 +97,17 @@ class DenseNetwork(nn.Module, Network):
         super().__init__()
         self.spec = spec
         dtype, device = linears.dtype, linears.device
-        self._ranks = linears.ranks
-        self.embedding = Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device, ranks=self._ranks)
+        self.ranks = linears.ranks
+        self.embedding = Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device, ranks=self.ranks)
         self.layers = nn.ModuleList(
-            DecoderLayer(spec, layer, linears) for layer in shared(spec, self._ranks).layer_specs()
+            DecoderLayer(spec, layer, linears) for layer in shared(spec, self.ranks).layer_specs()
         )
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, dtype=dtype, device=device)
         self.rope = RotaryEmbedding(spec.rope, device)
         self.head = (
             self.embedding
             if spec.tied_embeddings
-            else Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device, ranks=self._ranks)
+            else Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device, ranks=self.ranks)
         )
 
     @torch.inference_mode()
@@ -137,7 +137,7 @@ class DenseNetwork(nn.Module, Network):
 
     def _enter(self, batch: ForwardBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Embeddings [tokens, hidden], and the rotations of the batch's positions."""
-        self._ranks.known(batch)
+        self.ranks.known(batch)
         x: Tensor = self.embedding(batch.input_ids)
         if batch.overlay is not None:
             x = x.index_copy_(0, batch.overlay.rows, batch.overlay.states)

@@ -45,8 +45,9 @@ def settings(model: Path, **parallel: Any) -> dict[str, Any]:
 def server(model: Path) -> Iterator[Served]:
     with serving(settings(model)) as one:
         yield one
-        left = [child.pid for child in psutil.Process(one.process.pid).children(recursive=True)]
-    assert not [pid for pid in left if psutil.pid_exists(pid)], "processes go on after the server's end"
+        started = psutil.Process(one.process.pid).children(recursive=True)
+    _, left = psutil.wait_procs(started, PATIENCE)
+    assert not left, "processes go on after the server's end"
 
 
 def generate(server: Served, ids: list[int], length: int = LENGTH) -> httpx.Response:

@@ -97,7 +97,7 @@ class FusedLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.sizes = tuple(sizes)
-        self._share = share
+        self.share = share
         where = torch.device("meta") if coded else device
         self.weight = empty_parameter(sum(sizes), in_size, dtype=dtype, device=where)
         self.bias = empty_parameter(sum(sizes), dtype=dtype, device=device) if bias else None
@@ -105,9 +105,9 @@ class FusedLinear(nn.Module):
         self._method: LinearMethod | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._share is not None and self._share.columns is not None:
+        if self.share is not None and self.share.columns is not None:
             # Partial sums: the bias counts once.
-            ranks = self._share.ranks
+            ranks = self.share.ranks
             return ranks.all_reduce(self._product(x, self.bias if ranks.index == 0 else None))
         return self._product(x, self.bias)
 
@@ -133,7 +133,7 @@ class FusedLinear(nn.Module):
 
     def targets(self, names: Sequence[str]) -> dict[str, Target]:
         """Checkpoint name -> buffer, with one name per part."""
-        share = self._share or Share(Ranks())
+        share = self.share or Share(Ranks())
         weights = torch.split(self.weight, list(self.sizes))
         found = {
             f"{name}.weight": share.of_weight(place, part) for place, (name, part) in enumerate(_named(names, weights))
@@ -288,19 +288,19 @@ class Embedding(nn.Module):
         super().__init__()
         self._ranks = ranks or Ranks()
         self._vocab = vocab
-        self._cut = self._ranks.vocabulary(vocab)
+        self.cut = self._ranks.vocabulary(vocab)
         rows = vocab if self._ranks.size == 1 else self._ranks.vocabulary_rows(vocab)
         self.weight = empty_parameter(rows, hidden, dtype=dtype, device=device)
-        if self._cut.length < rows:
-            self.weight[self._cut.length :] = 0
+        if self.cut.length < rows:
+            self.weight[self.cut.length :] = 0
         self._packed: Tensor | None = None
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return rows of int64 `ids` [tokens]: [tokens, hidden]."""
         if self._ranks.size == 1:
             return F.embedding(ids, self.weight)
-        own = ids - self._cut.start
-        inside = (own >= 0) & (own < self._cut.length)
+        own = ids - self.cut.start
+        inside = (own >= 0) & (own < self.cut.length)
         return self._ranks.all_reduce(F.embedding(own * inside, self.weight) * inside.unsqueeze(-1))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -320,8 +320,8 @@ class Embedding(nn.Module):
         """Return where the checkpoint's tensor goes."""
         if self._ranks.size == 1:
             return self.weight
-        kept = self.weight[: self._cut.length]
-        return Slice(kept, 0, self._cut.start, (self._vocab, kept.shape[1]))
+        kept = self.weight[: self.cut.length]
+        return Slice(kept, 0, self.cut.start, (self._vocab, kept.shape[1]))
 
     def pack(self, *, looked_up: bool) -> None:
         """Keep the loaded weight as `packed` does it, for `logits`. Beside it the rows stay where they are `looked_up`;

@@ -20,6 +20,7 @@ from pegboard.conformance.model_family.additions import AdditionTests
 from pegboard.conformance.model_family.base import assert_close
 from pegboard.conformance.model_family.graphs import GraphTests
 from pegboard.conformance.model_family.overlay import OverlayTests
+from pegboard.conformance.model_family.ranks import RankTests
 from pegboard.conformance.model_family.scales import ScaleTests
 from pegboard.conformance.model_family.taps import TapTests
 from pegboard.conformance.rig.model_references import context, prompts, reference_logits, text_config
@@ -44,7 +45,7 @@ _SPOILED: tuple[Mapping[str, Any], ...] = (
 )
 
 
-class ModelFamilyContract(AdditionTests, OverlayTests, TapTests, GraphTests, ScaleTests):
+class ModelFamilyContract(AdditionTests, OverlayTests, TapTests, GraphTests, ScaleTests, RankTests):
     """What every family must do for each tiny checkpoint that it supports.
 
     `architectures` are names that `make_checkpoint` takes. A family of none of the kit's architectures sets its

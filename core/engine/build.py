@@ -6,12 +6,14 @@ import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 
-from pegboard.core.engine.choose import choose_providers, load_model
+from pegboard.core.engine.choose import choose_providers, load_model, with_memory
 from pegboard.core.engine.device import device_of, executor_of, loop_of, stage_parts
+from pegboard.core.engine.followers import start_followers
 from pegboard.core.engine.gates import build_gates
 from pegboard.core.engine.memory_services import memory_services
 from pegboard.core.engine.model_info import model_info
@@ -55,10 +57,13 @@ from pegboard.toolkit.system.culprits import Culprits
 from pegboard.toolkit.system.step_report import StepReport
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.config.sections import EngineConfig, SchedulerSection
     from pegboard.core.config.select import Selection
     from pegboard.core.engine.choose import Chosen, Loaded
+    from pegboard.core.interfaces.followers import Followers
     from pegboard.core.interfaces.logits_processor import LogitsProcessor
     from pegboard.core.interfaces.model_family import ModelFamily
     from pegboard.core.interfaces.sampler import Sampler
@@ -117,15 +122,27 @@ def build_scheduler(resolved: ResolvedConfig, scratch: Path) -> BuiltScheduler:
     started = time.monotonic()
     chosen, family = choose(resolved, hooks)
     parts = StageBuilder(chosen, hooks, scratch)
-    with torch.inference_mode():
-        loaded = load_model(chosen, family, parts.chunk_size, parts.parts)
-    built = _join(chosen, loaded, hooks, parts)
+    followers = start_followers(chosen, hooks, parts, scratch)
+    try:
+        with torch.inference_mode():
+            runner = load_model(chosen, family, parts.chunk_size, parts.parts)
+            sharing = 1 if followers is None else followers.sharing
+            loaded = with_memory(chosen, family, runner, parts.chunk_size, parts.parts, sharing)
+        built = _join(chosen, loaded, hooks, parts, followers)
+    except BaseException:
+        if followers is not None:
+            followers.close()
+        raise
     logger.info("ready after %.1f s: %s", time.monotonic() - started, ", ".join(_choices(chosen.selection)))
     return built
 
 
-def choose(resolved: ResolvedConfig, hooks: Hooks) -> tuple[Chosen, ModelFamily]:
-    """Prepare the model and choose providers. No weights are read. Raises as `build_scheduler` does."""
+def choose(
+    resolved: ResolvedConfig, hooks: Hooks, given: Mapping[str, object] = MappingProxyType({})
+) -> tuple[Chosen, ModelFamily]:
+    """Prepare the model and choose providers. No weights are read. Some services for the model may be `given`.
+    Raises as `build_scheduler` does.
+    """
     from pegboard.core.config.early import import_chosen, on_engine_side
     from pegboard.core.config.select import Selection
 
@@ -135,7 +152,8 @@ def choose(resolved: ResolvedConfig, hooks: Hooks) -> tuple[Chosen, ModelFamily]
     selection = Selection(resolved)
     prepared = prepare_model(resolved, selection)
     model, providers = _model_context(config, prepared.directory), Providers(selection, Culprits())
-    model = replace(model, services=services(hooks, "model_services", model=model, chooser=providers))
+    model = replace(model, services=given)
+    model = replace(model, services={**services(hooks, "model_services", model=model, chooser=providers), **given})
     family_choice = selection.choose(MODEL_FAMILY, model)
     family = family_choice.build(model)
     spec = _checked(family.spec, family_choice.name)
@@ -185,13 +203,15 @@ def _possible(eos_token_ids: frozenset[int], spec: ModelSpec) -> frozenset[int]:
     return found
 
 
-def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> BuiltScheduler:
+def _join(
+    chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder, followers: Followers | None
+) -> BuiltScheduler:
     """Build the components around a loaded runner, and the scheduler of them."""
     config = chosen.resolved.engine
     settings = _scheduler_settings(chosen, splits=parts.splits)
     allocator, cache = _cache(chosen, loaded, hooks)
     parts.check_loader(cache)
-    rows = make_rows(config, chosen.model.device, loaded.memory.max_context_len)
+    rows = make_rows(config, chosen.model.device, loaded.memory.max_context_len, mirrored=followers is not None)
     memory = MemoryManager(rows, allocator, cache)
     memory.guarded.name = chosen.culprits.name(cache)
     report = StepReport(settings.decode_log_interval, total_tokens=allocator.total_tokens)
@@ -200,6 +220,8 @@ def _join(chosen: Chosen, loaded: Loaded, hooks: Hooks, parts: StageBuilder) -> 
     gates = build_gates(chosen, loaded, parts.points, gate_ctx)
     worker = _worker(chosen, loaded, rows, hooks, parts)
     executor = executor_of(settings.loop, worker, stage_parts(chosen, worker, loaded.memory.pool), chosen.model.device)
+    if followers is not None:
+        executor = followers.lead(executor, loaded.memory.num_pages, (rows.host.shape[0], rows.width))
     components = Components(
         memory,
         _made(chosen, SCHEDULE_POLICY, SchedulePolicyContext(cache, settings.seed)),

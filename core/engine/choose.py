@@ -186,32 +186,38 @@ def _needs(ctx: AttentionContext) -> dict[str, str]:
     return needs
 
 
-def load_model(chosen: Chosen, family: ModelFamily, chunk: int | None, parts: Sequence[DevicePart] = ()) -> Loaded:
-    """Read the weights, those of `parts` first, try the network out, and give KV what memory is left. Prompts are
-    computed in chunks of `chunk` tokens, None: at once. Raises ModelError and OutOfMemory.
+def load_model(chosen: Chosen, family: ModelFamily, chunk: int | None, parts: Sequence[DevicePart] = ()) -> ModelRunner:
+    """Read the weights, those of `parts` first, and try the network out. Prompts are computed in chunks of `chunk`
+    tokens, None: at once. Raises ModelError.
     """
     know, runner = chosen.culprits.know, chosen.runner
     for part in parts:
         part.load()
     if "own_weights" in runner.provides:
-        made = know(runner.record, runner.build(chosen.runner_context(None, chunk)))
-        return Loaded(made, *_attached(chosen, family, made, chunk, parts))
+        return know(runner.record, runner.build(chosen.runner_context(None, chunk)))
     (family_choice,) = chosen.selection.choices["model_family"]
     network = know(family_choice.record, family.load())
     family.probe(network, _probe(chosen, network))
-    made = know(runner.record, runner.build(chosen.runner_context(network, chunk)))
-    return Loaded(made, *_attached(chosen, family, made, chunk, parts))
+    return know(runner.record, runner.build(chosen.runner_context(network, chunk)))
 
 
-def _attached(
-    chosen: Chosen, family: ModelFamily, runner: ModelRunner, chunk: int | None, parts: Sequence[DevicePart]
-) -> tuple[KVMemory, tuple[str, str]]:
-    """Return the memory of KV, and what KV depends on, once device parts have what they need of the model."""
+def with_memory(
+    chosen: Chosen,
+    family: ModelFamily,
+    runner: ModelRunner,
+    chunk: int | None,
+    parts: Sequence[DevicePart] = (),
+    sharing: int = 1,
+) -> Loaded:
+    """Give device parts what they need of the model, and KV what memory is left. So many processes are `sharing` it.
+    Raises OutOfMemory.
+    """
     model = LoadedModel(runner.ends, chosen.attention, chosen.model.device, chosen.queue.bring)
     for part in parts:
         part.attach(model)
-    memory = _sized(chosen, family, runner, chunk, sum(part.device_bytes for part in parts))
-    return memory, (runner.numerics(), "".join(part.numerics() for part in parts))
+    reserved = sum(part.device_bytes for part in parts)
+    memory = _sized(chosen, family, runner, chunk, reserved, sharing)
+    return Loaded(runner, memory, (runner.numerics(), "".join(part.numerics() for part in parts)))
 
 
 def _probe(chosen: Chosen, network: Network) -> PoolProbe:
@@ -227,10 +233,12 @@ def _probe(chosen: Chosen, network: Network) -> PoolProbe:
     return PoolProbe(network, chosen.spec, attention, small_pool, page_size, chosen.model.device)
 
 
-def _sized(chosen: Chosen, family: ModelFamily, runner: ModelRunner, chunk: int | None, reserved: int) -> KVMemory:
-    config, further = chosen.resolved.engine, chosen.further
+def _sized(
+    chosen: Chosen, family: ModelFamily, runner: ModelRunner, chunk: int | None, reserved: int, sharing: int
+) -> KVMemory:
+    config, further, kv_dtype = chosen.resolved.engine, chosen.further, chosen.kv_dtype
     room = _by_trial(chosen, runner, chunk)
-    memory = size_memory(chosen.pool, config, chosen.model, chosen.spec, reserved, further, chosen.kv_dtype, room)
+    memory = size_memory(chosen.pool, config, chosen.model, chosen.spec, reserved, further, kv_dtype, room, sharing)
     if is_eight_bit(chosen.kv_dtype):
         _set_scales(memory.pool, family)
     chosen.culprits.know(chosen.pool.record, memory.pool)

@@ -54,27 +54,25 @@ def size_memory(
     further: tuple[LayerSpec, ...] = (),
     kv_dtype: torch.dtype | None = None,
     room: int | None = None,
+    sharing: int = 1,
 ) -> KVMemory:
     """Size the pool by the config or by what is free now, and cap the context by it: every request must fit alone.
     `reserved` bytes are left for others; `further` layers write into the pool beside the model's. KV is kept in
-    `kv_dtype`, None for the model's. `room` is what the memory profiler has left for KV, None without one.
+    `kv_dtype`, None for the model's. `room` is what the memory profiler has left for KV, None without one. What is free
+    is for as many processes as are `sharing` it.
 
     Raises ConfigError where `memory.max_total_tokens` holds no page, and OutOfMemory where it is more than is free.
     """
     page_size = config.memory.page_size
     per_token = choice.cls.bytes_per_token(spec.layers + further, kv_dtype or model.dtype)
-    free = max(0, _free_bytes(model.device) - reserved)
+    free = max(0, _free_bytes(model.device) // sharing - reserved)
     wanted = _pool_bytes(model.device, free, config.memory.gpu_share) if room is None else max(0, room - reserved)
     tokens = config.memory.max_total_tokens or int(wanted // per_token)
     num_pages = tokens // page_size
     if num_pages < 1:
         raise _no_page(config, tokens, free, wanted)
     if num_pages * page_size * per_token > free:
-        raise OutOfMemory(
-            f"a KV pool of {tokens} tokens takes {tokens * per_token / 2**30:.1f} GiB, but only "
-            f"{free / 2**30:.1f} GiB are free on {model.device}; lower memory.max_total_tokens to at most "
-            f"{int(free // per_token)}"
-        )
+        raise _too_large(tokens, per_token, free, model.device)
     max_context_len = min(spec.max_context_len, num_pages * page_size)
     if max_context_len < spec.max_context_len:
         logger.warning(
@@ -84,6 +82,13 @@ def size_memory(
         )
     pool = choice.build(pool_context(num_pages, page_size, model, spec, further, kv_dtype))
     return KVMemory(pool, num_pages, max_context_len)
+
+
+def _too_large(tokens: int, per_token: float, free: int, device: torch.device) -> OutOfMemory:
+    return OutOfMemory(
+        f"a KV pool of {tokens} tokens takes {tokens * per_token / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are "
+        f"free on {device}; lower memory.max_total_tokens to at most {int(free // per_token)}"
+    )
 
 
 def _no_page(config: EngineConfig, tokens: int, free: int, wanted: float) -> ConfigError | OutOfMemory:
@@ -111,8 +116,10 @@ def pool_context(
     return KVPoolContext(num_pages, page_size, layers, dtype, model.device, zeroed, model.dtype)
 
 
-def make_rows(config: EngineConfig, device: torch.device, width: int) -> ReqToTokenPool:
-    """Return the table from positions to slots, `width` tokens per request. Raises OutOfMemory if it does not fit."""
+def make_rows(config: EngineConfig, device: torch.device, width: int, *, mirrored: bool = False) -> ReqToTokenPool:
+    """Return the table from positions to slots, `width` tokens per request, `mirrored` where batches run elsewhere as
+    well. Raises OutOfMemory if it does not fit.
+    """
     count = config.scheduler.max_running_requests
     needed, free = (count + 1) * width * 4, _free_bytes(device)
     if needed > free:
@@ -120,7 +127,7 @@ def make_rows(config: EngineConfig, device: torch.device, width: int) -> ReqToTo
             f"scheduler.max_running_requests: a table of {count} requests with {width} tokens each takes "
             f"{needed / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are free on {device}; lower it"
         )
-    mirrored = device.type != "cpu" or config.scheduler.loop == "overlap"
+    mirrored = mirrored or device.type != "cpu" or config.scheduler.loop == "overlap"
     return ReqToTokenPool(count, width, config.memory.page_size, mirrored=mirrored)
 
 

@@ -40,7 +40,7 @@ class StageBuilder:
         config, model = chosen.resolved.engine, chosen.model
         ctx = StageContext(
             config, chosen.spec, model, chosen.tokenizer, frozenset(chosen.runner.provides), chosen.selection.choose,
-            chosen.providers, self._find, chosen.selection.missing, self._lacking, self._end, chosen.runner.name,
+            chosen.providers, self._find, chosen.selection.missing, self.lacking, self._end, chosen.runner.name,
             chunk_size(config, model.device), scratch, chosen.selection.choices, self._failed,
         )  # fmt: skip
         self.points = Points(self._all(Stage, "pipeline_stages", ctx), chosen.culprits)
@@ -60,7 +60,7 @@ class StageBuilder:
     def _find(self, contract: Contract[T, Ctx], ctx: Ctx) -> T | None:
         return None if self._chosen.selection.find(contract, ctx) is None else self._chosen.providers(contract, ctx)
 
-    def _lacking(self, capability: str) -> str | None:
+    def lacking(self, capability: str) -> str | None:
         """Return who of the runner, and the network that it runs, lacks a capability; None: neither does."""
         choices = self._chosen.selection.choices
         (runner,) = choices[RUNNER.name]

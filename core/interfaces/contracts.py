@@ -44,6 +44,7 @@ MODEL_FAMILY: Contract[ModelFamily, ModelContext] = Contract(
         "graph": "its networks ask for the same operations for all decode batches of a size, whatever the numbers",
         "kv_scales": "reads the scales of 8-bit KV that a checkpoint has",
         "overlay": "its networks honour ForwardBatch.overlay, and positions of three axes where they have them",
+        "ranks": "its networks compute the share of a rank, where ModelContext.services has `ranks`",
         "taps": "its networks fill ForwardBatch.taps, and show their embeddings",
     },
 )
@@ -69,6 +70,7 @@ RUNNER: Contract[ModelRunner, ModelRunnerContext] = Contract(
         "own_weights": "reads the weights from the model's directory itself: no network is loaded for it",
         "prefers_mixed": "takes less time for a prompt's chunk with running requests' tokens than for both in "
         "turn: `scheduler.mixed_chunk` is on where it is unset",
+        "ranks": "asks the network for the logits of the same rows wherever return_logits is set, tokens drawn or not",
         "split_prefill": "execute_in_parts pauses after every layer, where the network's family does",
         "taps": "fills ForwardBatch.taps, where the network's family does",
         "tree_mask": "honours ForwardBatch.tail_bits: for runners that compute attention themselves",

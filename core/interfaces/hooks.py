@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.choosing import Chooser, MemoryContext
     from pegboard.core.interfaces.client import EngineClient, ModelInfo
     from pegboard.core.interfaces.engine_view import EngineView
+    from pegboard.core.interfaces.followers import Followers, FollowersContext
     from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
     from pegboard.core.interfaces.frontend import FrontendContext, FrontendStage
     from pegboard.core.interfaces.http_front import HttpFront, HttpGuard
@@ -62,6 +63,7 @@ POINTS = (
     Point("kv_layers", SCHEDULER, "before attention, runner and KV memory are chosen: layers that plugins add to it"),
     Point("pipeline_stages", SCHEDULER, "when providers are chosen, before weights are read: what takes part in steps"),
     Point("device_parts", DEVICE, "when providers are chosen, before weights are read: what stages compute there"),
+    Point("followers", SCHEDULER, "before weights are read: what starts processes that compute batches, too"),
     Point("frontend_stages", API, "before the first request: what stages do with requests and answers"),
     Point("memory_services", SCHEDULER, "when KV memory is sized, before the prefix cache and the gates are built"),
     Point("engine_started", SCHEDULER, "when the model is loaded, before the first request"),
@@ -158,6 +160,18 @@ class HookSpecs:
                 return [NotesPart()]
         """
         return ()
+
+    @hookspec
+    def followers(self, ctx: FollowersContext) -> Followers | None:
+        """Once in the scheduler process, before weights are read: start processes that compute each batch along with
+        it. One plugin may. Raise ConfigError for what of the config does not work with them.
+
+        Example::
+
+            @hookimpl
+            def followers(self, ctx):
+                return Second(subprocess.Popen(...)) if ctx.config.acme.second else None
+        """
 
     @hookspec
     def frontend_stages(self, ctx: FrontendContext) -> Iterable[FrontendStage]:

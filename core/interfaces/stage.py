@@ -333,6 +333,9 @@ class DevicePart:
     loads: bool = False
     device_bytes: int = 0
     """Bytes on the device that it takes beside its weights, which KV does not get."""
+    payload: type | None = None
+    """The type of its payload, arrays and what msgspec decodes, if the part also works where followers compute batches:
+    they get the payloads, and what their parts compute is dropped. None: it does not."""
 
     def load(self) -> None:
         """Once, before the model's weights are read and KV gets memory: read its own. Raises as `ModelFamily.load`."""

@@ -30,13 +30,14 @@ from pegboard.core.interfaces.messages import (
     TokenOutput,
     ToScheduler,
 )
+from pegboard.toolkit.system.last_words import keep_last_words
 from pegboard.toolkit.system.lazy_names import import_name
 from pegboard.toolkit.system.logs import configure_logging
 from pegboard.toolkit.system.progress import Bar, LogLines, shown_by
 from pegboard.toolkit.system.scratch import remove_directory
 from pegboard.toolkit.system.threads import yield_when_waiting
 from pegboard.toolkit.system.watchdog import Watchdog
-from pegboard.toolkit.system.wire import SchedulerWire, remove_endpoint
+from pegboard.toolkit.system.wire import SchedulerWire, last_words_of, remove_endpoint
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
@@ -114,6 +115,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
     threading.Thread(target=_die_with_parent, args=(orders,), name="parent-watch", daemon=True).start()
+    keep_last_words(last_words_of(orders.address))
     wire = SchedulerWire(orders.address)
     try:
         return _serve(orders, wire)

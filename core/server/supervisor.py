@@ -20,7 +20,7 @@ from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.messages import FromScheduler, Ready, Shutdown, StartFailed
 from pegboard.core.server.scheduler_process import BUILDER, Orders
 from pegboard.toolkit.system.redact import is_secret
-from pegboard.toolkit.system.wire import ApiWire, Endpoint
+from pegboard.toolkit.system.wire import ApiWire, Endpoint, last_words_of
 
 if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
@@ -58,6 +58,13 @@ class SchedulerProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
+    @property
+    def last_words(self) -> str:
+        """Why the process has ended itself, for a sentence that begins with it; "" where it has not said so."""
+        with contextlib.suppress(OSError):
+            return f"ended: {last_words_of(self._endpoint.address).read_text('utf-8', 'replace')}"
+        return ""
+
     async def spawn(self, config: str, builder: str = BUILDER, scratch: str = "") -> None:
         """Start it; it ends when its pipe from this process closes. Raises PegboardError where the system refuses."""
         orders = Orders(address=self._endpoint.address, config=config, builder=builder, scratch=scratch)
@@ -87,7 +94,8 @@ class SchedulerProcess:
             if not hearing.done():
                 await asyncio.wait({hearing}, timeout=_LAST_WORDS)
             if not hearing.done():
-                raise PegboardError(f"the scheduler process {describe_exit(ending.result())} while it was starting")
+                end = self.last_words or describe_exit(ending.result())
+                raise PegboardError(f"the scheduler process {end} while it was starting")
             ready = _ready(hearing.result())
             self._listens = True
             return ready
@@ -212,7 +220,7 @@ class Supervisor:
         try:
             await asyncio.wait({ending, *troubles}, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
-                return describe_exit(ending.result())
+                return current.last_words or describe_exit(ending.result())
             end = next(one.result() for one in troubles if one.done())
             await current.kill()
             return end

@@ -16,6 +16,7 @@ from pegboard.plugins.cpu_native.options import CpuNativeOptions
 from pegboard.plugins.cpu_native.sampler import CpuNativeSampler, native_sampling, with_no_tokens
 from pegboard.toolkit.model.coded import quantized_weights
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
+from pegboard.toolkit.model.ranks import alone
 from pegboard.toolkit.sampling.logprobs import prompt_logprobs
 from pegboard.toolkit.sampling.sample import sample
 
@@ -51,6 +52,8 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
     def supports(cls, options: CpuNativeOptions, ctx: ModelRunnerContext) -> str | None:
         if ctx.device.type != "cpu":
             return f"it runs on a CPU, not on {ctx.device}"
+        if (objection := alone(ctx.model)) is not None:
+            return objection
         if "attention" in ctx.explicit:
             return "it has attention of its own, and attention.use names another"
         if "model_family" in ctx.explicit:

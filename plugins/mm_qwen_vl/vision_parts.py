@@ -16,6 +16,7 @@ from pegboard.toolkit.model.layers import FusedLinear, GatedMLP, Linears, RMSNor
 
 if TYPE_CHECKING:
     from pegboard.plugins.mm_qwen_vl.vision_spec import VisionSpec
+    from pegboard.toolkit.model.weights import Target
 
 EPS = 1e-6
 """Of all norms of all towers; no config says it."""
@@ -38,7 +39,7 @@ class LayerNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, EPS)
 
-    def targets(self, name: str) -> dict[str, Tensor]:
+    def targets(self, name: str) -> dict[str, Target]:
         """Checkpoint name -> buffer, for a norm called `name`."""
         return {f"{name}.weight": self.weight, f"{name}.bias": self.bias}
 
@@ -97,7 +98,7 @@ class PlainMLP(nn.Module):
         out: Tensor = self.second(self.act(self.first(x)))
         return out
 
-    def targets(self, first: str, second: str) -> dict[str, Tensor]:
+    def targets(self, first: str, second: str) -> dict[str, Target]:
         """Checkpoint name -> buffer, for linear layers of these names."""
         return self.first.targets((first,)) | self.second.targets((second,))
 
@@ -126,7 +127,7 @@ class Attention(nn.Module):
         q, k, v = (x.reshape(*windows, self.heads, self.head_dim).transpose(1, 2) for x in (q, k, v))
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(windows[0] * windows[1], -1)
 
-    def targets(self, name: str) -> dict[str, Tensor]:
+    def targets(self, name: str) -> dict[str, Target]:
         """Checkpoint name -> buffer, for an attention called `name`."""
         return self.qkv.targets((f"{name}.qkv",)) | self.proj.targets((f"{name}.proj",))
 
@@ -151,7 +152,7 @@ class Block(nn.Module):
         out: Tensor = x + self.mlp(self.norm2(x))
         return out
 
-    def targets(self, name: str, mlp: tuple[str, str]) -> dict[str, Tensor]:
+    def targets(self, name: str, mlp: tuple[str, str]) -> dict[str, Target]:
         """Checkpoint name -> buffer, for a block called `name` whose plain MLP has linear layers called `mlp`."""
         first, second = (f"{name}.mlp.{one}" for one in mlp)
         return {

@@ -12,6 +12,7 @@ from pegboard.toolkit.model.layers import FusedLinear, empty_parameter
 
 if TYPE_CHECKING:
     from pegboard.plugins.mm_qwen_vl.vision_spec import VisionSpec
+    from pegboard.toolkit.model.weights import Target
 
 
 class VisionTower(nn.Module):
@@ -62,13 +63,13 @@ class VisionTower(nn.Module):
             if isinstance(module, FusedLinear):
                 module.pack()
 
-    def targets(self, prefix: str) -> dict[str, Tensor]:
+    def targets(self, prefix: str) -> dict[str, Target]:
         """Checkpoint name -> buffer, for all weights, under the names that transformers gives them after `prefix`."""
         spec = self.spec
         named = ("linear_fc1", "linear_fc2") if self.grid is not None else ("fc1", "fc2")
         found = self.patch_embed.targets((f"{prefix}patch_embed.proj",))
         kernel = (spec.width, 3, spec.temporal, spec.patch, spec.patch)
-        found[f"{prefix}patch_embed.proj.weight"] = found[f"{prefix}patch_embed.proj.weight"].view(kernel)
+        found[f"{prefix}patch_embed.proj.weight"] = self.patch_embed.weight.view(kernel)
         for index, block in enumerate(self.blocks):
             assert isinstance(block, Block)
             found |= block.targets(f"{prefix}blocks.{index}", named)

@@ -11,8 +11,10 @@ from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
 from pegboard.plugins.model_dense.options import DenseOptions
 from pegboard.toolkit.model.coded import quantized_weights
+from pegboard.toolkit.model.decoder_ranks import shared
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.toolkit.model.hf_files import eos_token_ids
+from pegboard.toolkit.model.ranks import ranks_of
 
 logger = logging.getLogger(__name__)
 
@@ -34,17 +36,22 @@ class DenseFamily(ModelFamily[DenseOptions]):
         super().__init__(options, ctx)
         self._weights = quantized_weights(ctx)
         self._decoder = DecoderSpec.from_config(ctx.hf_config, coded=self._weights is not None)
-        self._spec = self._decoder.model_spec(
+        self._ranks = ranks_of(ctx)
+        self._spec = shared(self._decoder, self._ranks).model_spec(
             context_length=ctx.context_length, eos_token_ids=eos_token_ids(ctx.directory)
         )
 
     @classmethod
     def supports(cls, options: DenseOptions, ctx: ModelContext) -> str | None:
-        """Return None where `DecoderSpec` can read the config, else what it could not read."""
+        """Return None where `DecoderSpec` can read the config, and the ranks can share the network; else why not."""
+        coded, ranks = quantized_weights(ctx) is not None, ranks_of(ctx)
         try:
-            DecoderSpec.from_config(ctx.hf_config, coded=quantized_weights(ctx) is not None)
+            decoder = DecoderSpec.from_config(ctx.hf_config, coded=coded)
+            shared(decoder, ranks)
         except ModelError as error:
             return str(error)
+        if coded and ranks.size > 1:
+            return f"quantised weights are on one rank only, and parallel.tensor is {ranks.size}"
         return None
 
     @property
@@ -71,9 +78,9 @@ class DenseFamily(ModelFamily[DenseOptions]):
 
         directory, dtype, weights = self.ctx.directory, self.ctx.dtype, self._weights
         names = DecoderNames.of(self._decoder, directory)
-        meta = DenseNetwork(self._decoder, Linears(dtype, torch.device("meta")))
+        meta = DenseNetwork(self._decoder, Linears(dtype, torch.device("meta"), ranks=self._ranks))
         check_weights(directory, names.targets(meta.targets()), ignore=names.ignores, coded=weights)
-        linears = Linears(dtype, self.ctx.device, weights, names.stored)
+        linears = Linears(dtype, self.ctx.device, weights, names.stored, self._ranks)
         network = DenseNetwork(self._decoder, linears)
         load_weights(directory, names.targets(network.targets()), ignore=names.ignores, coded=weights)
         linears.read()
@@ -85,7 +92,7 @@ class DenseFamily(ModelFamily[DenseOptions]):
         from pegboard.toolkit.model.layers import Linears
 
         logger.warning("model.load_format is dummy: weights are random, and answers have no meaning")
-        linears = Linears(self.ctx.dtype, self.ctx.device)
+        linears = Linears(self.ctx.dtype, self.ctx.device, ranks=self._ranks)
         network = DenseNetwork(self._decoder, linears)
         draw_weights(network)
         return network, linears.sites

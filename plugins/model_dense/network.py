@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pegboard.core.interfaces.model_family import Network
 from pegboard.toolkit.kernels import usable
 from pegboard.toolkit.model.attending import attended
+from pegboard.toolkit.model.decoder_ranks import shared
 from pegboard.toolkit.model.layers import Embedding, GatedMLP, Linears, RMSNorm
 from pegboard.toolkit.model.moe import MixtureOfExperts, mixture
 from pegboard.toolkit.model.rope import RotaryEmbedding
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
     from pegboard.toolkit.model.decoder_spec import DecoderSpec
+    from pegboard.toolkit.model.weights import Target
 
 
 class DecoderLayer(nn.Module):
@@ -36,8 +38,10 @@ class DecoderLayer(nn.Module):
         name = layer_name(layer.layer_id)
         qkv = {"q_proj": spec.q_size, "k_proj": spec.kv_size, "v_proj": spec.kv_size}
         self.input_norm = RMSNorm(hidden, eps, dtype=dtype, device=device)
-        self.qkv = linears(hidden, {f"{name}.self_attn.{part}": size for part, size in qkv.items()}, bias=spec.qkv_bias)
-        self.o = linears(spec.q_size, {f"{name}.self_attn.o_proj": hidden}, bias=spec.o_bias)
+        parts = {f"{name}.self_attn.{part}": size for part, size in qkv.items()}
+        self.qkv = linears(hidden, parts, bias=spec.qkv_bias, split="out", unit=spec.head_dim)
+        out = {f"{name}.self_attn.o_proj": hidden}
+        self.o = linears(spec.q_size, out, bias=spec.o_bias, split="in", unit=spec.head_dim)
         self.q_norm = RMSNorm(spec.head_dim, eps, dtype=dtype, device=device) if spec.qk_norm else None
         self.k_norm = RMSNorm(spec.head_dim, eps, dtype=dtype, device=device) if spec.qk_norm else None
         self.post_norm = RMSNorm(hidden, eps, dtype=dtype, device=device)
@@ -60,10 +64,10 @@ class DecoderLayer(nn.Module):
         self.o.pack()
         self.mlp.pack()
 
-    def targets(self, name: str) -> dict[str, Tensor]:
+    def targets(self, name: str) -> dict[str, Target]:
         """Checkpoint name -> buffer, for a layer called `name`."""
         attention = f"{name}.self_attn"
-        found = {
+        found: dict[str, Target] = {
             **self.input_norm.targets(f"{name}.input_layernorm"),
             **self.qkv.targets((f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")),
             **self.o.targets((f"{attention}.o_proj",)),
@@ -94,14 +98,17 @@ class DenseNetwork(nn.Module, Network):
         super().__init__()
         self.spec = spec
         dtype, device = linears.dtype, linears.device
-        self.embedding = Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device)
-        self.layers = nn.ModuleList(DecoderLayer(spec, layer, linears) for layer in spec.layer_specs())
+        self.ranks = linears.ranks
+        self.embedding = Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device, ranks=self.ranks)
+        self.layers = nn.ModuleList(
+            DecoderLayer(spec, layer, linears) for layer in shared(spec, self.ranks).layer_specs()
+        )
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, dtype=dtype, device=device)
         self.rope = RotaryEmbedding(spec.rope, device)
         self.head = (
             self.embedding
             if spec.tied_embeddings
-            else Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device)
+            else Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device, ranks=self.ranks)
         )
 
     @torch.inference_mode()
@@ -131,6 +138,7 @@ class DenseNetwork(nn.Module, Network):
 
     def _enter(self, batch: ForwardBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Embeddings [tokens, hidden], and the rotations of the batch's positions."""
+        self.ranks.known(batch)
         x: Tensor = self.embedding(batch.input_ids)
         if batch.overlay is not None:
             x = x.index_copy_(0, batch.overlay.rows, batch.overlay.states)
@@ -186,15 +194,15 @@ class DenseNetwork(nn.Module, Network):
             layer.pack()
         self.head.pack(looked_up=self.spec.tied_embeddings)
 
-    def targets(self) -> dict[str, Tensor]:
+    def targets(self) -> dict[str, Target]:
         """Checkpoint name -> buffer, for all weights, under the names that transformers gives them."""
-        found: dict[str, Tensor] = {"model.embed_tokens.weight": self.embedding.weight}
+        found: dict[str, Target] = {"model.embed_tokens.weight": self.embedding.target()}
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             found |= layer.targets(layer_name(index))
         found |= self.norm.targets("model.norm")
         if not self.spec.tied_embeddings:
-            found["lm_head.weight"] = self.head.weight
+            found["lm_head.weight"] = self.head.target()
         return found
 
 

@@ -16,6 +16,7 @@ from pegboard.plugins.model_transformers.network import TransformersNetwork
 from pegboard.plugins.model_transformers.trace import NotServable
 from pegboard.toolkit.model.hf_files import eos_token_ids
 from pegboard.toolkit.model.kv_scales import read_kv_scales
+from pegboard.toolkit.model.ranks import alone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,6 +62,8 @@ class TransformersFamily(ModelFamily[NoOptions]):
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: ModelContext) -> str | None:
+        if (objection := alone(ctx)) is not None:
+            return objection
         try:
             examine(ctx)
         except NotServable as err:

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+# msgspec reads the types of `Rows`.
+import numpy as np
+from numpy.typing import NDArray
 
-    from pegboard.core.interfaces.sampling import LogprobRequest
+from pegboard.core.interfaces.sampling import LogprobRequest
+from pegboard.plugins.row_outputs.api import PoolSpan
+
+if TYPE_CHECKING:
     from pegboard.core.interfaces.stage import StageContext
-    from pegboard.plugins.row_outputs.api import Pooler, PoolSpan
+    from pegboard.plugins.row_outputs.api import Pooler
 
 NAME = "row_outputs"
 

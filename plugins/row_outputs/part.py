@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 class RowPart(DevicePart):
     name = NAME
+    payload = Rows
 
     def __init__(self, ctx: StageContext) -> None:
         self._pooler = pooler_of(ctx)

@@ -15,7 +15,10 @@ plugin = Plugin(
             summary="model family, attention backend, logits processors and sampler, layer by layer; on a GPU, decode "
             "steps as graphs",
             provides=frozenset(
-                {"additions", "ends", "graph", "hidden_states", "input_logprobs", "overlay", "split_prefill", "taps"}
+                {
+                    "additions", "ends", "graph", "hidden_states", "input_logprobs", "overlay", "ranks",
+                    "split_prefill", "taps",
+                }
             ),
             rank=10,
         ),

@@ -12,7 +12,14 @@ from torch import Tensor
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.plugins.spec_eagle.network import DraftNetwork, Parts
 from pegboard.toolkit.model.packed import why_not_packed
-from pegboard.toolkit.model.weights import StoredTensor, check_weights, checkpoint_files, load_weights, read_header
+from pegboard.toolkit.model.weights import (
+    StoredTensor,
+    Target,
+    check_weights,
+    checkpoint_files,
+    load_weights,
+    read_header,
+)
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.layers import LayerSpec
@@ -21,7 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_TABLES = ("d2t", "t2d")
 _UNUSED = ("verifier_lm_head.weight", "verifier_norm.weight")
 """Copies of the model's own, in some checkpoints of `speculators`."""
 _COMPARED = 4096
@@ -41,7 +47,7 @@ def load_draft(
     def network_on(where: torch.device) -> DraftNetwork:
         return DraftNetwork(spec, parts, layer, target_hidden, dtype=dtype, device=where)
 
-    def targets(network: DraftNetwork, where: torch.device) -> dict[str, Tensor]:
+    def targets(network: DraftNetwork, where: torch.device) -> dict[str, Target]:
         buffers = network.targets()
         if any(_plain(name) == "d2t" for name in stored):
             buffers["d2t"] = torch.empty(spec.vocab_size or spec.decoder.vocab_size, dtype=torch.int64, device=where)
@@ -58,7 +64,7 @@ def load_draft(
     network = network_on(device)
     buffers = targets(network, device)
     load_weights(directory, buffers, ignore=ignored)
-    tables = {_plain(name): buffer for name, buffer in buffers.items() if _plain(name) in _TABLES}
+    tables = {_plain(name): one for name, one in buffers.items() if isinstance(one, Tensor)}
     ids = _ids(directory, spec, tables.get("d2t"), tables.get("t2d"))
     if network.head is None:
         network.lent_logits = ends.logits

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
     from pegboard.plugins.spec_eagle.config import DraftSpec
+    from pegboard.toolkit.model.weights import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class DraftLayer(nn.Module):
         out: Tensor = self.o(attended(heads, norms, (cos, sin), layer, batch).reshape(x.shape[0], -1))
         return out
 
-    def targets(self, name: str) -> dict[str, Tensor]:
+    def targets(self, name: str) -> dict[str, Target]:
         """Checkpoint name -> buffer, for a layer called `name`."""
         at = f"{name}.self_attn"
         found = {
@@ -175,7 +176,7 @@ class DraftNetwork(nn.Module):
         if self.head is not None:
             self.head.pack(looked_up=False)
 
-    def targets(self) -> dict[str, Tensor]:
+    def targets(self) -> dict[str, Target]:
         """Checkpoint name -> buffer, for all weights, in the names of `speculators`."""
         found = {**self.fc.targets(("fc",)), **self.layer.targets("layers.0")}
         if self.norm is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.toolkit.model.kv_scales import is_kv_scale
 from pegboard.toolkit.model.moe_spec import MoeSpec
-from pegboard.toolkit.model.weights import StoredTensor, checkpoint_files, read_header
+from pegboard.toolkit.model.weights import StoredTensor, Target, checkpoint_files, read_header
 
 _BODY, _HEAD = "model.", "lm_head."
 
@@ -63,14 +63,16 @@ class DecoderNames:
         body, head = _first(_BODIES, stored, _BODY), _first(_HEADS, stored, _HEAD)
         return cls(spec.tied_embeddings, True, body, head, experts)
 
-    def targets(self, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def targets(self, targets: Mapping[str, Target]) -> dict[str, Target]:
         """Return buffers by the checkpoint's names, given by the decoder's: the same, and parts and views of them."""
-        found: dict[str, Tensor] = {}
+        found: dict[str, Target] = {}
         for name, target in targets.items():
             stored = self.stored(name)
             if not stored.endswith((_GATE_UP, _DOWN)) or self.experts is Experts.TOGETHER:
                 found[stored] = target
-            elif self.experts is Experts.TURNED:
+                continue
+            assert isinstance(target, Tensor), "experts are not sliced"
+            if self.experts is Experts.TURNED:
                 found[stored] = target.transpose(1, 2)
             else:
                 found |= _singly(stored, target)

@@ -8,7 +8,8 @@ its own buffers, so that loading copies each tensor once and nothing is held twi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from pegboard.toolkit.kernels import operations
 from pegboard.toolkit.model.linear import LinearMethod, Part, Site
 from pegboard.toolkit.model.packed import pack, packed_linear
+from pegboard.toolkit.model.ranks import Cut, Ranks, nothing
+from pegboard.toolkit.model.weights import Slice, Target
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import Additions
@@ -69,7 +72,7 @@ class RMSNorm(nn.Module):
         normed: Tensor = self(total)
         return normed, total
 
-    def targets(self, name: str) -> dict[str, Tensor]:
+    def targets(self, name: str) -> dict[str, Target]:
         """Checkpoint name -> buffer, for a norm called `name`."""
         return {f"{name}.weight": self.weight}
 
@@ -78,7 +81,8 @@ class FusedLinear(nn.Module):
     """Several projections of one input as one matrix product.
 
     `sizes` are the output sizes of the parts; forward maps [tokens, in] to [tokens, sum(sizes)], parts side by side.
-    Where the weight is `coded`, it has no memory, and a LinearMethod takes its place before the first product.
+    Where the weight is `coded`, it has no memory, and a LinearMethod takes its place before the first product. Where
+    ranks share it, all sizes are those of this rank's share, and `share` says how that is cut.
     """
 
     def __init__(
@@ -90,9 +94,11 @@ class FusedLinear(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         coded: bool = False,
+        share: Share | None = None,
     ) -> None:
         super().__init__()
         self.sizes = tuple(sizes)
+        self.share = share
         where = torch.device("meta") if coded else device
         self.weight = empty_parameter(sum(sizes), in_size, dtype=dtype, device=where)
         self.bias = empty_parameter(sum(sizes), dtype=dtype, device=device) if bias else None
@@ -102,17 +108,24 @@ class FusedLinear(nn.Module):
         self._method: LinearMethod | None = None
 
     def forward(self, x: Tensor, additions: Additions | None = None) -> Tensor:
-        out = self._product(x)
+        out = self._reduced(x)
         if additions is not None and self.site is not None:
             additions.add(self.site.number, x, out)
         return out
 
-    def _product(self, x: Tensor) -> Tensor:
+    def _reduced(self, x: Tensor) -> Tensor:
+        if self.share is not None and self.share.columns is not None:
+            # Partial sums: the bias counts once.
+            ranks = self.share.ranks
+            return ranks.all_reduce(self._product(x, self.bias if ranks.index == 0 else None))
+        return self._product(x, self.bias)
+
+    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self._method is not None:
-            return self._method.apply(x, self.bias)
+            return self._method.apply(x, bias)
         if self._packed is not None:
-            return packed_linear(x, self._packed, self.bias)
-        return F.linear(x, self.weight, self.bias)
+            return packed_linear(x, self._packed, bias)
+        return F.linear(x, self.weight, bias)
 
     def pack(self) -> None:
         """Keep the loaded weight as `packed` does it, and in no other form: there are no `targets` any more. What has a
@@ -127,19 +140,52 @@ class FusedLinear(nn.Module):
         self._method = method
         del self.weight
 
-    def targets(self, names: Sequence[str]) -> dict[str, Tensor]:
+    def targets(self, names: Sequence[str]) -> dict[str, Target]:
         """Checkpoint name -> buffer, with one name per part."""
+        share = self.share or Share(Ranks())
         weights = torch.split(self.weight, list(self.sizes))
-        found = {f"{name}.weight": part for name, part in zip(names, weights, strict=True)}
+        found = {
+            f"{name}.weight": share.of_weight(place, part) for place, (name, part) in enumerate(_named(names, weights))
+        }
         if self.bias is not None:
             biases = torch.split(self.bias, list(self.sizes))
-            found |= {f"{name}.bias": part for name, part in zip(names, biases, strict=True)}
+            found |= {
+                f"{name}.bias": share.of_rows(place, part) for place, (name, part) in enumerate(_named(names, biases))
+            }
         return found
+
+
+def _named(names: Sequence[str], parts: Sequence[Tensor]) -> Iterable[tuple[str, Tensor]]:
+    return zip(names, parts, strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What of a product is this rank's: `rows` of each part, whose outputs it alone computes, or some `columns`, so
+    that the ranks' outputs are partial sums.
+    """
+
+    ranks: Ranks
+    rows: tuple[Cut, ...] = ()
+    columns: Cut | None = None
+
+    def of_weight(self, part: int, weight: Tensor) -> Target:
+        """Return where the checkpoint's weight of a part goes."""
+        if self.columns is None:
+            return self.of_rows(part, weight)
+        return Slice(weight, 1, self.columns.start, (weight.shape[0], self.columns.full))
+
+    def of_rows(self, part: int, kept: Tensor) -> Target:
+        """Return where what the checkpoint has for each row of a part goes."""
+        if not self.rows:
+            return kept
+        return Slice(kept, 0, self.rows[part].start, (self.rows[part].full, *kept.shape[1:]))
 
 
 class Linears:
     """Makes the linear layers of a network, in `dtype` on `device`, and numbers its sites: those whose weights are
-    quantised get their products from `weights`. `stored` gives the checkpoint's name of a tensor of the network.
+    quantised get their products from `weights`. `stored` gives the checkpoint's name of a tensor of the network. The
+    `ranks` share each layer that is split.
     """
 
     def __init__(
@@ -148,9 +194,11 @@ class Linears:
         device: torch.device,
         weights: QuantizedWeights | None = None,
         stored: Callable[[str], str] = lambda name: name,
+        ranks: Ranks | None = None,
     ) -> None:
         self.dtype = dtype
         self.device = device
+        self.ranks = ranks or Ranks()
         self._weights = weights
         self._stored = stored
         self._made = 0
@@ -164,12 +212,27 @@ class Linears:
             self._stored(f"{name}.weight") in self._weights.matrices for name in parts
         )
 
-    def __call__(self, in_size: int, parts: Mapping[str, int], *, bias: bool, expert: bool = False) -> FusedLinear:
-        """Return the layer of the parts of these names, which have so many rows each."""
+    def __call__(
+        self,
+        in_size: int,
+        parts: Mapping[str, int],
+        *,
+        bias: bool,
+        expert: bool = False,
+        split: Literal["", "out", "in"] = "",
+        unit: int = 1,
+    ) -> FusedLinear:
+        """Return the layer of the parts of these names, which have so many rows each. Ranks `split` the rows of each
+        part ("out"), or the columns ("in"), of which `unit` stay together.
+        """
         names, coded = [self._stored(f"{name}.weight") for name in parts], self.coded(parts)
-        sizes = tuple(parts.values())
-        made = FusedLinear(in_size, sizes, bias=bias, dtype=self.dtype, device=self.device, coded=coded)
-        site = Site(self._made, tuple(Part(name, rows) for name, rows in parts.items()), in_size, expert)
+        whole = tuple(Part(name, rows) for name, rows in parts.items())
+        site = Site(self._made, whole, in_size, expert)
+        sizes, share = tuple(parts.values()), self._share(split, in_size, tuple(parts.values()), unit)
+        if share is not None:
+            sizes = tuple(cut.length for cut in share.rows) or sizes
+            in_size = in_size if share.columns is None else share.columns.length
+        made = FusedLinear(in_size, sizes, bias=bias, dtype=self.dtype, device=self.device, coded=coded, share=share)
         if coded:
             self._coded.append((made, site, names))
         if not expert:
@@ -177,6 +240,13 @@ class Linears:
             self.sites.append(site)
         self._made += 1
         return made
+
+    def _share(self, split: str, in_size: int, sizes: tuple[int, ...], unit: int) -> Share | None:
+        if not split or self.ranks.size == 1:
+            return None
+        if split == "in":
+            return Share(self.ranks, columns=self.ranks.cut(in_size, unit))
+        return Share(self.ranks, rows=tuple(self.ranks.cut(size, unit) for size in sizes))
 
     def read(self) -> None:
         """Read the weights that are quantised, site by site, and have products made of them. Raises ModelError."""
@@ -196,8 +266,8 @@ class GatedMLP(nn.Module):
         self.act = activation(act)
         self._silu = self.act is F.silu
         gate_up = {f"{name}.gate_proj": intermediate, f"{name}.up_proj": intermediate}
-        self.gate_up = linears(hidden, gate_up, bias=bias)
-        self.down = linears(intermediate, {f"{name}.down_proj": hidden}, bias=bias)
+        self.gate_up = linears(hidden, gate_up, bias=bias, split="out")
+        self.down = linears(intermediate, {f"{name}.down_proj": hidden}, bias=bias, split="in")
 
     def forward(self, x: Tensor, additions: Additions | None = None) -> Tensor:
         both = self.gate_up(x, additions)
@@ -214,7 +284,7 @@ class GatedMLP(nn.Module):
         self.gate_up.pack()
         self.down.pack()
 
-    def targets(self, name: str) -> dict[str, Tensor]:
+    def targets(self, name: str) -> dict[str, Target]:
         """Checkpoint name -> buffer, for an MLP called `name`."""
         return {
             **self.gate_up.targets((f"{name}.gate_proj", f"{name}.up_proj")),
@@ -223,22 +293,50 @@ class GatedMLP(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token embeddings [vocab, hidden]; also the output projection of a model with tied embeddings."""
+    """Token embeddings [vocab, hidden]; also the output projection of a model with tied embeddings. Ranks share the
+    vocabulary.
+    """
 
-    def __init__(self, vocab: int, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, vocab: int, hidden: int, *, dtype: torch.dtype, device: torch.device, ranks: Ranks | None = None
+    ) -> None:
         super().__init__()
-        self.weight = empty_parameter(vocab, hidden, dtype=dtype, device=device)
+        self._ranks = ranks or Ranks()
+        self._vocab = vocab
+        self.cut = self._ranks.vocabulary(vocab)
+        rows = vocab if self._ranks.size == 1 else self._ranks.vocabulary_rows(vocab)
+        self.weight = empty_parameter(rows, hidden, dtype=dtype, device=device)
+        if self.cut.length < rows:
+            self.weight[self.cut.length :] = 0
         self._packed: Tensor | None = None
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return rows of int64 `ids` [tokens]: [tokens, hidden]."""
-        return F.embedding(ids, self.weight)
+        if self._ranks.size == 1:
+            return F.embedding(ids, self.weight)
+        own = ids - self.cut.start
+        inside = (own >= 0) & (own < self.cut.length)
+        return self._ranks.all_reduce(F.embedding(own * inside, self.weight) * inside.unsqueeze(-1))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits float32 [n, vocab] of hidden states [n, hidden]; a new tensor."""
+        """Return logits float32 [n, vocab] of hidden states [n, hidden]; a new tensor. Only rank 0 has them: the others
+        get numbers without a meaning.
+        """
         if self._packed is not None:
-            return packed_linear(hidden, self._packed).float()
-        return F.linear(hidden, self.weight).float()
+            own = packed_linear(hidden, self._packed).float()
+        else:
+            own = F.linear(hidden, self.weight).float()
+        if self._ranks.size == 1:
+            return own
+        found = self._ranks.gather(own)
+        return nothing(hidden.shape[0], self._vocab, own) if found is None else found[:, : self._vocab]
+
+    def target(self) -> Target:
+        """Return where the checkpoint's tensor goes."""
+        if self._ranks.size == 1:
+            return self.weight
+        kept = self.weight[: self.cut.length]
+        return Slice(kept, 0, self.cut.start, (self._vocab, kept.shape[1]))
 
     def pack(self, *, looked_up: bool) -> None:
         """Keep the loaded weight as `packed` does it, for `logits`. Beside it the rows stay where they are `looked_up`;

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pegboard.toolkit.model.layers import FusedLinear, Linears, activation, empty_parameter
 from pegboard.toolkit.model.moe_spec import MoeSpec
+from pegboard.toolkit.model.weights import Target
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import Additions
@@ -63,7 +64,7 @@ class MixtureOfExperts(nn.Module):
     def pack(self) -> None:
         """Leave the weights as they are: oneDNN would keep every expert's by itself."""
 
-    def targets(self, name: str) -> dict[str, Tensor]:
+    def targets(self, name: str) -> dict[str, Target]:
         """Checkpoint name -> buffer, for experts called `name`: of all together, output sizes before input sizes."""
         return {
             f"{name}.gate.weight": self.router,
@@ -93,8 +94,8 @@ class CodedExperts(MixtureOfExperts):
         out: Tensor = self.downs[expert](self.act(gate) * up)
         return out
 
-    def targets(self, name: str) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {f"{name}.gate.weight": self.router}
+    def targets(self, name: str) -> dict[str, Target]:
+        found: dict[str, Target] = {f"{name}.gate.weight": self.router}
         for gate_up, down, parts in zip(self.gate_ups, self.downs, expert_names(name, self.spec), strict=True):
             assert isinstance(gate_up, FusedLinear)
             assert isinstance(down, FusedLinear)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -42,6 +42,33 @@ _DTYPES = {
 }
 CODES = {_DTYPES[name] for name in ("F8_E4M3", "F8_E5M2", "F8_E8M0", "I32", "I8", "U8")}
 """Types that quantised matrices are made of: scales, and perhaps more, belong to their numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of a checkpoint's tensor of `shape`: `into` gets what begins at `start` of its dimension `dim`, 0 or 1 (of
+    a matrix), and has all of the other dimensions.
+    """
+
+    into: Tensor
+    dim: int
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def is_meta(self) -> bool:
+        return self.into.is_meta
+
+    @property
+    def device(self) -> torch.device:
+        return self.into.device
+
+    def is_floating_point(self) -> bool:
+        return self.into.is_floating_point()
+
+
+Target: TypeAlias = Tensor | Slice
+"""Where a tensor of a checkpoint, or a part of it, goes."""
 
 
 class CodedTensor(Protocol):
@@ -104,7 +131,7 @@ def _no_weights(path: Path) -> str:
 
 def load_weights(
     directory: str | os.PathLike[str],
-    targets: Mapping[str, Tensor],
+    targets: Mapping[str, Target],
     *,
     ignore: Callable[[str], bool] = lambda name: False,
     coded: CodedTensors | None = None,
@@ -113,10 +140,10 @@ def load_weights(
 
     On a CPU a tensor whose dtype is the buffer's is read from the file straight into the buffer, another in small
     pieces; what goes into a strided buffer passes through a copy of itself, so memory beyond the buffers is that of one
-    tensor at most. What goes to a GPU is read ahead, see `staging`. Names for which `ignore` is true are skipped.
-    Tensors that are `coded` are read by that. Buffers on the device `meta` are left to the caller. Raises ModelError
-    for a tensor that has no buffer, a buffer that got no tensor, and shapes that differ; it names the file, the tensors
-    and the shapes.
+    tensor at most. What goes to a GPU is read ahead, see `staging`. Where a buffer is a Slice, that part of the tensor
+    alone is read. Names for which `ignore` is true are skipped. Tensors that are `coded` are read by that. Buffers on
+    the device `meta` are left to the caller. Raises ModelError for a tensor that has no buffer, a buffer that got no
+    tensor, and shapes that differ; it names the file, the tensors and the shapes.
     """
     files = {
         file: {name: one for name, one in stored.items() if not targets[name].is_meta}
@@ -127,7 +154,9 @@ def load_weights(
     plain = sum(one.nbytes for stored in files.values() for one in stored.values())
     with progress("reading weights", plain + sum(one.nbytes for one in matrices.values())) as read:
         for name, matrix in matrices.items():
-            matrix.fill(targets[name])
+            target = targets[name]
+            assert isinstance(target, Tensor), "quantised weights are not sliced"
+            matrix.fill(target)
             read(matrix.nbytes)
         devices = {target.device for target in targets.values() if not target.is_meta}
         if len(devices) == 1 and (device := devices.pop()).type == "cuda":
@@ -137,7 +166,7 @@ def load_weights(
         for file, stored in files.items():
             with file.open("rb", buffering=0) as stream:
                 for name, tensor in stored.items():
-                    _read(stream, tensor, targets[name])
+                    _read_part(stream, tensor, targets[name])
                     read(tensor.nbytes)
 
 
@@ -179,18 +208,20 @@ class WeightsReader:
 
 
 def _places(
-    files: Mapping[Path, Mapping[str, StoredTensor]], targets: Mapping[str, Tensor]
+    files: Mapping[Path, Mapping[str, StoredTensor]], targets: Mapping[str, Target]
 ) -> list[tuple[Stored, Tensor]]:
-    return [
-        (Stored(file, tensor.dtype, tensor.shape, tensor.start), targets[name])
-        for file, stored in files.items()
-        for name, tensor in stored.items()
-    ]
+    found = []
+    for file, stored in files.items():
+        for name, tensor in stored.items():
+            target = targets[name]
+            assert isinstance(target, Tensor), "tensors are not sliced on their way to a GPU"
+            found.append((Stored(file, tensor.dtype, tensor.shape, tensor.start), target))
+    return found
 
 
 def check_weights(
     directory: str | os.PathLike[str],
-    targets: Mapping[str, Tensor],
+    targets: Mapping[str, Target],
     *,
     ignore: Callable[[str], bool] = lambda name: False,
     coded: CodedTensors | None = None,
@@ -203,7 +234,7 @@ def check_weights(
 
 def _matched(
     directory: str | os.PathLike[str],
-    targets: Mapping[str, Tensor],
+    targets: Mapping[str, Target],
     ignore: Callable[[str], bool],
     coded: CodedTensors | None,
 ) -> dict[Path, dict[str, StoredTensor]]:
@@ -232,7 +263,7 @@ def _matched(
     return found
 
 
-def _misfit(file: Path, name: str, shape: tuple[int, ...], targets: Mapping[str, Tensor]) -> list[str]:
+def _misfit(file: Path, name: str, shape: tuple[int, ...], targets: Mapping[str, Target]) -> list[str]:
     """Return what is wrong with a tensor's name or shape."""
     if name not in targets:
         return [f"{file}: {name} {list(shape)} has no place in this model"]
@@ -242,7 +273,7 @@ def _misfit(file: Path, name: str, shape: tuple[int, ...], targets: Mapping[str,
 
 
 def _is_spare(
-    file: Path, name: str, tensor: StoredTensor, targets: Mapping[str, Tensor], matrices: Mapping[str, object]
+    file: Path, name: str, tensor: StoredTensor, targets: Mapping[str, Target], matrices: Mapping[str, object]
 ) -> bool:
     """Whether it is the bias of a quantised matrix that has none: AutoGPTQ once wrote zeros for all of them."""
     module, dot, kind = name.rpartition(".")
@@ -253,7 +284,7 @@ def _is_spare(
         return not any(stream.read(tensor.nbytes))
 
 
-def _unread(file: Path, name: str, tensor: StoredTensor, target: Tensor) -> list[str]:
+def _unread(file: Path, name: str, tensor: StoredTensor, target: Target) -> list[str]:
     """Return what is wrong with a matrix whose numbers are codes of a format that nothing here reads."""
     if tensor.dtype not in CODES or len(tensor.shape) < 2 or not target.is_floating_point():
         return []
@@ -309,6 +340,23 @@ def read_tensor(file: Path, stored: StoredTensor) -> Tensor:
         stream.seek(stored.start)
         _fill(stream, memory)
     return memory
+
+
+def _read_part(stream: FileIO, stored: StoredTensor, target: Target) -> None:
+    if isinstance(target, Tensor):
+        _read(stream, stored, target)
+        return
+    into, size = target.into, stored.dtype.itemsize
+    if target.dim == 0:
+        row = stored.nbytes // stored.shape[0]
+        part = StoredTensor(stored.dtype, tuple(into.shape), stored.start + target.start * row, into.shape[0] * row)
+        _read(stream, part, into)
+        return
+    rows = torch.empty(into.shape, dtype=stored.dtype)
+    for number, row_memory in enumerate(rows):
+        stream.seek(stored.start + (number * stored.shape[1] + target.start) * size)
+        _fill(stream, row_memory)
+    into.copy_(rows)
 
 
 def _read(stream: FileIO, stored: StoredTensor, target: Tensor) -> None:

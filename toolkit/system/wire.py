@@ -105,6 +105,11 @@ class Endpoint:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
+def last_words_of(address: str) -> Path:
+    """Return the file beside a socket in which the scheduler's process says why it ends itself."""
+    return Path(address.removeprefix("ipc://")).with_name("last-words")
+
+
 def remove_endpoint(address: str) -> None:
     """Remove what `Endpoint.close` removes, for a process that only knows the address. Other addresses are left
     alone.

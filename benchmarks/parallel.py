@@ -1,0 +1,179 @@
+"""What ranks cost and gain: the bytes of a step on the wire, a sum over ranks, and tokens per second.
+
+    python -m benchmarks.parallel --part wire      # bytes and time of decode steps as differences
+    python -m benchmarks.parallel --part reduce    # all-reduce between two processes
+    python -m benchmarks.parallel --part tensor    # one process with two threads against two ranks with one each
+
+All parts run on two cores. `tensor` draws a random model of about 0.3B in bfloat16, and shows each process's memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pegboard.core.interfaces.batch import ModelWorkerBatch, TableChanges
+from pegboard.core.interfaces.forward import ForwardMode
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096,
+    "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 32000,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
+    "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
+"""About 0.28 billion parameters."""
+
+
+def wire() -> None:
+    """Decode steps of 256 requests, whose memory is allocated for 16 tokens at once, as while it is plentiful."""
+    from pegboard.plugins.parallel.delta import Decoder, Encoder
+    from pegboard.plugins.parallel.part import Stamp
+
+    rows, width, steps = 256, 16384, 256
+    for prefix in (128, 8192):
+        encoder, decoder = Encoder(rows + 1, width), Decoder(rows + 1, width, {})
+        encoded, decoded, sizes = [], [], []
+        for step in range(steps):
+            work = decode_step(rows, width, prefix + step)
+            started = time.perf_counter()
+            data = encoder.batch(work, Stamp(step + 1, True))
+            between = time.perf_counter()
+            decoder.batch(data)
+            encoded.append(between - started)
+            decoded.append(time.perf_counter() - between)
+            sizes.append(len(data))
+        size = sum(sizes[1:]) / (steps - 1) / rows
+        encode, decode = (1000 * float(np.median(one)) for one in (encoded, decoded))
+        times = f"{encode:.3f} ms to encode, {decode:.3f} ms to read"
+        print(f"context {prefix:5}: {size:.2f} bytes per request and step; {times}")
+
+
+def decode_step(rows: int, width: int, prefix: int) -> ModelWorkerBatch:
+    """Return a step of `rows` requests of equal length. Every 16th one begins new memory."""
+    numbers = np.arange(rows, dtype=np.int64)
+    lengths, slots = np.full(rows, prefix, np.int64), (numbers + 1) * width + prefix
+    table = None
+    if prefix % 16 == 0:
+        offsets = np.arange(16)
+        places = ((numbers + 1)[:, None] * width + prefix + offsets).reshape(-1)
+        table = TableChanges(places, places.astype(np.int32))
+    return ModelWorkerBatch(
+        bid=prefix, forward_mode=ForwardMode.DECODE, input_ids=numbers + 7, positions=lengths, rows=numbers + 1,
+        seq_lens=lengths + 1, extend_lens=numbers * 0 + 1, prefix_lens=lengths, out_cache_loc=slots,
+        logits_indices=None, sampling=None, sampled_rows=numbers[:0], table=table,
+    )  # fmt: skip
+
+
+def reduce() -> None:
+    """Sum float32 between two processes."""
+    with tempfile.TemporaryDirectory() as meeting:
+        context = multiprocessing.get_context("spawn")
+        other = context.Process(target=_reducing, args=(meeting, 1))
+        other.start()
+        _reducing(meeting, 0)
+        other.join()
+
+
+def _reducing(meeting: str, index: int) -> None:
+    import torch
+
+    from pegboard.core.interfaces.options import NoOptions
+    from pegboard.plugins.parallel.api import CommunicatorContext
+    from pegboard.plugins.parallel.gloo import Gloo
+
+    torch.set_num_threads(1)
+    made = Gloo(NoOptions(), CommunicatorContext(2, index, torch.device("cpu")))
+    made.connect(Path(meeting), 60.0)
+    for size in (4096, 65536, 2**20):
+        x, times = torch.ones(size // 4), []
+        for _ in range(2000 if size < 2**20 else 200):
+            started = time.perf_counter()
+            made.all_reduce(x)
+            times.append(time.perf_counter() - started)
+        if index == 0:
+            low, middle, high = np.percentile(np.array(times) * 1e6, [10, 50, 90])
+            print(f"all-reduce of {size:8} bytes: {middle:.0f} us ({low:.0f} .. {high:.0f})")
+    made.close()
+
+
+def measured(tensor: int, threads: int, report: Callable[[dict[str, Any]], None]) -> None:
+    """Run one config in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.parallel", "--run", str(tensor)]
+    found = subprocess.run(
+        command, env={**os.environ, "OMP_NUM_THREADS": str(threads)}, stdout=subprocess.PIPE, check=True, text=True
+    )
+    report(json.loads(found.stdout.splitlines()[-1]))
+
+
+def run(tensor: int) -> None:
+    """Print tokens per second of 1 and 16 streams, prompt tokens per second, and the memory of each process."""
+    import psutil
+
+    from pegboard.conformance.checkpoints import write_tiny_tokenizer
+    from pegboard.core.config.compose import compose
+    from pegboard.core.engine.engine import Engine
+
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+        write_tiny_tokenizer(Path(directory))
+        config = {
+            "model": {"path": directory, "use": "dense", "load_format": "dummy", "dtype": "bfloat16",
+                      "source": {"use": "hf", "needs_weights": False}},
+            "runner": {"use": "layered"}, "attention": {"use": "torch"}, "memory": {"max_total_tokens": 16384},
+            "parallel": {"tensor": tensor}, "log_level": "warning",
+        }  # fmt: skip
+        with Engine(compose(data=config, env={})) as engine:
+            found = {f"{streams} streams, tokens/s": decoding(engine, streams) for streams in (1, 16)}
+            found["prompts, tokens/s"] = prefilling(engine)
+            own = psutil.Process()
+            sizes = [one.memory_full_info().uss / 2**20 for one in (own, *own.children())]
+    print(json.dumps({**found, "MiB of each process": [round(size) for size in sizes]}))
+
+
+def decoding(engine: Any, streams: int, length: int = 48) -> float:
+    params = {"temperature": 0, "ignore_eos": True}
+    prompts = [[5 + number, 6, 7] for number in range(streams)]
+    engine.generate(prompts, {**params, "max_new_tokens": 4})
+    started = time.perf_counter()
+    engine.generate(prompts, {**params, "max_new_tokens": length})
+    return round(streams * length / (time.perf_counter() - started), 1)
+
+
+def prefilling(engine: Any, length: int = 1024) -> float:
+    prompt = [int(one) for one in np.random.default_rng(0).integers(5, 300, length)]
+    started = time.perf_counter()
+    engine.generate([prompt], {"temperature": 0, "max_new_tokens": 1})
+    return round(length / (time.perf_counter() - started), 1)
+
+
+def tensor() -> None:
+    for ranks, threads in ((1, 2), (2, 1)):
+        measured(ranks, threads, lambda found, ranks=ranks: print(f"{ranks} ranks: {found}"))  # type: ignore[misc]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=["wire", "reduce", "tensor"], help="what to measure; all by default")
+    parser.add_argument("--run", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.run:
+        run(args.run)
+        return
+    for name, part in {"wire": wire, "reduce": reduce, "tensor": tensor}.items():
+        if args.part in (None, name):
+            part()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Ranks as threads of one process, which report a call that is missing, or that is another on another rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from pegboard.toolkit.model.ranks import Ranks
+
+R = TypeVar("R")
+SECONDS = 20.0
+
+
+class _Meeting:
+    """What all ranks give to one call after the other."""
+
+    def __init__(self, size: int) -> None:
+        self.given: list[tuple[str, Tensor]] = [("", torch.empty(0))] * size
+        self.barrier = threading.Barrier(size, timeout=SECONDS)
+
+    def meet(self, index: int, call: str, x: Tensor) -> list[Tensor]:
+        """Return what each rank has given. Raises AssertionError where their calls differ."""
+        self.given[index] = (call, x)
+        try:
+            self.barrier.wait()
+        except threading.BrokenBarrierError:
+            raise AssertionError(
+                f"rank {index} waits in {call} {list(x.shape)}, and another rank does not come"
+            ) from None
+        calls = [f"{name} {list(given.shape)} {given.dtype}" for name, given in self.given]
+        found = [given.clone() for _, given in self.given]
+        self.barrier.wait()
+        assert len(set(calls)) == 1, f"ranks call different things: {calls}"
+        return found
+
+
+class ThreadCollectives:
+    """`Collectives` of one rank."""
+
+    def __init__(self, meeting: _Meeting, index: int) -> None:
+        self._meeting = meeting
+        self._index = index
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return torch.stack(self._meeting.meet(self._index, "all_reduce", x)).sum(0)
+
+    def gather(self, x: Tensor) -> Tensor | None:
+        found = self._meeting.meet(self._index, "gather", x)
+        return None if self._index else torch.cat(found, dim=-1)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        return self._meeting.meet(self._index, "broadcast", x)[0]
+
+
+def on_ranks(size: int, does: Callable[[Ranks], R]) -> list[R]:
+    """Return what each rank returns, all at once. Raises what one of them raises."""
+    meeting = _Meeting(size)
+
+    def one(index: int) -> R:
+        ranks = Ranks(size, index)
+        ranks.connect(ThreadCollectives(meeting, index))
+        try:
+            return does(ranks)
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(one, range(size)))

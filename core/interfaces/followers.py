@@ -1,0 +1,73 @@
+"""Followers: processes that compute each batch along with the scheduler's. What starts them, and what runs in them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.batch import ModelWorkerBatch, TableChanges
+    from pegboard.core.interfaces.choosing import Chooser
+    from pegboard.core.interfaces.executor import Executor
+    from pegboard.core.interfaces.stage import DevicePart, Stage
+
+
+class Followers(ABC):
+    """Other processes that compute each batch along with the scheduler's, which alone decides and samples. A plugin
+    starts them in the hook `followers`; they read their weights while the scheduler's process reads its own.
+    """
+
+    sharing: int = 1
+    """Processes that share the memory of the scheduler's device, this one included."""
+
+    @abstractmethod
+    def lead(self, local: Executor, num_pages: int, table: tuple[int, int]) -> Executor:
+        """Wait until each has its weights, and KV memory of as many pages; return what runs batches here, by `local`,
+        and there. `table` has the rows and the width of the row table. Its `close` closes them, too. Raises
+        PegboardError where one of them cannot.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End them all, at once. May be called again."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowersContext:
+    """What followers are started by. `stages` and `parts` are those of the scheduler's process. `lacking` says who of
+    those that compute the model lacks a capability; None: all have it. `offers` has, by contract, the names and
+    capabilities of the providers that the config may still choose, the likeliest first.
+
+    `order(entry, about)` is a line of JSON for the standard input of ``python -m`` `module`, which follows for as long
+    as that stays open: it calls ``entry(about, model)``, of a lazy name, a text and a FollowerModel.
+    """
+
+    choose: Chooser
+    stages: Sequence[Stage]
+    parts: Sequence[DevicePart]
+    lacking: Callable[[str], str | None]
+    offers: Mapping[str, Sequence[tuple[str, frozenset[str]]]]
+    order: Callable[[str, str], bytes]
+    module: str
+
+
+class FollowerModel(Protocol):
+    """A model in a follower's process: the same config as the scheduler's, and no scheduler."""
+
+    def load(self, services: Mapping[str, object]) -> None:
+        """Choose providers as the scheduler does and read weights. `services` are in `ModelContext.services`."""
+
+    def start(self, num_pages: int) -> None:
+        """Get KV memory of so many pages; batches can be run then. Raises OutOfMemory."""
+
+    @property
+    def payloads(self) -> Mapping[str, type]:
+        """The types of the payloads that its device parts take, by their names."""
+
+    def run(self, work: ModelWorkerBatch) -> None:
+        """Run a batch to its end. Raises what the model raises."""
+
+    def send_table(self, table: TableChanges) -> None:
+        """Bring changes of the row table alone."""

@@ -1,0 +1,45 @@
+"""Ranks: several processes compute one model together, under one scheduler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pegboard.core.interfaces.contract import Cardinality, Contract
+from pegboard.core.interfaces.plugin import Plugin, Provider
+
+if TYPE_CHECKING:
+    from pegboard.plugins.parallel.api import Communicator, CommunicatorContext, LaunchContext, RankLauncher
+
+_HERE = "pegboard.plugins.parallel"
+
+COMMUNICATOR: Contract[Communicator, CommunicatorContext] = Contract(
+    "communicator",
+    "parallel.communicator",
+    Cardinality.MATCHED,
+    f"{_HERE}.api:Communicator",
+    "what the ranks of a model compute together",
+    suite=f"{_HERE}.suite:CommunicatorContract",
+    optional=True,
+)
+
+RANK_LAUNCHER: Contract[RankLauncher, LaunchContext] = Contract(
+    "rank_launcher",
+    "parallel.launch",
+    Cardinality.MATCHED,
+    f"{_HERE}.api:RankLauncher",
+    "starts the ranks of a model",
+    optional=True,
+)
+
+plugin = Plugin(
+    name="parallel",
+    version="0.1.0",
+    summary="several processes compute one model together: tensor parallel on one machine",
+    contracts=(COMMUNICATOR, RANK_LAUNCHER),
+    hooks=(f"{_HERE}.hooks:RanksHooks",),
+    fields={"": f"{_HERE}.options:ParallelFields"},
+    providers=(
+        Provider("communicator", "gloo", f"{_HERE}.gloo:Gloo", "torch's gloo, over TCP on this machine", rank=10),
+        Provider("rank_launcher", "processes", f"{_HERE}.processes:Processes", "processes of this server", rank=10),
+    ),
+)

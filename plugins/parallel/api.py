@@ -1,0 +1,98 @@
+"""The contracts of ranks: what they compute together, and what starts them."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pegboard.core.interfaces.options import Component, OptionsT
+
+if TYPE_CHECKING:
+    import socket
+    from pathlib import Path
+
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicatorContext:
+    """Rank `index` of `size`, whose tensors are on `device`."""
+
+    size: int
+    index: int
+    device: torch.device
+
+
+class Communicator(Component[OptionsT, CommunicatorContext]):
+    """What ranks compute together. All of them call the same methods in the same order, with tensors of the same shape
+    and type; one thread of each rank calls them. Where a rank ends, what the others wait for raises soon.
+    """
+
+    @abc.abstractmethod
+    def connect(self, meeting: Path, timeout: float) -> None:
+        """Meet the other ranks: once, before all else, by a directory that is theirs alone. Raises PegboardError where
+        they have not come after `timeout` seconds. No call after it may wait longer, either.
+        """
+
+    @abc.abstractmethod
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Return the sum of all ranks' x, float32 of any shape: the same bits on each rank. May change x and return
+        it.
+        """
+
+    @abc.abstractmethod
+    def gather(self, x: Tensor) -> Tensor | None:
+        """Return all ranks' x float32 [n, m], in their order, as [n, ranks * m] on rank 0; None on the others."""
+
+    @abc.abstractmethod
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Return rank 0's x int64 [n]; what the others give has its shape. May change x on the others, and return
+        it.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Leave the others. May be called again, and without `connect`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchContext:
+    """`size` ranks share `cores` of this machine, None: those that this process may use. Each runs ``python -m
+    module``.
+    """
+
+    size: int
+    cores: int | None
+    module: str
+
+
+class RankHandle(abc.ABC):
+    """A rank that was started."""
+
+    @property
+    @abc.abstractmethod
+    def pid(self) -> int:
+        """Its process."""
+
+    @abc.abstractmethod
+    def died(self, seconds: float) -> str | None:
+        """Wait so long for its end. Return how it ended, for a sentence that begins with it; None: it runs."""
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """End it, and wait until it has ended. May be called again."""
+
+
+class RankLauncher(Component[OptionsT, LaunchContext]):
+    """Starts ranks."""
+
+    @abc.abstractmethod
+    def start(self, line: bytes, link: socket.socket) -> RankHandle:
+        """Start a rank with `line` on its standard input, which stays open as long as this process lives, and with the
+        open file `link`, under the same number. Raises PegboardError where the system refuses.
+        """
+
+    def close(self) -> None:  # optional
+        """Once all ranks have ended: undo what it changed in this process."""

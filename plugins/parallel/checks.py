@@ -1,0 +1,42 @@
+"""What does not work on several ranks, by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pegboard.core.interfaces.errors import ConfigError, Problem
+from pegboard.core.interfaces.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pegboard.core.interfaces.followers import FollowersContext
+
+
+def check(ctx: FollowersContext, size: int) -> None:
+    """Raise ConfigError, naming all that cannot be on so many ranks."""
+    problems = [
+        Problem("parallel.tensor", f"{what}, which does not work on {size} ranks; {remedy}")
+        for what, remedy in _unable(ctx)
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _unable(ctx: FollowersContext) -> Iterator[tuple[str, str]]:
+    if lacking := ctx.lacking("ranks"):
+        yield f"the {lacking} was chosen", "choose one with the capability `ranks`"
+    for stage in ctx.stages:
+        if stage.splits:
+            yield f"the stage {stage.name!r} splits prefills", "switch it off"
+        if type(stage).ahead is not Stage.ahead:
+            yield f"the stage {stage.name!r} brings tokens ahead", "switch it off"
+    for part in ctx.parts:
+        if part.payload is None and not part.loads:
+            yield f"the stage {part.name!r} computes beside the model", "switch it off"
+    for name, provides in ctx.offers.get("prefix_cache", ())[:1]:
+        if "host_tier" in provides:
+            yield f"the prefix cache {name!r} keeps KV beyond the device", "choose another prefix_cache.use"
+    for name, provides in ctx.offers.get("admission_gate", ()):
+        if "brings_kv" in provides:
+            yield f"the gate {name!r} brings KV from elsewhere", "take it out of `gates`"

@@ -1,0 +1,138 @@
+"""A follower: computes what the leader sends, in that order, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pegboard.plugins.parallel.api import Communicator
+from pegboard.plugins.parallel.delta import Decoder
+from pegboard.plugins.parallel.messages import (
+    Close,
+    Done,
+    Failed,
+    Link,
+    LinkError,
+    Meet,
+    Ping,
+    Place,
+    Pong,
+    Start,
+    Step,
+    Sync,
+    Synced,
+    Table,
+    ToFollower,
+    encode,
+    to_follower,
+)
+from pegboard.toolkit.model.ranks import SERVICE, Ranks
+from pegboard.toolkit.system.blame import in_words
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.followers import FollowerModel
+
+logger = logging.getLogger(__name__)
+
+
+def follow(about: str, model: FollowerModel) -> None:
+    """Follow the leader at the other end of the socket that `about` names, until it ends this."""
+    place = msgspec.json.decode(about, type=Place)
+    link = Link(socket.socket(fileno=place.file))
+    try:
+        _Follower(link, Ranks(place.size, place.index), model).run()
+    finally:
+        link.close()
+
+
+class _Follower:
+    """The reader thread answers pings, and says how many batches are computed, while this one computes."""
+
+    def __init__(self, link: Link, ranks: Ranks, model: FollowerModel) -> None:
+        self._link = link
+        self._ranks = ranks
+        self._model = model
+        self._inbox: queue.SimpleQueue[ToFollower | None] = queue.SimpleQueue()
+        self._decoder: Decoder | None = None
+        self._communicator: Communicator | None = None
+        self._counting = threading.Lock()
+        self._computed = 0
+        self._wanted = 0
+
+    def run(self) -> None:
+        reader = threading.Thread(target=self._read, name="follower-reader", daemon=True)
+        reader.start()
+        try:
+            self._link.send(encode(Done("come")))
+            self._model.load({SERVICE: self._ranks})
+            assert isinstance(self._ranks.together, Communicator)
+            self._communicator = self._ranks.together
+            self._link.send(encode(Done("load")))
+            while (message := self._inbox.get()) is not None and not isinstance(message, Close):
+                self._take(message)
+        except OSError:
+            pass  # the leader is gone
+        except Exception as error:
+            logger.exception("rank %d cannot go on", self._ranks.index)
+            self._say(Failed(in_words(error)))
+        finally:
+            if (communicator := self._communicator) is not None:
+                communicator.close()
+            self._link.close()
+            reader.join()
+
+    def _say(self, message: Failed) -> None:
+        with contextlib.suppress(OSError):  # the leader is gone
+            self._link.send(encode(message))
+
+    def _read(self) -> None:
+        try:
+            while (frames := self._link.receive()) is not None:
+                for frame in frames:
+                    message = to_follower.decode(frame)
+                    if isinstance(message, Ping):
+                        self._link.send(encode(Pong()))
+                    elif isinstance(message, Sync):
+                        self._sync(message.number)
+                    else:
+                        self._inbox.put(message)
+        except (OSError, LinkError, msgspec.DecodeError) as error:
+            logger.debug("the leader's connection has ended: %s", error)
+        self._inbox.put(None)
+
+    def _sync(self, number: int) -> None:
+        """Answer now or in `_count`: the main thread may wait in a batch after it, for a rank that waits for this."""
+        with self._counting:
+            self._wanted = number
+            if self._computed >= number:
+                self._link.send(encode(Synced(number)))
+
+    def _count(self) -> None:
+        with self._counting:
+            self._computed += 1
+            if self._computed == self._wanted:
+                self._link.send(encode(Synced(self._wanted)))
+
+    def _take(self, message: ToFollower) -> None:
+        if isinstance(message, Start):
+            self._model.start(message.num_pages)
+            self._decoder = Decoder(message.rows, message.width, self._model.payloads)
+            self._link.send(encode(Done("start")))
+        elif isinstance(message, Meet):
+            assert self._communicator is not None, "the model was loaded, by which the ranks got one"
+            self._communicator.connect(Path(message.directory), message.timeout)
+            self._link.send(encode(Done("meet")))
+        elif self._decoder is None:
+            raise LinkError("a batch comes before there is memory")
+        elif isinstance(message, Step):
+            self._model.run(self._decoder.batch(message.fields))
+            self._count()
+        elif isinstance(message, Table):
+            self._model.send_table(self._decoder.table(message))

@@ -1,0 +1,220 @@
+"""The followers as their leader sees them: what they say, and that they are there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pegboard.core.interfaces.errors import PegboardError
+from pegboard.plugins.parallel.messages import (
+    Close,
+    Done,
+    Failed,
+    Link,
+    LinkError,
+    Ping,
+    Sync,
+    Synced,
+    encode,
+    to_leader,
+)
+from pegboard.toolkit.system.last_words import end_process
+
+if TYPE_CHECKING:
+    from pegboard.plugins.parallel.api import RankHandle
+
+logger = logging.getLogger(__name__)
+
+PINGS = 4
+"""A follower that has not answered so many pings in a row, sent over the time that it may be silent, is lost."""
+COME_SECONDS = 120.0
+"""How long a process may take to come that was started; it imports torch before it can answer."""
+SYNC_SECONDS = 5.0
+"""After an error on this rank: how long the others may take for the rest of the same batch."""
+_END_SECONDS = 1.0
+"""How long a process may take to end once its connection has."""
+_CLOSE_SECONDS = 5.0
+
+
+class GroupLost(PegboardError):
+    """A rank is gone, so that no batch can be computed any more."""
+
+
+@dataclass(slots=True)
+class Member:
+    """A follower, and what it has said: the phases of the start that are done, and the last Synced."""
+
+    index: int
+    link: Link
+    handle: RankHandle
+    done: set[str] = field(default_factory=set)
+    synced: int = 0
+    pings: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.index} (process {self.handle.pid})"
+
+
+class Group:
+    """All followers of one leader. A thread of its own listens to them; where one is lost, all are ended, and, once
+    batches are being computed, this process as well: its own forward pass may wait for a rank that is gone.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.members: list[Member] = []
+        self.lost: str | None = None
+        self.serving = False
+        self._timeout = timeout
+        self._heard = threading.Condition()
+        self._closing = False
+        self._ended = threading.Event()
+        self._entered = 0
+        self._wake_read, self._wake_write = os.pipe()
+        self._watcher = threading.Thread(target=self._watch, name="ranks-watch", daemon=True)
+
+    def watch(self) -> None:
+        """Listen from now on."""
+        self._watcher.start()
+
+    def send(self, data: bytes) -> None:
+        """Send a message to all. Raises GroupLost where one of them is gone."""
+        self._check()
+        for member in self.members:
+            try:
+                member.link.send(data)
+            except OSError:
+                # The watcher learns of it too, and why; it has the last word.
+                self._wait(lambda: self.lost is not None, _END_SECONDS * 2)
+                self._lose(f"{member.name} does not take messages any more")
+                self._check()
+
+    def wait_for(self, phase: str) -> None:
+        """Wait until all have done this phase of the start. Raises GroupLost for one that does not come to it."""
+        self._wait(lambda: self.lost is not None or all(phase in member.done for member in self.members), None)
+        self._check()
+
+    def within(self, number: int, run: Callable[[], object]) -> None:
+        """Compute this rank's share of the batch with this number. Where that raises, see whether all others have come
+        to the end of theirs: then only rank 0 had something left to do, and the group goes on.
+        """
+        self._check()
+        if number != self._entered + 1:
+            self._lose("rank 0 could not compute a batch that it had sent to the others")
+            self._check()
+        self._entered = number
+        try:
+            run()
+        except Exception as error:
+            if not self._computed(number):
+                self._lose(f"rank 0 failed in a forward pass: {type(error).__name__}: {error}")
+            raise
+
+    def _computed(self, number: int) -> bool:
+        """Return whether all others come to the end of this batch."""
+
+        def synced() -> bool:
+            return all(member.synced == number for member in self.members)
+
+        self.send(encode(Sync(number)))
+        self._wait(lambda: self.lost is not None or synced(), min(SYNC_SECONDS, self._timeout))
+        return self.lost is None and synced()
+
+    def _wait(self, until: Callable[[], bool], seconds: float | None) -> None:
+        with self._heard:
+            self._heard.wait_for(until, seconds)
+
+    def _check(self) -> None:
+        if self.lost is not None:
+            raise GroupLost(self.lost)
+
+    def close(self) -> None:
+        """End all followers: those that are well are asked first."""
+        self._closing = True
+        self._ended.set()
+        for member in self.members:
+            if self.lost is None:
+                with contextlib.suppress(OSError):  # gone already
+                    member.link.send(encode(Close()))
+        for member in self.members:
+            if self.lost is None:
+                member.handle.died(_CLOSE_SECONDS)
+            member.handle.kill()
+        os.write(self._wake_write, b"x")
+        if self._watcher.ident is not None and self._watcher is not threading.current_thread():
+            self._watcher.join()
+        for member in self.members:
+            member.link.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _lose(self, reason: str) -> None:
+        """Give the group up, for the first reason. Return once all have ended, if this process goes on."""
+        with self._heard:
+            first, self.lost = self.lost is None and not self._closing, self.lost or reason
+            self._heard.notify_all()
+        if not first:
+            self._ended.wait()
+            return
+        logger.error("%s; all ranks end", reason)
+        for member in self.members:
+            member.handle.kill()
+        if self.serving:
+            end_process(reason)
+        self._ended.set()
+
+    def _watch(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_read, selectors.EVENT_READ)
+            for member in self.members:
+                selector.register(member.link.socket, selectors.EVENT_READ, member)
+            while self.lost is None and not self._closing:
+                found = selector.select(self._timeout / PINGS)
+                for key, _ in found:
+                    if isinstance(key.data, Member):
+                        self._listen(key.data)
+                if not found:
+                    self._ping()
+
+    def _listen(self, member: Member) -> None:
+        try:
+            frames = member.link.receive()
+            if frames is None:
+                raise EOFError
+            for frame in frames:
+                self._hear(member, frame)
+        except (OSError, EOFError):
+            self._lose(f"{member.name} {member.handle.died(_END_SECONDS) or 'closed its connection'}")
+        except (LinkError, msgspec.DecodeError) as error:
+            self._lose(f"{member.name} sent what is not a message: {error}")
+
+    def _hear(self, member: Member, frame: bytes) -> None:
+        message = to_leader.decode(frame)
+        member.pings = 0
+        if isinstance(message, Failed):
+            self._lose(f"{member.name} failed: {message.error}")
+            return
+        with self._heard:
+            if isinstance(message, Done):
+                member.done.add(message.what)
+            elif isinstance(message, Synced):
+                member.synced = message.number
+            self._heard.notify_all()
+
+    def _ping(self) -> None:
+        for member in self.members:
+            seconds = self._timeout if "come" in member.done else max(self._timeout, COME_SECONDS)
+            if member.pings * self._timeout / PINGS >= seconds:
+                self._lose(f"{member.name} has not answered for {seconds:g} s")
+                return
+            member.pings += 1
+            with contextlib.suppress(OSError):  # the next turn sees the end of its stream
+                member.link.send(encode(Ping()))

@@ -1,0 +1,154 @@
+"""The leader: starts followers, sends them each batch before it computes its own share, and notices their end."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pegboard.core.interfaces.batch import StageWork
+from pegboard.core.interfaces.executor import Executor
+from pegboard.core.interfaces.followers import Followers
+from pegboard.plugins.parallel.delta import Encoder
+from pegboard.plugins.parallel.group import Group, Member
+from pegboard.plugins.parallel.messages import Link, Meet, Place, Start, Step, encode
+from pegboard.plugins.parallel.part import NAME, Stamp
+from pegboard.toolkit.model.ranks import PENDING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pegboard.core.interfaces.batch import ModelWorkerBatch, TableChanges
+    from pegboard.core.interfaces.batch_result import BatchResult
+    from pegboard.core.interfaces.executor import Pending
+    from pegboard.core.interfaces.followers import FollowersContext
+    from pegboard.plugins.parallel.api import Communicator, RankLauncher
+    from pegboard.plugins.parallel.part import RanksPart
+
+logger = logging.getLogger(__name__)
+
+ENTRY = "pegboard.plugins.parallel.follower:follow"
+
+
+class Leader(Followers):
+    """Rank 0 among `size`. What is started is ended by `close`, which the executor calls, too."""
+
+    def __init__(
+        self,
+        ctx: FollowersContext,
+        launcher: RankLauncher,
+        communicator: Communicator,
+        part: RanksPart,
+        size: int,
+        timeout: float,
+    ) -> None:
+        self.sharing = size
+        self._launcher = launcher
+        self._communicator = communicator
+        self._part = part
+        self._timeout = timeout
+        self._group = Group(timeout)
+        self._closed = False
+        try:
+            for index in range(1, size):
+                self._start(ctx, index)
+        except BaseException:
+            self.close()
+            raise
+        self._group.watch()
+
+    def _start(self, ctx: FollowersContext, index: int) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                about = msgspec.json.encode(Place(index, self.sharing, theirs.fileno())).decode()
+                handle = self._launcher.start(ctx.order(ENTRY, about), theirs)
+            except BaseException:
+                ours.close()
+                raise
+        self._group.members.append(Member(index, Link(ours), handle))
+        logger.info("rank %d of %d is process %d", index, self.sharing, handle.pid)
+
+    def lead(self, local: Executor, num_pages: int, table: tuple[int, int]) -> Executor:
+        group = self._group
+        group.wait_for("load")
+        group.send(encode(Start(num_pages, *table)))
+        group.wait_for("start")
+        with tempfile.TemporaryDirectory(prefix="pegboard-ranks-") as meeting:
+            # Longer than a rank may be silent: what the group finds out is told, and not that a collective ended.
+            group.send(encode(Meet(meeting, 2 * self._timeout)))
+            self._communicator.connect(Path(meeting), 2 * self._timeout)
+            group.wait_for("meet")
+        self._part.around = group.within
+        group.serving = True
+        return RanksExecutor(local, group, Encoder(*table), self.close)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._group.close()
+        self._communicator.close()
+        self._launcher.close()
+
+
+class _NotSent:
+    """The result of a batch that no rank computes."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def result(self) -> object:
+        raise self._error
+
+
+class RanksExecutor(Executor):
+    """Runs batches by `local`, once all followers have been sent them."""
+
+    def __init__(self, local: Executor, group: Group, encoder: Encoder, closed: Callable[[], None]) -> None:
+        self._local = local
+        self._group = group
+        self._encoder = encoder
+        self._closed = closed
+        self._sent = 0
+
+    def submit(self, work: ModelWorkerBatch | StageWork) -> Pending[object]:
+        try:
+            if isinstance(work, StageWork):
+                self._send_table(work.table)
+            else:
+                self._send(work)
+        except Exception as error:
+            return _NotSent(error)
+        return self._local.submit(work)
+
+    def rerun(self, work: ModelWorkerBatch) -> BatchResult:
+        self._send(work)
+        return self._local.rerun(work)
+
+    def ask(self, stage: str, payload: object, table: TableChanges | None = None) -> object:
+        self._send_table(table)
+        return self._local.ask(stage, payload, table)
+
+    def healthy(self) -> bool:
+        return self._group.lost is None and self._local.healthy()
+
+    def close(self) -> None:
+        self._local.close()
+        self._closed()
+
+    def _send(self, work: ModelWorkerBatch) -> None:
+        stamp = Stamp(self._sent + 1, work.sampling is not None and work.sampling.steps.shape[0] > 0)
+        work.payloads[NAME] = stamp
+        if work.future_indices is not None:
+            work.extras[PENDING] = True
+        self._group.send(encode(Step(self._encoder.batch(work, stamp))))
+        self._sent += 1
+
+    def _send_table(self, table: TableChanges | None) -> None:
+        if table is not None:
+            self._group.send(encode(self._encoder.table(table)))

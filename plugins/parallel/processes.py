@@ -1,0 +1,84 @@
+"""The launcher `processes`: ranks are child processes of the scheduler's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.parallel.api import LaunchContext, RankHandle, RankLauncher
+
+if TYPE_CHECKING:
+    import socket
+
+_KILL_SECONDS = 10
+
+
+class _Process(RankHandle):
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def died(self, seconds: float) -> str | None:
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        return f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait(_KILL_SECONDS)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+class Processes(RankLauncher[NoOptions]):
+    """Ranks on this machine, which share its cores evenly with this process."""
+
+    def __init__(self, options: NoOptions, ctx: LaunchContext) -> None:
+        super().__init__(options, ctx)
+        self._threads = max(1, _cores(ctx) // ctx.size)
+        self._before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+
+    @classmethod
+    def supports(cls, options: NoOptions, ctx: LaunchContext) -> str | None:
+        """Return None where each rank has a core."""
+        cores = _cores(ctx)
+        if ctx.size <= cores:
+            return None
+        return (
+            f"parallel.tensor: {ctx.size} ranks take a core each, and there are {cores}; lower it, or set "
+            f"parallel.cores to {ctx.size} to let ranks share cores"
+        )
+
+    def start(self, line: bytes, link: socket.socket) -> RankHandle:
+        command = [sys.executable, "-m", self.ctx.module]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads)}
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[link.fileno()], env=environment)
+        except OSError as error:
+            raise PegboardError(f"a rank cannot be started: {error}") from error
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended: its socket says so
+            process.stdin.write(line)
+            process.stdin.flush()
+        return _Process(process)
+
+    def close(self) -> None:
+        torch.set_num_threads(self._before)
+
+
+def _cores(ctx: LaunchContext) -> int:
+    return len(os.sched_getaffinity(0)) if ctx.cores is None else ctx.cores

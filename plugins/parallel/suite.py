@@ -1,0 +1,147 @@
+"""The conformance suite of Communicator: ranks are threads."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from pegboard.conformance.suite import ContractSuite
+from pegboard.core.interfaces.errors import PegboardError
+from pegboard.plugins.parallel.api import Communicator, CommunicatorContext
+
+R = TypeVar("R")
+SECONDS = 20.0
+SIZES = (2, 3, 4)
+
+
+class CommunicatorContract(ContractSuite):
+    """All ranks get what each gave."""
+
+    contract = "communicator"
+
+    def made(self, size: int) -> list[Communicator]:
+        """Return as many that have not met."""
+        device = torch.device("cpu")
+        return [self.build(CommunicatorContext(size, index, device)) for index in range(size)]
+
+    def ranks(self, size: int, does: Callable[[Communicator, int], R]) -> list[R]:
+        """Return what each rank returns, all at once. Raises what one of them raises."""
+        made = self.made(size)
+
+        def one(index: int) -> R:
+            made[index].connect(Path(meeting), SECONDS)
+            try:
+                return does(made[index], index)
+            finally:
+                together.wait()
+                made[index].close()
+
+        together = threading.Barrier(size, timeout=SECONDS)
+        with tempfile.TemporaryDirectory() as meeting, ThreadPoolExecutor(size) as threads:
+            return list(threads.map(one, range(size)))
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_all_reduce_sums(self, size: int) -> None:
+        shapes = ((), (1,), (7,), (3, 5), (0, 4), (2, 3, 4))
+
+        def sums(comm: Communicator, index: int) -> list[Tensor]:
+            return [comm.all_reduce(torch.full(shape, 2.0**index)) for shape in shapes]
+
+        for found in self.ranks(size, sums):
+            for shape, total in zip(shapes, found, strict=True):
+                assert total.shape == shape
+                assert bool((total == 2.0**size - 1).all()), f"{size} ranks gave powers of 2 of shape {shape}"
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_all_ranks_hold_the_same_bits(self, size: int) -> None:
+        given = torch.randn(size, 1001, generator=torch.Generator().manual_seed(0)) * 1000
+        found = self.ranks(size, lambda comm, index: comm.all_reduce(given[index].clone()))
+        assert all(torch.equal(found[0], other) for other in found[1:]), "ranks have rounded differently"
+        assert torch.allclose(found[0].double(), given.double().sum(0), atol=1e-2)
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_gather_is_for_rank_0(self, size: int) -> None:
+        def gathers(comm: Communicator, index: int) -> Tensor | None:
+            return comm.gather(torch.full((2, 3), float(index)))
+
+        first, *others = self.ranks(size, gathers)
+        assert first is not None
+        assert first.tolist() == [[float(index) for index in range(size) for _ in range(3)]] * 2
+        assert others == [None] * (size - 1), "only rank 0 has use for it"
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_broadcast_brings_what_rank_0_has(self, size: int) -> None:
+        def tells(comm: Communicator, index: int) -> list[int]:
+            found: list[int] = comm.broadcast(torch.tensor([2**40 + 1, index, -1])).tolist()
+            return found
+
+        assert self.ranks(size, tells) == [[2**40 + 1, 0, -1]] * size
+
+    def test_tensors_with_gaps_between_their_rows(self) -> None:
+        def strided(comm: Communicator, index: int) -> tuple[Tensor, Tensor | None]:
+            wide = torch.arange(24.0).reshape(4, 6) + 100 * index
+            return comm.all_reduce(wide[:, ::2]), comm.gather(wide[:, 1:3])
+
+        (total, side), _ = self.ranks(2, strided)
+        one = torch.arange(24.0).reshape(4, 6)
+        assert torch.equal(total, 2 * one[:, ::2] + 100)
+        assert side is not None
+        assert torch.equal(side, torch.cat([one[:, 1:3], one[:, 1:3] + 100], 1))
+
+    def test_calls_follow_each_other(self) -> None:
+        def many(comm: Communicator, index: int) -> list[float]:
+            said = []
+            for step in range(50):
+                ids = comm.broadcast(torch.tensor([step if index == 0 else -1]))
+                total = comm.all_reduce(torch.full((2,), float(ids[0])))
+                side = comm.gather(total[None, :1] + index)
+                said.append(total.sum().item() if side is None else side.sum().item())
+            return said
+
+        found = self.ranks(3, many)
+        assert found[0] == [9.0 * step + 3 for step in range(50)]
+        assert found[1] == found[2] == [6.0 * step for step in range(50)]
+
+    def test_a_rank_that_leaves_is_noticed(self) -> None:
+        made = self.made(2)
+        left = threading.Event()
+
+        def one(index: int) -> float:
+            made[index].connect(Path(meeting), SECONDS)
+            if index:
+                made[index].all_reduce(torch.ones(1))
+                made[index].close()
+                left.set()
+                return 0.0
+            made[index].all_reduce(torch.ones(1))
+            assert left.wait(SECONDS)
+            started = time.monotonic()
+            with pytest.raises(Exception):  # noqa: B017 - of whatever kind
+                made[index].all_reduce(torch.ones(1))
+            made[index].close()
+            return time.monotonic() - started
+
+        with tempfile.TemporaryDirectory() as meeting, ThreadPoolExecutor(2) as threads:
+            waited = max(threads.map(one, range(2)))
+        assert waited < SECONDS / 2, "the others waited until their time was over"
+
+    def test_ranks_that_do_not_come(self) -> None:
+        alone, _ = self.made(2)
+        with tempfile.TemporaryDirectory() as meeting, pytest.raises(PegboardError):
+            alone.connect(Path(meeting), 0.3)
+        alone.close()
+
+    def test_close_may_be_called_again(self) -> None:
+        alone, other = self.made(2)
+        alone.close()
+        alone.close()
+        other.close()

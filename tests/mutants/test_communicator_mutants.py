@@ -1,0 +1,93 @@
+"""Broken communicators, and the tests of the suite that notice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pegboard.conformance.mutants import Mutant, assert_caught
+from pegboard.plugins.parallel.gloo import Gloo
+from pegboard.plugins.parallel.suite import CommunicatorContract
+
+
+class CountsItselfTwice(Gloo):
+    def all_reduce(self, x):
+        return super().all_reduce(x.clone()) + x
+
+
+class RoundsForItself(Gloo):
+    def all_reduce(self, x):
+        return super().all_reduce(x) * (1 + 1e-7 * self.ctx.index)
+
+
+class TakesMemoryAsItLies(Gloo):
+    def all_reduce(self, x):
+        return super().all_reduce(x) if x.is_contiguous() else x
+
+
+class GathersBackwards(Gloo):
+    def gather(self, x):
+        found = super().gather(x)
+        return None if found is None else torch.cat(found.chunk(self.ctx.size, dim=-1)[::-1], dim=-1)
+
+
+class GathersForAll(Gloo):
+    def gather(self, x):
+        found = super().gather(x)
+        return x if found is None else found
+
+
+class TellsInFloats(Gloo):
+    def broadcast(self, x):
+        return super().broadcast(x.float()).long() + 0
+
+
+class KeepsItsOwn(Gloo):
+    def broadcast(self, x):
+        super().broadcast(x.clone())
+        return x
+
+
+class ForgetsEverySecond(Gloo):
+    _calls = 0
+
+    def all_reduce(self, x):
+        self._calls += 1
+        return super().all_reduce(x) if self._calls % 7 else x
+
+
+class WaitsForGood(Gloo):
+    def connect(self, meeting, timeout):
+        try:
+            super().connect(meeting, timeout)
+        except Exception:
+            return
+
+
+class ClosesOnce(Gloo):
+    _closed = False
+
+    def close(self):
+        assert not self._closed
+        self._closed = True
+        super().close()
+
+
+CAUGHT = {
+    CountsItselfTwice: "test_all_reduce_sums",
+    RoundsForItself: "test_all_ranks_hold_the_same_bits",
+    TakesMemoryAsItLies: "test_tensors_with_gaps_between_their_rows",
+    GathersBackwards: "test_gather_is_for_rank_0",
+    GathersForAll: "test_gather_is_for_rank_0",
+    TellsInFloats: "test_broadcast_brings_what_rank_0_has",
+    KeepsItsOwn: "test_broadcast_brings_what_rank_0_has",
+    ForgetsEverySecond: "test_calls_follow_each_other",
+    WaitsForGood: "test_ranks_that_do_not_come",
+    ClosesOnce: "test_close_may_be_called_again",
+}
+MUTANTS = [Mutant(cls, suite=CommunicatorContract, caught_by=test) for cls, test in CAUGHT.items()]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_caught(mutant: Mutant) -> None:
+    assert_caught(mutant)

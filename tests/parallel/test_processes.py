@@ -1,0 +1,146 @@
+"""Ranks as processes, over HTTP: answers are transformers', a rank's end is told, and nothing is left behind."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.servers import Served, serving
+from tests.e2e.reference import Comparison, Reference
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+
+PATIENCE = 90.0
+TOLD_WITHIN = 10.0
+"""Seconds from a rank's end to the answer that tells it: two on an idle machine."""
+LENGTH = 32
+PROMPTS = ([5, 6, 7, 8], [9, 10, 11] * 20, [40, 41] * 9)
+
+
+@pytest.fixture(scope="module")
+def model(checkpoints: Path) -> Path:
+    return tiny_checkpoint(checkpoints, "llama", num_hidden_layers=2)
+
+
+def settings(model: Path, **parallel: Any) -> dict[str, Any]:
+    return {
+        "model": {"path": str(model), "dtype": "float32", "device": "cpu"},
+        "runner": {"use": "layered"},
+        "attention": {"use": "torch"},
+        "memory": {"max_total_tokens": 4096},
+        "parallel": {"tensor": 2, "cores": 2, **parallel},
+    }
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Served]:
+    with serving(settings(model)) as one:
+        yield one
+        started = psutil.Process(one.process.pid).children(recursive=True)
+    _, left = psutil.wait_procs(started, PATIENCE)
+    assert not left, "processes go on after the server's end"
+
+
+def generate(server: Served, ids: list[int], length: int = LENGTH) -> httpx.Response:
+    params = {"temperature": 0, "max_new_tokens": length, "ignore_eos": True}
+    body = {"input_ids": ids, "sampling_params": params}
+    return httpx.post(f"{server.address}/generate", json=body, timeout=PATIENCE)
+
+
+def ranks(server: Served) -> list[psutil.Process]:
+    found = psutil.Process(server.process.pid).children(recursive=True)
+    return [one for one in found if "pegboard.core.server.follower_process" in one.cmdline()]
+
+
+def right(server: Served, reference: Reference) -> None:
+    comparison = Comparison()
+    for prompt, expected in zip(PROMPTS, reference.answers(PROMPTS, LENGTH), strict=True):
+        answer = generate(server, prompt)
+        assert answer.status_code == 200, answer.text
+        comparison.add(answer.json()["output_ids"], expected, str(prompt[:3]))
+    comparison.finish()
+
+
+def busy(server: Served) -> None:
+    """Wait until a request runs."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        state = httpx.get(f"{server.address}/server_info", timeout=PATIENCE).json()["scheduler"]
+        if state["running_requests"]:
+            return
+        time.sleep(0.02)
+    raise AssertionError("no request runs")
+
+
+def ready_again(server: Served) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            if ranks(server) and httpx.get(f"{server.address}/ready", timeout=PATIENCE).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.05)
+    raise AssertionError("the server is not ready again")
+
+
+def test_answers_are_those_of_transformers(server: Served, model: Path, reference_dir: Path) -> None:
+    """Also after a signal of the terminal, which reaches the whole group: it is for the server's own process."""
+    reference = Reference(model, reference_dir)
+    right(server, reference)
+    (rank,) = ranks(server)
+    rank.send_signal(signal.SIGINT)
+    rank.send_signal(signal.SIGTERM)
+    right(server, reference)
+    assert rank.is_running()
+
+
+def test_a_rank_that_is_killed_is_told_and_replaced(server: Served, model: Path, reference_dir: Path) -> None:
+    (rank,) = ranks(server)
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: answers.append(generate(server, [5, 6, 7], 3000)))
+    asking.start()
+    busy(server)
+    rank.kill()
+    killed = time.monotonic()
+    asking.join(PATIENCE)
+    waited = time.monotonic() - killed
+    assert answers[0].status_code == 503, answers[0].text
+    assert f"rank 1 (process {rank.pid}) was ended by signal 9" in answers[0].text
+    assert waited < TOLD_WITHIN
+    ready_again(server)
+    assert not psutil.pid_exists(rank.pid)
+    right(server, Reference(model, reference_dir))
+
+
+def test_a_rank_that_falls_silent_is_replaced(model: Path) -> None:
+    with serving(settings(model, timeout=8.0)) as server:
+        (rank,) = ranks(server)
+        rank.suspend()
+        answer = generate(server, [5, 6, 7])
+        assert answer.status_code == 503, answer.text
+        assert f"rank 1 (process {rank.pid}) has not answered for 8 s" in answer.text
+        ready_again(server)
+        assert not psutil.pid_exists(rank.pid)
+        assert generate(server, [5, 6, 7]).status_code == 200
+
+
+def test_ranks_end_with_their_leader(model: Path) -> None:
+    with serving(settings(model)) as server:
+        (rank,) = ranks(server)
+        parent = rank.parent()
+        assert parent is not None
+        parent.kill()
+        rank.wait(PATIENCE)
+        assert not rank.is_running()
+        ready_again(server)
+        assert generate(server, [5, 6, 7]).status_code == 200

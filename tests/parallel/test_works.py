@@ -1,0 +1,218 @@
+"""What works on several ranks, what is refused, and what an error does to them. Ranks are threads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.core.config.compose import compose
+from pegboard.core.engine.engine import Engine
+from pegboard.core.engine.following import FollowingModel
+from pegboard.core.interfaces.batch import ModelWorkerBatch, TableChanges
+from pegboard.core.interfaces.client import GenerateRequest
+from pegboard.core.interfaces.errors import ConfigError, ModelError, OutOfMemory
+from pegboard.core.interfaces.sampling import Grammar, SamplingParams
+from pegboard.core.pipeline.recovery import DeviceFailed
+from pegboard.plugins.parallel.group import GroupLost
+from tests.e2e.reference import Comparison, Reference
+from tests.parallel.rank_threads import in_threads
+
+LENGTH = 24
+PROMPTS = ([5, 6, 7, 8], [9, 10, 11] * 20, [40, 41] * 9, [9, 10, 11] * 15 + [3])
+SOME = np.arange(1)
+TOLERANCE = 1e-3
+"""Of logprobs and unit vectors: float32, summed in another order."""
+
+
+def config(model: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "model": {"path": str(model), "dtype": "float32", "device": "cpu"},
+        "attention": {"use": "torch"},
+        "memory": {"max_total_tokens": 2048},
+        "scheduler": {"loop": "overlap", "chunked_prefill_size": 32, "mixed_chunk": True},
+        "log_level": "warning",
+        **more,
+    }
+
+
+@pytest.fixture(scope="module")
+def model(checkpoints: Path) -> Path:
+    return tiny_checkpoint(checkpoints, "llama", num_hidden_layers=2)
+
+
+@pytest.fixture(scope="module")
+def two(model: Path) -> Iterator[Engine]:
+    with Engine(in_threads(config(model), 2)) as engine:
+        yield engine
+        assert engine.stats()["book_errors"] == 0
+
+
+@pytest.fixture(scope="module")
+def one(model: Path) -> Iterator[Engine]:
+    with Engine(compose(data=config(model), env={})) as engine:
+        yield engine
+
+
+def greedy(**more: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_new_tokens=LENGTH, **more)
+
+
+def asked(prompts: tuple[list[int], ...] = PROMPTS, **more: Any) -> list[GenerateRequest]:
+    params = greedy(ignore_eos=True)
+    return [GenerateRequest(prompt=ids, rid=f"r{at}", sampling=params, **more) for at, ids in enumerate(prompts)]
+
+
+def test_greedy_answers_are_those_of_transformers(two: Engine, model: Path, reference_dir: Path) -> None:
+    answers, comparison = two.run(asked()), Comparison()
+    reference = Reference(model, reference_dir)
+    for answer, expected in zip(answers, reference.answers(PROMPTS, LENGTH), strict=True):
+        comparison.add(answer.token_ids, expected, answer.rid)
+    comparison.finish()
+
+
+@pytest.mark.full
+def test_logprobs_of_prompts_and_answers(one: Engine, two: Engine) -> None:
+    ours, theirs = (engine.run(asked(logprobs=2, logprob_start=1)) for engine in (two, one))
+    for found, expected in zip(ours, theirs, strict=True):
+        assert found.input_logprobs is not None
+        assert expected.input_logprobs is not None
+        assert len(found.input_logprobs) == len(expected.input_logprobs) > 1
+        for (value, token, _), (other, same, _) in zip(found.input_logprobs, expected.input_logprobs, strict=True):
+            assert token == same
+            assert value == pytest.approx(other, abs=TOLERANCE)
+
+
+@pytest.mark.full
+def test_embeddings(one: Engine, two: Engine) -> None:
+    (ours,), (theirs,) = (engine.embed([list(range(5, 60))]) for engine in (two, one))
+    assert ours.vector == pytest.approx(theirs.vector, abs=TOLERANCE)
+
+
+def grammar(kind: Any, text: str) -> SamplingParams:
+    return SamplingParams(grammar=Grammar(kind, text), temperature=0.0, max_new_tokens=200)
+
+
+@pytest.mark.full
+def test_grammars(two: Engine) -> None:
+    schema = json.dumps({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]})
+    params = SamplingParams(temperature=1.0, seed=3, max_new_tokens=40)
+    requests = [
+        GenerateRequest(prompt=[5, 6], rid="grammar", sampling=grammar("json_schema", schema)),
+        GenerateRequest(prompt=[5, 6], rid="regex", sampling=grammar("regex", "[ab]{5}")),
+        GenerateRequest(prompt=[5, 6], rid="plain", sampling=params),
+    ]
+    found = two.run(requests)
+    assert isinstance(json.loads(found[0].text)["a"], bool)
+    assert len(found[1].text) == 5
+    assert set(found[1].text) <= {"a", "b"}
+    assert len(found[2].token_ids) > 0
+
+
+@pytest.mark.full
+def test_what_fails_after_the_pass_fails_alone(two: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks are through with the batch, and go on."""
+    sampler = two.built.runner.ctx.sampler
+    sample = sampler.sample
+
+    def fails(logits: Any, batch: Any) -> Any:
+        if bool((batch.temperatures == 0.5).any()):
+            raise ValueError("of no use")
+        return sample(logits, batch)
+
+    monkeypatch.setattr(sampler, "sample", fails)
+    requests = asked()
+    bad = GenerateRequest(prompt=[7, 8, 9], rid="bad", sampling=SamplingParams(temperature=0.5, max_new_tokens=4))
+    *good, failed = two.run([*requests, bad])
+    monkeypatch.undo()
+    assert failed.finish_reason["type"] == "abort"
+    assert "of no use" in failed.finish_reason["message"]
+    again = two.run(asked())
+    assert [answer.finish_reason["type"] for answer in good] == ["length"] * len(good)
+    assert [len(answer.token_ids) for answer in again] == [LENGTH] * len(again)
+
+
+@pytest.mark.full
+def test_a_pass_that_fails_ends_all_ranks(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved = in_threads(config(model), 2, timeout=1.0)
+    with Engine(resolved) as engine:
+        network = engine.built.runner.ctx.network
+        monkeypatch.setattr(network, "forward", lambda batch: 1 / 0)
+        with pytest.raises(DeviceFailed):
+            engine.run(asked())
+        assert not engine.built.scheduler.components.executor.healthy()
+        with pytest.raises(DeviceFailed):
+            engine.run(asked())
+
+
+@pytest.mark.full
+def test_another_rank_that_raises_ends_all(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(in_threads(config(model), 2)) as engine:
+        run, seen = FollowingModel.run, []
+
+        def breaks(self: FollowingModel, work: ModelWorkerBatch) -> None:
+            seen.append(work.bid)
+            if len(seen) == 3:
+                raise ValueError("worn out")
+            run(self, work)
+
+        monkeypatch.setattr(FollowingModel, "run", breaks)
+        with pytest.raises(DeviceFailed) as caught:
+            engine.run(asked())
+        assert caught.value.__cause__ is not None
+        with pytest.raises(GroupLost, match=r"rank 1 \(process \d+\) failed: ValueError: worn out"):
+            engine.built.scheduler.components.executor.ask("nothing", None, TableChanges(SOME, SOME.astype(np.int32)))
+
+
+@pytest.mark.full
+def test_a_rank_that_cannot_start_fails_the_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: FollowingModel, num_pages: int) -> None:
+        raise OutOfMemory(f"{num_pages} pages are too many")
+
+    monkeypatch.setattr(FollowingModel, "start", full)
+    with pytest.raises(GroupLost, match=r"rank 1 \(process \d+\) failed: OutOfMemory: 2048 pages are too many"):
+        Engine(in_threads(config(model), 2))
+
+
+@pytest.mark.parametrize(
+    ("more", "tensor", "said"),
+    [
+        ({"runner": {"use": "cpu_native"}}, 2, "it computes on one rank, and parallel.tensor is 2"),
+        ({"model": {"use": "transformers"}}, 2, "it computes on one rank, and parallel.tensor is 2"),
+        ({"speculation": {"use": "ngram"}}, 2, "brings tokens ahead, which does not work on 2 ranks"),
+        (
+            {"scheduler": {"split_prefill_layers": 1, "mixed_chunk": False}},
+            2,
+            "splits prefills, which does not work on 2 ranks",
+        ),
+        ({"prefix_cache": {"use": "hiradix"}}, 2, "the prefix cache 'hiradix' keeps KV beyond the device"),
+        ({}, 3, "do not divide by 3; tensor may be 1, 2 or 4"),
+        ({"gates": [{"use": "disagg", "role": "decode"}], "kv_transfer": {"use": "tcp"}}, 2, "the gate 'disagg'"),
+    ],
+    ids=["native", "transformers", "speculation", "split", "tiers", "sizes", "disagg"],
+)
+def test_what_does_not_work_is_refused(model: Path, more: dict[str, Any], tensor: int, said: str) -> None:
+    """Before weights are read, and before any rank is started."""
+    whole = config(model)
+    whole |= {name: {**whole.get(name, {}), **part} if isinstance(part, dict) else part for name, part in more.items()}
+    with pytest.raises((ConfigError, ModelError)) as caught:
+        Engine(in_threads(whole, tensor))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("architecture", "said"), [("qwen3_moe", "a mixture of experts is computed by one rank only")])
+def test_models_that_are_not_cut_are_refused(checkpoints: Path, architecture: str, said: str) -> None:
+    with pytest.raises((ConfigError, ModelError)) as caught:
+        Engine(in_threads(config(tiny_checkpoint(checkpoints, architecture, num_hidden_layers=2)), 2))
+    assert said in str(caught.value)
+
+
+def test_too_few_cores(model: Path) -> None:
+    resolved = compose(data=config(model, runner={"use": "layered"}, parallel={"tensor": 2, "cores": 1}), env={})
+    with pytest.raises(ConfigError, match="2 ranks take a core each, and there are 1"):
+        Engine(resolved)

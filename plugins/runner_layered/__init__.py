@@ -16,8 +16,15 @@ plugin = Plugin(
             "steps as graphs",
             provides=frozenset(
                 {
-                    "additions", "ends", "graph", "hidden_states", "input_logprobs", "overlay", "ranks",
-                    "split_prefill", "taps",
+                    "additions",
+                    "ends",
+                    "graph",
+                    "hidden_states",
+                    "input_logprobs",
+                    "overlay",
+                    "ranks",
+                    "split_prefill",
+                    "taps",
                 }
             ),
             rank=10,

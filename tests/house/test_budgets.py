@@ -12,18 +12,18 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 17_210,
+    "conformance": 17_730,
     "core.cli": 180,
     "core.config": 1_980,
-    "core.engine": 1_880,
+    "core.engine": 2_040,
     "core.frontend": 930,
-    "core.interfaces": 5_910,
+    "core.interfaces": 6_050,
     "core.pipeline": 5_710,
     "core.registry": 910,
-    "core.server": 1_310,
+    "core.server": 1_390,
     "core.worker": 600,
-    "plugins": 62_640,
-    "toolkit": 17_730,
+    "plugins": 66_520,
+    "toolkit": 18_150,
     "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -55,21 +55,24 @@ class NativeModel:
 
     def _load(self, source: WeightsSource) -> torch.Tensor:
         """Give all weights to the library, a matrix at a time. Return the token embeddings, to which it points."""
-        library, handle = self._library, self._handle
+        library, handle, left = self._library, self._handle, source.nbytes
         with progress("reading weights", source.nbytes) as read:
             for index in range(self.spec.num_layers):
                 for site in SITES[:-1]:
                     parts = source.layer_site(index, site)
                     self._check(library.pb_set_matrix(handle, index, SITES.index(site), parts.pointers))
                     read(parts.nbytes)
+                    left -= parts.nbytes
                     del parts
                 vectors = source.vectors(index)
                 self._check(library.pb_set_vectors(handle, index, ctypes.byref(vectors.pointers)))
                 read(vectors.nbytes)
+                left -= vectors.nbytes
             embedding, norm = source.embedding(), source.final_norm()
             self._check(library.pb_set_ends(handle, embedding.data_ptr(), norm.data_ptr()))
             head = source.head(embedding)
             self._check(library.pb_set_matrix(handle, 0, SITES.index("head"), head.pointers))
+            read(left)
         return embedding
 
     # Modules may be gone when the last objects of a process are.

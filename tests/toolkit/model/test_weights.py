@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.toolkit.model import weights
-from pegboard.toolkit.model.weights import load_weights
+from pegboard.toolkit.model.weights import WeightsReader, load_weights
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4), "c": torch.full((2, 2), 1 / 3)}
 
@@ -41,6 +41,21 @@ def test_fills_the_buffers(tmp_path: Path, sharded: bool) -> None:
     for name, tensor in TENSORS.items():
         assert torch.equal(targets[name], tensor)
         assert targets[name].data_ptr() == addresses[name]
+
+
+def test_reads_some_at_a_time(tmp_path: Path) -> None:
+    """In any order, into the type of each buffer; what does not fit is told before anything is read."""
+    shard(tmp_path)
+    with torch.device("meta"):
+        shapes = {name: torch.empty(tensor.shape) for name, tensor in TENSORS.items()}
+    reader = WeightsReader(tmp_path, shapes)
+    for name in ("c", "a", "b"):
+        target = torch.empty(TENSORS[name].shape, dtype=torch.bfloat16)
+        reader.read(name, target)
+        assert torch.equal(target, TENSORS[name].bfloat16())
+    assert reader.nbytes == sum(map(reader.stored, TENSORS)) == 56
+    with pytest.raises(ModelError, match=r"two\.safetensors: b \[4\] has no place in this model"):
+        WeightsReader(tmp_path, {"a": shapes["a"], "c": shapes["c"]})
 
 
 def test_reading_shows_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

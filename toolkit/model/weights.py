@@ -179,7 +179,7 @@ class WeightsReader:
     def __init__(
         self,
         directory: str | os.PathLike[str],
-        targets: Mapping[str, Tensor],
+        targets: Mapping[str, Target],
         *,
         ignore: Callable[[str], bool] = lambda name: False,
         coded: CodedTensors | None = None,

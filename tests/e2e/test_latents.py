@@ -89,7 +89,7 @@ CELLS = [
 MORE = [
     cell
     for cell in MATRIX
-    if cell.policy == "fcfs" and cell.chunk != 256 and cell.cache == "radix" and cell not in CELLS
+    if (cell.policy, cell.cache, cell.tokens) == ("fcfs", "radix", TIGHT) and cell.chunk != 256 and cell not in CELLS
 ]
 
 

@@ -21,6 +21,7 @@ from pegboard.conformance.model_runner.base import best_sampler, reference
 from pegboard.conformance.model_runner.fakes import Rig, ScriptedProcessor, ScriptedSampler
 from pegboard.conformance.model_runner.overlay import RunnerOverlayTests
 from pegboard.conformance.model_runner.prefill_graphs import RunnerPrefillGraphTests
+from pegboard.conformance.model_runner.ranks import RunnerRankTests
 from pegboard.conformance.model_runner.taps import RunnerTapTests
 from pegboard.conformance.model_runner.trees import RunnerTreeTests
 from pegboard.conformance.rig.paged import PagedRun
@@ -31,7 +32,12 @@ from pegboard.core.interfaces.sampling import LogprobRequest
 
 
 class ModelRunnerContract(
-    RunnerAdditionTests, RunnerPrefillGraphTests, RunnerOverlayTests, RunnerTapTests, RunnerTreeTests
+    RunnerAdditionTests,
+    RunnerPrefillGraphTests,
+    RunnerOverlayTests,
+    RunnerRankTests,
+    RunnerTapTests,
+    RunnerTreeTests,
 ):
     """What every model runner owes the pipeline. An author names the provider, and sets the other attributes only where
     the runner cannot run the default model.

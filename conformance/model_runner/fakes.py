@@ -142,6 +142,13 @@ class Rig:
             batch.logprob_requests = tuple(logprobs[2])
         return self.runner.execute(batch, sampling)
 
+    def followed(
+        self, new: Mapping[int, Sequence[int]], *, sampled: Sequence[int] | None = None, decode: bool = False
+    ) -> ForwardOutput:
+        """As `step`, with logits, where another process draws the tokens."""
+        batch, _ = self._prepare(new, (), sampled, decode, (), False)
+        return self.runner.execute(batch, None, return_logits=True)
+
     def in_parts(self, new: Mapping[int, Sequence[int]]) -> Generator[None, None, ForwardOutput]:
         """As `step`, with logits and the runner's pauses; greedy, and sampled after every request's last token."""
         batch, sampling = self._prepare(new, (), None, False, (), False)

@@ -11,7 +11,7 @@ checkpoint stores. They are not sites of products with codes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -22,6 +22,13 @@ Expanded = tuple[torch.Tensor, torch.Tensor]
 def is_latent(module: torch.nn.Module) -> bool:
     """Return whether an attention module of transformers computes keys and values from a latent."""
     return hasattr(module, EXPAND) and hasattr(module, "kv_b_proj")
+
+
+def absorbed_products(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield the linear layers whose weights are applied elsewhere, so that they are not called."""
+    for module in model.modules():
+        if is_latent(module):
+            yield module.get_submodule("kv_b_proj")
 
 
 def keep_latents(model: torch.nn.Module, when: Callable[[], bool]) -> None:

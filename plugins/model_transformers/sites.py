@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.plugins.model_transformers import bridge
+from pegboard.plugins.model_transformers.latent import absorbed_products
 from pegboard.toolkit.model.linear import SITES, Part, Site, tell_sites
 
 if TYPE_CHECKING:
@@ -15,16 +16,17 @@ if TYPE_CHECKING:
 
 
 def find_sites(model: nn.Module, body: nn.Module, services: Mapping[str, object]) -> None:
-    """Have the linear layers of `body` honour `ForwardBatch.additions`, but experts, which compute some of the tokens.
+    """Have the linear layers of `body` honour `ForwardBatch.additions`, but experts, which compute some of the tokens,
+    and those that are absorbed, which are not called.
     Without a wish for sites among `services` the model stays as it is.
     """
     if SITES not in services:
         return
-    inside = set(body.modules())
+    inside, absorbed = set(body.modules()), set(absorbed_products(model))
     sites: list[Site] = []
     for name, module in model.named_modules():
         sizes = _sizes(module)
-        if sizes is not None and module in inside and "expert" not in name:
+        if sizes is not None and module in inside and "expert" not in name and module not in absorbed:
             site = Site(len(sites), (Part(name, sizes[1]),), sizes[0])
             module.register_forward_hook(_Adding(site))
             sites.append(site)

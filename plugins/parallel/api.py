@@ -1,4 +1,4 @@
-"""The contracts of ranks: what they compute together, and what starts them."""
+"""Contract: ranks, what they compute together and what starts them."""
 
 from __future__ import annotations
 

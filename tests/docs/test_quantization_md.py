@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.plugins.quantization import plugin
+from pegboard.core.registry.registry import Registry
 from pegboard.plugins.quantization.api import FormatContext
 from pegboard.plugins.quantization.formats.fp8 import METHODS
 from pegboard.plugins.quantization.formats.modelopt import ALGORITHMS
@@ -44,7 +44,7 @@ def test_what_loads_is_named(name: str) -> None:
 
 
 def test_products_are_in_the_table() -> None:
-    names = {one.name for one in plugin.providers if one.contract == "linear"}
+    names = {one.name for one in Registry.discover().providers("linear") if one.origin.builtin}
     assert names == set(re.findall(r"^\| `(\w+)` \|", PAGE.partition("| provider |")[2].partition("\n\n")[0], re.M))
 
 

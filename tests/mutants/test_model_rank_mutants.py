@@ -7,9 +7,11 @@ from typing import ClassVar
 import pytest
 
 from pegboard.conformance.model_family import ModelFamilyContract
+from pegboard.conformance.model_runner import ModelRunnerContract
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.network import DecoderLayer, DenseNetwork
+from pegboard.plugins.runner_layered.runner import LayeredRunner
 from pegboard.toolkit.model.ranks import Cut, Ranks
 
 
@@ -52,13 +54,32 @@ class RefusesNothing(DenseFamily):
         return None
 
 
+class SkipsLogitsThatNobodyDraws(LayeredRunner):
+    def _output(self, hidden, batch, sampling, return_logits, return_hidden_states):
+        return super()._output(hidden, batch, sampling, return_logits and sampling is not None, return_hidden_states)
+
+
+class AsksForAllRowsWhereNobodyDraws(LayeredRunner):
+    def execute(self, batch, sampling, **wants):
+        if sampling is None:
+            batch.logits_indices = None
+        return super().execute(batch, sampling, **wants)
+
+
 CAUGHT = {
     AddsNothingUp: "test_ranks_have_the_logits_of_one",
     LooksUpOthersRows: "test_ranks_have_the_logits_of_one",
     KnowsItsOwnIds: "test_ids_that_only_rank_0_knows",
     RefusesNothing: "test_sizes_that_do_not_divide_are_refused",
 }
-MUTANTS = [Mutant(cls, suite=OneLlama, caught_by=test) for cls, test in CAUGHT.items()]
+ROWS = "test_the_same_rows_of_logits_with_and_without_draws"
+MUTANTS = [
+    *(Mutant(cls, suite=OneLlama, caught_by=test) for cls, test in CAUGHT.items()),
+    *(
+        Mutant(cls, suite=ModelRunnerContract, caught_by=ROWS)
+        for cls in (SkipsLogitsThatNobodyDraws, AsksForAllRowsWhereNobodyDraws)
+    ),
+]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)

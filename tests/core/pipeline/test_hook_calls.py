@@ -23,6 +23,8 @@ from pegboard.core.interfaces.batch import BatchExtras, ScheduleBatch
 from pegboard.core.interfaces.choosing import MemoryContext
 from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk
 from pegboard.core.interfaces.errors import ConfigError, ModelError, PluginError
+from pegboard.core.interfaces.executor import Executor
+from pegboard.core.interfaces.followers import Followers, FollowersContext
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
 from pegboard.core.interfaces.frontend import FrontendStage
 from pegboard.core.interfaces.hooks import POINTS, hookimpl
@@ -228,6 +230,34 @@ class Modelling:
     @hookimpl
     def kv_layers(self, ctx: KVLayersContext) -> None:
         EVENTS.append(Event("kv_layers", {"services": ctx.model.services}))
+
+
+class Led(Followers):
+    """Followers that are not there: batches run here alone."""
+
+    def lead(self, local: Executor, num_pages: int, table: tuple[int, int]) -> Executor:
+        EVENTS.append(Event("lead", {"pages": num_pages, "table": table}))
+        return local
+
+    def close(self) -> None:
+        EVENTS.append(Event("end"))
+
+
+class Leading:
+    @hookimpl
+    def followers(self, ctx: FollowersContext) -> Followers:
+        EVENTS.append(Event("followers", {"ctx": ctx}))
+        return Led()
+
+
+class LeadingToo(Leading):
+    """Another plugin's."""
+
+
+class LeadingNothing:
+    @hookimpl
+    def followers(self) -> Any:
+        return 3
 
 
 class Leaden:
@@ -462,6 +492,23 @@ class TestSteps:
             assert pool.layer_ids == (*(layer.layer_id for layer in layers), len(layers))
             engine.generate([[3, 4]], greedy(3))
             assert not pool.keys(len(layers)).any()
+
+    def test_followers_run_what_the_engine_runs(self, checkpoint: Path) -> None:
+        """They are started before weights are read, and lead once KV memory is sized."""
+        with start(checkpoint, Leading) as engine:
+            engine.generate([[3, 4]], greedy(3))
+            slots = engine.built.pool.num_slots
+        begin, lead, *_ = [event for event in EVENTS if event.hook in ("followers", "lead")]
+        assert (begin.hook, lead.hook) == ("followers", "lead")
+        assert begin.facts["ctx"].offers
+        assert 0 < lead.facts["pages"] < slots
+
+    def test_one_plugin_may_start_followers(self, checkpoint: Path) -> None:
+        with pytest.raises(PluginError, match="one plugin may start followers, not recorder0 and recorder1"):
+            start(checkpoint, Leading, LeadingToo)
+        assert [event.hook for event in EVENTS].count("end") == 2
+        with pytest.raises(PluginError, match="3 is not a Followers"):
+            start(checkpoint, LeadingNothing)
 
     @pytest.mark.parametrize("hook", ["kv_layers", "pipeline_stages", "device_parts", "frontend_stages"])
     def test_what_they_bring_is_checked(self, checkpoint: Path, hook: str) -> None:

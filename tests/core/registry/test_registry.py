@@ -70,7 +70,7 @@ class TestDiscovery:
             Registry.discover(disable=["cache_radx"])
         text = str(caught.value)
         assert text.startswith("plugins.disable: no plugin 'cache_radx' is installed; did you mean 'cache_radix'")
-        assert "installed: api_anthropic, api_native, " in text
+        assert "installed: adapters, api_anthropic, api_native, " in text
 
     @pytest.mark.parametrize(
         ("source", "error", "remedy"),

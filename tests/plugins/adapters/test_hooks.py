@@ -25,13 +25,9 @@ def hooks(**section: Any) -> AdapterHooks:
 def test_nothing_without_adapters(made: AdapterHooks) -> None:
     ctx: Any = stage_context()
     assert made.model_services(ctx.model) == {}
-<<<<<<< HEAD
-    assert not [*made.pipeline_stages(ctx), *made.device_parts(ctx), *made.frontend_stages(ctx)]
-=======
     assert not made.pipeline_stages(ctx)
     assert not made.device_parts(ctx)
     assert not made.frontend_stages(ctx)
->>>>>>> adapters
     assert made.model_names() == []
 
 
@@ -61,13 +57,8 @@ def test_disaggregation_is_refused() -> None:
 
 
 @pytest.mark.parametrize("preload", [{"a": "/x", "b": "/y"}, ["a=/x", "b=/y"], "a=/x b=/y", ("a=/x", "b=/y")])
-<<<<<<< HEAD
-def test_ways_to_name_them(preload: object) -> None:
-    assert AdapterSection.model_validate({"preload": preload}).preload == {"a": "/x", "b": "/y"}
-=======
 def test_ways_to_name_them(preload: Any) -> None:
     assert AdapterSection(preload=preload).preload == {"a": "/x", "b": "/y"}
->>>>>>> adapters
 
 
 @pytest.mark.parametrize("preload", [["a"], ["=/x"], ["a=/x", "a=/y"], {"a b": "/x"}, {"a:b": "/x"}, [5], {"": "/x"}])

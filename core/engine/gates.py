@@ -24,9 +24,9 @@ def build_gates(chosen: Chosen, loaded: Loaded, points: Points, ctx: AdmissionGa
 
     Raises ConfigError where a gate that brings KV is not the last, or is beside a speculator that could not know it.
     """
-    gates = stage_gates(points, ctx)
     if any(BRINGS_KV in record.provider.provides for record in chosen.resolved.candidates[ADMISSION_GATE.name]):
         ctx = replace(ctx, kv=kv_access(chosen, loaded))
+    gates = stage_gates(points, ctx)
     choices = chosen.selection.choose_all(ADMISSION_GATE, ctx)
     for place, one in enumerate(choices, start=1):
         if BRINGS_KV not in one.provides:

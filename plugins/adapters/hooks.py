@@ -61,8 +61,11 @@ class AdapterHooks:
         if (who := ctx.lacking("additions")) is not None:
             key = "runner.use" if who.startswith("runner") else "model.use"
             raise ConfigError(Problem(key, f"the {who} does not compute adapters; choose another one"))
-        if any("brings_kv" in one.provides for one in ctx.choices.get("admission_gate", ())):
-            raise ConfigError(Problem("gates", "adapters do not work with disaggregation yet"))
+        model = ctx.config.model
+        for name in self._section.preload:
+            if name in (model.path, *model.served_name):
+                text = f"{name!r} is a name of the model itself; give the adapter another one"
+                raise ConfigError(Problem("adapters.preload", text))
         self._stage = Adapters(self._section)
         return [self._stage]
 

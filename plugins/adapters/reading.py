@@ -70,6 +70,8 @@ class AdapterReader:
             digest = _digest(directory / CONFIG, file)
             stored = {name: StoredSlot(name, file, tensor) for name, tensor in read_header(file).items()}
             weights = self._weights(file, config, stored)
+            if _digest(directory / CONFIG, file) != digest:
+                raise ModelError(f"{file} or {CONFIG} has changed while it was read; load it again")
         except OSError as error:
             raise ModelError(f"{file} cannot be read: {error}") from None
         parts = [part for parts in weights.sites.values() for part in parts]

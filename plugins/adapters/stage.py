@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, GateOptions
+from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.interfaces.stage import Column, Interest, Stage, Wait
 from pegboard.plugins.adapters.gate import AdapterGate
 from pegboard.plugins.adapters.messages import NAME, BatchSlots
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from pegboard.plugins.adapters.options import AdapterSection
 
 
+_EVERY = 0.1
+"""Seconds between two looks how far loads are that no request waits for: each waits for the step under way."""
+
+
 class Adapters(Stage):
     """Takes part in requests with an adapter. They are admitted once it has a slot."""
 
@@ -37,13 +42,18 @@ class Adapters(Stage):
         self.store.ended = self.slots.clear
         self.columns = (Column("slot", _slot_of),)
         self._timeout = section.load_timeout
+        self._looked = 0.0
 
     def sources(self, core: CoreServices) -> Iterable[AnySource]:
         self.store.ask = lambda work: core.ask(self.name, work)
         self.store.refresh()
+        if failed := self.store.failed:
+            raise ConfigError([Problem(f"adapters.preload.{one.name}", one.error) for one in failed])
         return ()
 
     def gate(self, ctx: AdmissionGateContext) -> AdmissionGate:
+        if ctx.kv is not None:
+            raise ConfigError(Problem("gates", "adapters do not work with gates that bring KV (disaggregation) yet"))
         self.slots.clock = ctx.clock
         return AdapterGate(GateOptions(timeout=self._timeout), ctx, self.store)
 
@@ -65,7 +75,8 @@ class Adapters(Stage):
 
     def begin_plan(self) -> None:
         self.slots.begin_plan()
-        if self.store.stale:
+        if self.store.stale or (self.store.loading and self.slots.clock() - self._looked >= _EVERY):
+            self._looked = self.slots.clock()
             self.store.refresh()
 
     def clip(self, req: Req, start: int, take: int) -> int | Wait:

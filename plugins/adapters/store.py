@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -57,8 +57,8 @@ class Adapter:
 
 
 class AdapterStore:
-    """`ask` has work done where batches run, between two of them. A name means the newest load under it; an older one
-    leaves when its last request has ended.
+    """`ask` has work done where batches run, between two of them. A name means the newest load under it that has ended
+    well; an older one leaves when its last request has ended.
     """
 
     def __init__(self, preload: Mapping[str, str], host_bytes: int, max_pinned: int) -> None:
@@ -86,15 +86,23 @@ class AdapterStore:
         """Whether some load has not ended; its adapter may have been unloaded meanwhile."""
         return any(adapter.pending for adapter in self._all.values())
 
+    @property
+    def failed(self) -> Sequence[Adapter]:
+        """The last of those whose load has failed."""
+        return [adapter for adapter in self._past.values() if adapter.state == "failed"]
+
     def _add(self, name: str, path: str, *, pinned: bool = False) -> Adapter:
-        made = self.names[name] = self._all[self._next] = Adapter(self._next, name, path, pinned)
+        made = self._all[self._next] = Adapter(self._next, name, path, pinned)
+        self.names.setdefault(name, made)
         self._next += 1
         return made
 
     # ---- what operators do -----------------------------------------------------------------------------------------
 
     def load(self, name: str, path: str, *, pinned: bool = False, replace: bool = False) -> Adapter:
-        """Begin to load an adapter. Raises InvalidRequest where the name is taken, or too many would be pinned."""
+        """Begin to load an adapter. One that it is to replace keeps the name until it is loaded. Raises InvalidRequest
+        where the name is taken, or too many would be pinned.
+        """
         old = self.names.get(name)
         if old is not None and not replace:
             raise InvalidRequest(
@@ -103,19 +111,17 @@ class AdapterStore:
                 code="adapter_exists",
                 status=409,
             )
-        if pinned and sum(one.pinned for one in self.names.values()) >= self._max_pinned:
+        if pinned and sum(one.pinned for one in self._all.values() if one is not old) >= self._max_pinned:
             raise InvalidRequest(f"adapters.slots allows {self._max_pinned} pinned adapters at most", param="pinned")
         self.ask(Load(self._next, path))
-        made = self._add(name, path, pinned=pinned)
-        if old is not None:
-            self._leave(old)
-        return made
+        return self._add(name, path, pinned=pinned)
 
     def unload(self, name: str) -> Adapter:
         """Refuse new requests for an adapter; it is gone when the last one has ended. Raises InvalidRequest."""
         found = self.find(name)
         del self.names[name]
-        self._leave(found)
+        for adapter in [one for one in self._all.values() if one.name == name and one.state != "leaving"]:
+            self._leave(adapter)  # what was to replace it, too
         return found
 
     def state(self, uid: int) -> Adapter:
@@ -160,9 +166,18 @@ class AdapterStore:
             self._end_unused(adapter)
         else:
             adapter.state = "ready"
+            self._name(adapter)
+
+    def _name(self, adapter: Adapter) -> None:
+        """Give an adapter its name, unless a newer one has it; who had it leaves."""
+        old = self.names.get(adapter.name, adapter)
+        older, newer = sorted((old, adapter), key=lambda one: one.uid)
+        self.names[adapter.name] = newer
+        if older is not newer:
+            self._leave(older)
 
     def _leave(self, adapter: Adapter) -> None:
-        adapter.state = "leaving"
+        adapter.state, adapter.pinned = "leaving", False
         self._end_unused(adapter)
 
     def _end_unused(self, adapter: Adapter) -> None:

@@ -42,6 +42,8 @@ SYNC_SECONDS = 5.0
 _END_SECONDS = 1.0
 """How long a process may take to end once its connection has."""
 _CLOSE_SECONDS = 5.0
+_LAST_SECONDS = 60.0
+"""How long it takes at most until all followers are killed, and this process says why it ends."""
 
 
 class GroupLost(PegboardError):
@@ -97,6 +99,10 @@ class Group:
                 self._lose(f"{member.name} does not take messages any more")
                 self._check()
 
+    def give_up(self, error: Exception) -> None:
+        """Lose all ranks: they do not know a batch that this one knows."""
+        self._lose(f"rank 0 could not send a batch to the others: {type(error).__name__}: {error}")
+
     def wait_for(self, phase: str) -> None:
         """Wait until all have done this phase of the start. Raises GroupLost for one that does not come to it."""
         self._wait(lambda: self.lost is not None or all(phase in member.done for member in self.members), None)
@@ -133,8 +139,11 @@ class Group:
             self._heard.wait_for(until, seconds)
 
     def _check(self) -> None:
-        if self.lost is not None:
-            raise GroupLost(self.lost)
+        if self.lost is None:
+            return
+        if self.serving and threading.current_thread() is not self._watcher:
+            self._ended.wait(_LAST_SECONDS)  # this process ends with the reason, and not with what raises here
+        raise GroupLost(self.lost)
 
     def close(self) -> None:
         """End all followers: those that are well are asked first."""
@@ -166,7 +175,10 @@ class Group:
             return
         logger.error("%s; all ranks end", reason)
         for member in self.members:
-            member.handle.kill()
+            try:
+                member.handle.kill()
+            except Exception:  # the others are to end all the same
+                logger.exception("%s does not end", member.name)
         if self.serving:
             end_process(reason)
         self._ended.set()
@@ -217,4 +229,4 @@ class Group:
                 return
             member.pings += 1
             with contextlib.suppress(OSError):  # the next turn sees the end of its stream
-                member.link.send(encode(Ping()))
+                member.link.try_send(encode(Ping()))

@@ -14,7 +14,7 @@ from pegboard.core.interfaces.batch import StageWork
 from pegboard.core.interfaces.executor import Executor
 from pegboard.core.interfaces.followers import Followers
 from pegboard.plugins.parallel.delta import Encoder
-from pegboard.plugins.parallel.group import Group, Member
+from pegboard.plugins.parallel.group import Group, GroupLost, Member
 from pegboard.plugins.parallel.messages import Link, Meet, Place, Start, Step, encode
 from pegboard.plugins.parallel.part import NAME, Stamp
 from pegboard.toolkit.model.ranks import PENDING
@@ -146,7 +146,13 @@ class RanksExecutor(Executor):
         work.payloads[NAME] = stamp
         if work.future_indices is not None:
             work.extras[PENDING] = True
-        self._group.send(encode(Step(self._encoder.batch(work, stamp))))
+        try:
+            self._group.send(encode(Step(self._encoder.batch(work, stamp))))
+        except GroupLost:
+            raise
+        except Exception as error:  # what is encoded next is as a difference from this
+            self._group.give_up(error)
+            raise
         self._sent += 1
 
     def _send_table(self, table: TableChanges | None) -> None:

@@ -141,6 +141,17 @@ class Link:
         with self._sending:
             self.socket.sendall(_LENGTH.pack(len(data)) + data)
 
+    def try_send(self, data: bytes) -> None:
+        """Send a short message, unless another one is being sent, or the other end has not taken those before it.
+        Raises OSError where the other end is gone.
+        """
+        if self._sending.acquire(blocking=False):
+            try:
+                with contextlib.suppress(BlockingIOError):
+                    self.socket.send(_LENGTH.pack(len(data)) + data, socket.MSG_DONTWAIT)
+            finally:
+                self._sending.release()
+
     def receive(self) -> list[bytes] | None:
         """Wait for messages; None: the other end is closed. Raises LinkError and OSError."""
         data = self.socket.recv(2**16)

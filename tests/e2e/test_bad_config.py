@@ -93,7 +93,10 @@ class TestConfigs:
             ),
             pytest.param(
                 "plugins:\n  disable: [cache_blok]\n",
-                ["no plugin 'cache_blok' is installed; did you mean 'cache_block'", "installed: api_anthropic"],
+                [
+                    "no plugin 'cache_blok' is installed; did you mean 'cache_block'",
+                    "installed: adapters, api_anthropic",
+                ],
                 id="disabling what is not there",
             ),
             pytest.param(

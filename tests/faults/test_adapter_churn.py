@@ -30,7 +30,9 @@ class Churn:
         [self.stage] = [one for one in engine.built.scheduler.components.points.stages if isinstance(one, Adapters)]
         self.directories = directories
         self.draw = random.Random(seed)
-        self.asked: dict[str, str] = {}
+        self.asked: dict[str, set[str]] = {}
+        """The directories that the name of a request may mean: a load may end while it arrives."""
+        self.arriving: dict[str, str] = {}
         self.found: dict[str, list[int]] = {}
         self.expected: dict[str, list[int]] = {}
         self.counts = Counter[str]()
@@ -46,7 +48,7 @@ class Churn:
             if path:
                 self.stage.store.load("x", path)
             rid = self.request("x" if path else "")
-            self.asked[rid], self.found[rid] = "", []
+            self.asked[rid], self.found[rid] = set(), []
             while rid in self.asked:
                 self.poll(check=False)
             self.expected[path] = self.found.pop(rid)
@@ -55,15 +57,29 @@ class Churn:
         assert len({tuple(tokens) for tokens in self.expected.values()}) == len(self.expected)
 
     def poll(self, *, check: bool = True) -> None:
-        for chunk in self.engine.poll():
+        chunks = self.engine.poll()
+        for rid, name in self.arriving.items():
+            if rid in self.asked and name in self.stage.store.names:
+                self.asked[rid].add(self.stage.store.names[name].path)
+        self.arriving.clear()
+        for chunk in chunks:
             self.found[chunk.rid] += chunk.token_ids
             if chunk.finish_reason is None:
                 continue
-            path = self.asked.pop(chunk.rid)
+            paths = self.asked.pop(chunk.rid)
             assert chunk.finish_reason["type"] == "length", chunk.finish_reason
             if check:
-                assert self.found.pop(chunk.rid) == self.expected[path], path
+                assert self.found.pop(chunk.rid) in [self.expected[path] for path in paths], paths
                 self.counts["answers"] += 1
+
+    def enough(self) -> bool:
+        """Return whether enough was computed, and changed meanwhile. How many steps that takes depends on how fast the
+        thread that loads is.
+        """
+        counts = self.counts
+        return counts["answers"] > STEPS / 10 and all(
+            counts[one] > 20 for one in ("load", "unload", "replace", "abort")
+        )
 
     def act(self) -> None:
         store, name = self.stage.store, self.draw.choice(NAMES)
@@ -73,7 +89,9 @@ class Churn:
         try:
             if action in ("ask", "base"):
                 rid = self.request(name if action == "ask" else "")
-                self.asked[rid] = store.names[name].path if action == "ask" else ""
+                self.asked[rid] = {store.names[name].path if action == "ask" else ""}
+                if action == "ask":
+                    self.arriving[rid] = name
                 self.found[rid] = []
             elif action == "load":
                 store.load(name, self.draw.choice(self.directories))
@@ -107,9 +125,11 @@ def test_no_wrong_token(tmp_path: Path, seed: int, loop: str) -> None:
     with Engine.from_config(config) as engine:
         churn = Churn(engine, directories, seed)
         churn.learn()
-        for _ in range(STEPS):
+        for step in range(20 * STEPS):
             churn.act()
             churn.poll()
+            if step > STEPS and churn.enough():
+                break
         while churn.asked:
             churn.poll()
         store = churn.stage.store
@@ -122,5 +142,4 @@ def test_no_wrong_token(tmp_path: Path, seed: int, loop: str) -> None:
         assert churn.stage.slots.in_use == churn.stage.slots.waiting == 0
         assert engine.stats()["book_errors"] == 0
         # What was computed and what was refused, so that this shows something.
-        assert churn.counts["answers"] > STEPS / 10, churn.counts
-        assert all(churn.counts[action] > 20 for action in ("load", "unload", "replace", "abort")), churn.counts
+        assert churn.enough(), churn.counts

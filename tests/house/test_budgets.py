@@ -22,7 +22,7 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 600,
-    "plugins": 66_540,
+    "plugins": 66_600,
     "toolkit": 18_150,
     "tools": 12_220,
 }

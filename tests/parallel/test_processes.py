@@ -20,8 +20,8 @@ from tests.e2e.reference import Comparison, Reference
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 PATIENCE = 90.0
-TOLD_WITHIN = 10.0
-"""Seconds from a rank's end to the answer that tells it: two on an idle machine."""
+TOLD_WITHIN = 30.0
+"""Seconds from a rank's end to the answer that tells it: two on an idle machine, and less than `PATIENCE` on any."""
 LENGTH = 32
 PROMPTS = ([5, 6, 7, 8], [9, 10, 11] * 20, [40, 41] * 9)
 

@@ -101,17 +101,55 @@ def test_a_load_that_fails_leaves_the_name_free(store: AdapterStore, far: Far) -
 
 
 def test_another_one_under_the_same_name(store: AdapterStore, far: Far) -> None:
-    """Requests of the first one end with it; new ones get the second."""
+    """It is used once it is loaded. Requests of the first one end with it; new ones get the second."""
     loaded(store, far)
     old = store.use("a")
     new = store.load("a", "/other", replace=True)
-    assert store.use("a") is new
+    assert store.names["a"] is old
     far.end(2)
     assert (store.state(1).state, store.state(2).state) == ("leaving", "ready")
+    assert store.use("a") is new
     store.unuse(old)
     assert store.state(1).state == "gone"
     assert far.dropped == [1]
     assert new.users == 1
+
+
+def test_a_replacement_that_fails_changes_nothing(store: AdapterStore, far: Far) -> None:
+    loaded(store, far)
+    store.load("a", "/broken", replace=True)
+    far.end(2, "damaged")
+    assert store.state(2).state == "failed"
+    assert (store.use("a").uid, store.state(1).state) == (1, "ready")
+    assert [one.error for one in store.failed] == ["damaged"]
+
+
+def test_the_newest_replacement_keeps_the_name(store: AdapterStore, far: Far) -> None:
+    """Whichever of them is loaded first; and unloading ends those that are on their way."""
+    loaded(store, far)
+    for uid in (2, 3, 4):
+        assert store.load("a", f"/{uid}", replace=True).uid == uid
+    far.end(3)
+    assert (store.state(3).state, store.state(1).state, store.names["a"].uid) == ("ready", "gone", 3)
+    far.end(2)
+    assert (store.state(2).state, store.names["a"].uid) == ("gone", 3)
+    store.unload("a")
+    far.end(4)
+    assert (store.state(4).state, store.state(3).state) == ("gone", "gone")
+    assert not store.names
+
+
+def test_a_pinned_one_can_be_replaced_and_leaves_its_pin(store: AdapterStore, far: Far) -> None:
+    store.load("a", "/a", pinned=True)
+    store.load("b", "/b", pinned=True)
+    far.end(1)
+    far.end(2)
+    store.refresh()
+    used = store.use("a")
+    store.load("a", "/other", pinned=True, replace=True)
+    far.end(3)
+    assert store.state(3).state == "ready"
+    assert (used.state, used.pinned) == ("leaving", False)
 
 
 def test_unloading_one_that_is_being_loaded(store: AdapterStore, far: Far) -> None:

@@ -46,7 +46,7 @@ class TestNew:
         assert not set(template_contracts()) & {"model_family", "runner", "grammar"}
         text = run("plugins", "new", "--list").stdout
         assert "admission_gate    so many requests per minute of each API key" in text
-        assert "Without a template: model_family, runner, grammar, " in text
+        assert "Without a template: model_family, runner, adapters, grammar, " in text
         assert "session_store. `pegboard plugins list` names" in text
 
     def test_a_template_is_small(self, tmp_path: Path) -> None:

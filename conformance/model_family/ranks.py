@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from pegboard.conformance.model_family.base import ModelSuite, assert_close
@@ -13,6 +14,7 @@ from pegboard.conformance.rig.paged import PagedRun
 from pegboard.conformance.rig.ranks import on_ranks
 from pegboard.conformance.suite import capability
 from pegboard.core.interfaces.model_family import ModelContext
+from pegboard.toolkit.kernels import usable_on_cpu
 from pegboard.toolkit.model.ranks import PENDING, SERVICE, Ranks
 
 SIZE = 2
@@ -23,6 +25,13 @@ NEVER = 127
 class RankTests(ModelSuite):
     """Compared with one process. Models that are refused on several ranks are left out."""
 
+    @pytest.fixture
+    def threads(self) -> None:
+        """Skip where ranks cannot be threads."""
+        if usable_on_cpu():
+            pytest.skip("ranks are threads here, and Triton's interpreter runs in one at a time")
+
+    @pytest.mark.usefixtures("threads")
     @capability("ranks")
     def test_ranks_have_the_logits_of_one(self, architecture: str, checkpoint: Path) -> None:
         """Rank 0 alone has them; the hidden states are the same bits on all ranks."""
@@ -40,6 +49,7 @@ class RankTests(ModelSuite):
             states = [rank[step][0] for rank in found]
             assert torch.equal(states[0], states[1]), "ranks hold different hidden states"
 
+    @pytest.mark.usefixtures("threads")
     @capability("ranks")
     def test_ids_that_only_rank_0_knows(self, architecture: str, checkpoint: Path) -> None:
         self.skip_if_it_objects(_on(checkpoint, Ranks(SIZE)))

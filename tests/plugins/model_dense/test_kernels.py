@@ -107,10 +107,6 @@ class TestInKernels(ModelFamilyContract):
     provider = "dense"
     architectures = ("qwen3",)
 
-    # Ranks are threads here, and the interpreter can run in one thread only.
-    test_ranks_have_the_logits_of_one = None  # type: ignore[assignment]
-    test_ids_that_only_rank_0_knows = None  # type: ignore[assignment]
-
     @pytest.fixture(autouse=True)
     def _in_kernels(self, interpreted_triton: None) -> Iterator[None]:
         with kernels.allowed("cpu"):

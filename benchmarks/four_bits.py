@@ -52,7 +52,7 @@ def engine(path: Path, kept: str, instructions: str) -> Engine:
 def compare(title: str, engines: tuple[Engine, Engine], streams: int, n_out: int, rounds: int) -> None:
     """Print what the first of two engines does beside the second."""
     rng = random.Random(0)
-    found = [[measure(one, streams, 16, n_out, rng)["tok/s"] for one in engines] for _ in range(rounds + 1)][1:]
+    found = [[measure(engine, streams, 16, n_out, rng)["tok/s"] for engine in engines] for _ in range(rounds + 1)][1:]
     ratios = sorted(codes / twelve for codes, twelve in found)
     medians, best = ([take(column) for column in zip(*found, strict=True)] for take in (statistics.median, max))
     neighbours = f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"

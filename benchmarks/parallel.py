@@ -54,7 +54,7 @@ def wire() -> None:
             decoded.append(time.perf_counter() - between)
             sizes.append(len(data))
         size = sum(sizes[1:]) / (steps - 1) / rows
-        encode, decode = (1000 * float(np.median(one)) for one in (encoded, decoded))
+        encode, decode = (1000 * float(np.median(seconds)) for seconds in (encoded, decoded))
         times = f"{encode:.3f} ms to encode, {decode:.3f} ms to read"
         print(f"context {prefix:5}: {size:.2f} bytes per request and step; {times}")
 
@@ -137,7 +137,7 @@ def run(tensor: int) -> None:
             found = {f"{streams} streams, tokens/s": decoding(engine, streams) for streams in (1, 16)}
             found["prompts, tokens/s"] = prefilling(engine)
             own = psutil.Process()
-            sizes = [one.memory_full_info().uss / 2**20 for one in (own, *own.children())]
+            sizes = [process.memory_full_info().uss / 2**20 for process in (own, *own.children())]
     print(json.dumps({**found, "MiB of each process": [round(size) for size in sizes]}))
 
 
@@ -151,7 +151,7 @@ def decoding(engine: Any, streams: int, length: int = 48) -> float:
 
 
 def prefilling(engine: Any, length: int = 1024) -> float:
-    prompt = [int(one) for one in np.random.default_rng(0).integers(5, 300, length)]
+    prompt = np.random.default_rng(0).integers(5, 300, length).tolist()
     started = time.perf_counter()
     engine.generate([prompt], {"temperature": 0, "max_new_tokens": 1})
     return round(length / (time.perf_counter() - started), 1)

@@ -71,8 +71,8 @@ def seconds(bench: Bench, runs: Sequence[LinearMethod | Tensor], x: Tensor) -> f
     """Return the seconds of one product, of several in turn."""
 
     def run() -> None:
-        for one in runs:
-            F.linear(x, one) if isinstance(one, Tensor) else one.apply(x)
+        for weight in runs:
+            F.linear(x, weight) if isinstance(weight, Tensor) else weight.apply(x)
 
     return bench.in_graph(run, 3) / len(runs)
 

@@ -45,10 +45,7 @@ def _product(target: Target, layout: Layout, rows: int, cols: int, tokens: int, 
 CASES = tuple(
     Case(
         f"{name} {which}, {tokens} tokens {str(dtype).removeprefix('torch.')}",
-        functools.partial(
-            lambda target, layout, rows, cols, tokens, dtype: _product(target, layout, rows, cols, tokens, dtype),
-            layout=layout, rows=rows, cols=cols, tokens=tokens, dtype=dtype,
-        ),
+        functools.partial(_product, layout=layout, rows=rows, cols=cols, tokens=tokens, dtype=dtype),
         frozenset({"product_kernel"}) if tokens <= 128 else frozenset(),
     )
     for name, layout in LAYOUTS.items()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,7 @@ from torch import Tensor
 from pegboard.plugins.linear_triton.options import TritonProductsOptions
 from pegboard.plugins.linear_triton.slabs import KINDS, WIDEST, Slabs, mergeable, slabs_of
 from pegboard.plugins.quantization.api import LinearContext, Linears
-from pegboard.toolkit.kernels import OLDEST, interpreter, usable
+from pegboard.toolkit.kernels import interpreter, objection
 from pegboard.toolkit.kernels.launch import launch
 from pegboard.toolkit.kernels.operations import TYPES, power_of_two
 from pegboard.toolkit.model.layouts import Code, Codes, Layout
@@ -37,16 +36,9 @@ class TritonProducts(Linears[TritonProductsOptions]):
 
     @classmethod
     def supports(cls, options: TritonProductsOptions, ctx: LinearContext) -> str | None:
-        if find_spec("triton") is None:
-            return "triton is not installed: pip install 'pegboard[triton]'"
         if ctx.dtype not in TYPES:
             return f"it computes in float16, bfloat16 and float32, not {ctx.dtype}"
-        if usable(ctx.device):
-            return None
-        if ctx.device.type == "cuda" and not interpreter.interpreting():
-            return f"its kernels need compute capability {OLDEST[0]}.{OLDEST[1]} (Ampere) or later"
-        objection = interpreter.objection()
-        return None if objection is None else f"no CUDA device, and no interpreter: {objection}"
+        return objection(ctx.device)
 
     def build(self, site: Site, parts: Sequence[tuple[Layout, Codes]]) -> LinearMethod:
         runs: list[list[tuple[Layout, Codes]]] = []
@@ -116,7 +108,7 @@ class _Product(_Piece):
         weight = torch.empty(slabs.rows, cols, dtype=x.dtype, device=x.device)
         block = 32
         grid = -(-slabs.rows // block), slabs.codes.shape[0]
-        tensors = slabs.codes, slabs.scales, slabs.scales if slabs.zeros is None else slabs.zeros, weight
+        tensors = slabs.codes, slabs.scales, _or(slabs.zeros, slabs.scales), weight
         shape = self._shape() | {"BLOCK_N": block, "num_warps": 4}
         launch(dequantize_kernel, grid, *tensors, cols, slabs.rows, cols, **shape)
         if slabs.order is not None and self._keeps is not None:
@@ -159,7 +151,7 @@ class _Product(_Piece):
         slabs = self._slabs
         kind, offset = KINDS[slabs.layout.code]
         return {
-            "CODE": ("integer", "e4m3", "e5m2", "e2m1").index(kind),
+            "CODE": kind,
             "OFFSET": offset,
             "PACKED": slabs.packed,
             "ZEROS": slabs.zeros is not None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +17,15 @@ WIDEST = 64
 NARROWEST = 16
 """Columns of a span at least: what the tensor cores multiply at once."""
 KINDS = {
-    Code.UINT4: ("integer", 0),
-    Code.INT4: ("integer", 8),
-    Code.UINT8: ("integer", 0),
-    Code.INT8: ("integer", 128),
-    Code.E4M3: ("e4m3", 0),
-    Code.E5M2: ("e5m2", 0),
-    Code.E2M1: ("e2m1", 0),
+    Code.UINT4: (0, 0),
+    Code.INT4: (0, 8),
+    Code.UINT8: (0, 0),
+    Code.INT8: (0, 128),
+    Code.E4M3: (1, 0),
+    Code.E5M2: (2, 0),
+    Code.E2M1: (3, 0),
 }
-"""How bits become a number, and what is taken from integers before their zero is."""
+"""How bits become a number, as `decoding` counts the ways, and what is taken from integers before their zero is."""
 PLAIN_SCALES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
@@ -92,24 +92,20 @@ def slabs_of(name: str, parts: Sequence[tuple[Layout, Codes]]) -> Slabs:
         zeros = None if zeros is None else zeros[:, blocks]
         order = order.int()
     codes = _slabs(numbers, span, WIDEST // span, packed=layout.code.packed)
-    across = codes.shape[0] * span * (2 if layout.code.packed else 1) // group if group else 1
+    width = codes.shape[0] * span * (2 if layout.code.packed else 1)
+    across = width // group if group else 1
     scales = F.pad(scales, (0, max(across - scales.shape[1], 0)))
     if zeros is not None:
         zeros = F.pad(zeros, (0, max(across - zeros.shape[1], 0))).t().contiguous()
     if order is not None:
-        order = F.pad(order, (0, codes.shape[0] * span * (2 if layout.code.packed else 1) - len(order)), value=-1)
+        order = F.pad(order, (0, width - len(order)), value=-1)
     return Slabs(layout, codes, scales.t().contiguous(), zeros, order, rows, cols, span, group, high)
 
 
 def mergeable(one: tuple[Layout, Codes], other: tuple[Layout, Codes]) -> bool:
     """Return whether two parts can be one matrix: of the same codes and groups."""
     (left, some), (right, more) = one, other
-    alike = (left.code, left.block[1], left.zeros, left.ordered) == (
-        right.code,
-        right.block[1],
-        right.zeros,
-        right.ordered,
-    )
+    alike = replace(left, block=(1, left.block[1])) == replace(right, block=(1, right.block[1]))
     if not alike or some.groups is None or more.groups is None:
         return alike
     return torch.equal(some.groups, more.groups)

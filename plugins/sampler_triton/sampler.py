@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
 
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.plugins.sampler_triton.options import SMALLEST, TritonSamplerOptions
-from pegboard.toolkit.kernels import OLDEST, interpreter, usable
+from pegboard.toolkit.kernels import interpreter, objection
 from pegboard.toolkit.kernels.launch import launch
 from pegboard.toolkit.kernels.operations import power_of_two
 from pegboard.toolkit.sampling.logprobs import token_logprobs
@@ -39,14 +38,7 @@ class TritonSampler(Sampler[TritonSamplerOptions]):
 
     @classmethod
     def supports(cls, options: TritonSamplerOptions, ctx: SamplerContext) -> str | None:
-        if find_spec("triton") is None:
-            return "triton is not installed: pip install 'pegboard[triton]'"
-        if usable(ctx.device):
-            return None
-        if ctx.device.type == "cuda" and not interpreter.interpreting():
-            return f"its kernel needs compute capability {OLDEST[0]}.{OLDEST[1]} (Ampere) or later"
-        objection = interpreter.objection()
-        return None if objection is None else f"no CUDA device, and no interpreter: {objection}"
+        return objection(ctx.device)
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         count, vocab = logits.shape

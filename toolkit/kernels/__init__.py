@@ -26,6 +26,20 @@ def usable(device: torch.device) -> bool:
     return device.type in _allowed or (device.type == "cuda" and _compiles(device))
 
 
+def objection(device: torch.device) -> str | None:
+    """Return why no kernels can be used on a device, with what to do; None if they can, interpreted ones included."""
+    from pegboard.toolkit.kernels import interpreter
+
+    if find_spec("triton") is None:
+        return "triton is not installed: pip install 'pegboard[triton]'"
+    if usable(device):
+        return None
+    if device.type == "cuda" and not interpreter.interpreting():
+        return f"its kernels need compute capability {OLDEST[0]}.{OLDEST[1]} (Ampere) or later"
+    reason = interpreter.objection()
+    return None if reason is None else f"no CUDA device, and no interpreter: {reason}"
+
+
 def usable_on_cpu() -> bool:
     """Return `usable` of a CPU, in a tenth of the time: layers ask for it again and again."""
     return "cpu" in _allowed

@@ -35,14 +35,12 @@ def test_an_old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     reason = TritonSampler.supports(OPTIONS, SamplerContext(100, torch.device("cuda:7")))
-    assert reason == "its kernel needs compute capability 8.0 (Ampere) or later"
+    assert reason == "its kernels need compute capability 8.0 (Ampere) or later"
 
 
 def test_triton_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(
-        "pegboard.plugins.sampler_triton.sampler.find_spec", lambda name: None if name == "triton" else find(name)
-    )
+    monkeypatch.setattr("pegboard.toolkit.kernels.find_spec", lambda name: None if name == "triton" else find(name))
     reason = TritonSampler.supports(OPTIONS, SamplerContext(100, DEVICE))
     assert reason is not None
     assert "pip install 'pegboard[triton]'" in reason

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.errors import PegboardError as PegboardError
     from pegboard.core.interfaces.errors import PluginError as PluginError
     from pegboard.core.interfaces.errors import Unsupported as Unsupported
+    from pegboard.core.interfaces.forward import BatchStates as BatchStates
     from pegboard.core.interfaces.forward import EmbedOverlay as EmbedOverlay
     from pegboard.core.interfaces.forward import ForwardBatch as ForwardBatch
     from pegboard.core.interfaces.forward import ForwardMode as ForwardMode
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.layers import KVKind as KVKind
     from pegboard.core.interfaces.layers import LayerSpec as LayerSpec
     from pegboard.core.interfaces.layers import ModelSpec as ModelSpec
+    from pegboard.core.interfaces.layers import StateSpec as StateSpec
     from pegboard.core.interfaces.logits_processor import LogitsProcessor as LogitsProcessor
     from pegboard.core.interfaces.logits_processor import LogitsProcessorContext as LogitsProcessorContext
     from pegboard.core.interfaces.model_family import ModelContext as ModelContext

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
     import torch
     from numpy.typing import NDArray
@@ -144,6 +146,34 @@ class Additions(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class StateRound:
+    """Runs of packed tokens that can be computed together, one per request at most: run i has the `lengths[i]` tokens
+    from `firsts[i]` on (int64 [runs], on the host). What its layers keep of the tokens before is at slot `sources[i]`,
+    and what they keep of these as well goes to slot `targets[i]` (int64 [runs]). Where `fresh[i]` (bool [runs]) no
+    token comes before: the state is zeros, and the source's contents mean nothing and may be NaN.
+    """
+
+    firsts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    sources: torch.Tensor
+    targets: torch.Tensor
+    fresh: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStates:
+    """The states of a batch (`ModelSpec.states`): `memory` has a tensor [slots, *shape] for each, by its name.
+
+    Rounds are computed in order: a run may read what an earlier round has written. Together they are all tokens of the
+    batch. Slots are written to once in a batch, and not where a state from before the batch is read: so a pass that
+    failed can be run again. Several runs may read one slot.
+    """
+
+    rounds: tuple[StateRound, ...]
+    memory: Mapping[str, torch.Tensor]
+
+
 @dataclass(slots=True)
 class ForwardBatch:
     """What the model and the attention backend read. Tensors are on the model's device; `*_cpu` are numpy on the host.
@@ -183,6 +213,8 @@ class ForwardBatch:
     capability `shared_prefix` may read it once for all of them, and any other one reads it for each. 0 in a `fixed`
     batch, and where it would not pay (`AttentionBackend.prefix_pays_from`).
 
+    `states` is set by a device part where the model's layers keep states (`ModelSpec.states`).
+
     `additions` is set by a device part: networks of a family with the capability `additions` call it at each site.
 
     `watch` is set in a batch whose older KV is still coming: a runner with the capability `layer_watch` calls it before
@@ -216,6 +248,7 @@ class ForwardBatch:
     taps: Taps | None = None
     watch: LayerWatch | None = None
     additions: Additions | None = None
+    states: BatchStates | None = None
     real_size: int = -1
     fixed: bool = False
     prefills: int = 0

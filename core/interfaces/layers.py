@@ -13,8 +13,6 @@ class KVKind(enum.Enum):
     """Every token's K and V, for as long as the request lives."""
     WINDOW = "window"
     """Only the last `window` tokens are ever read again."""
-    STATE = "state"
-    """One recurrent state per request, no matter how long it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +73,25 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A tensor that a layer keeps of all tokens so far in place of keys and values: a recurrent state, or the last
+    inputs of a convolution. `name` is unique in the model. `shape` is that of one request; `dtype` is a floating type's
+    name, such as "float32".
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """What the pipeline has to know of a model: sizes, and what its layers keep.
 
     `max_context_len` counts prompt and output tokens together. `eos_token_ids` come from the model's own configuration.
     `position_axes` is 3 for a model whose prompts may have a position per axis (M-RoPE, `TokenPositions`), and 1 for
-    others.
+    others. `states` are what layers keep beside keys and values; the network finds them in `ForwardBatch.states`. A
+    model all of whose layers keep states has no `layers`, and one FULL group without any.
     """
 
     architecture: str
@@ -91,3 +102,4 @@ class ModelSpec:
     kv_groups: tuple[KVGroupSpec, ...]
     eos_token_ids: frozenset[int] = frozenset()
     position_axes: int = 1
+    states: tuple[StateSpec, ...] = ()

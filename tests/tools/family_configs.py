@@ -128,7 +128,9 @@ FAMILIES: dict[str, Family] = {
     "phi4_mini": Family("Phi3", {**_GROUPED, "partial_rotary_factor": 0.75, "tie_word_embeddings": True}),
     "phimoe": Family("Phimoe", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "minimax_m2": Family("MiniMaxM2", {**_GROUPED, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
-    "minimax": Family("MiniMax", {**_GROUPED, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "minimax": Family(
+        "MiniMax", {**_GROUPED, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "block_size": 16}
+    ),
     "kimi_linear": Family(
         "KimiLinear",
         {
@@ -173,15 +175,32 @@ FAMILIES: dict[str, Family] = {
             "mamba_n_heads": 8,
             "mamba_d_head": 16,
             "mamba_d_state": 16,
+            "mamba_chunk_size": 16,
             "layer_types": ["mamba", "mamba", "mamba", "attention"],
         },
     ),
     "nemotron_h": Family(
         "NemotronH",
-        {**_GROUPED, "head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2},
+        {
+            **_GROUPED,
+            "head_dim": 16,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 16,
+            "n_groups": 2,
+            "chunk_size": 16,
+        },
     ),
     "falcon_h1": Family(
-        "FalconH1", {**_GROUPED, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16}
+        "FalconH1",
+        {
+            **_GROUPED,
+            "mamba_d_ssm": 64,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 16,
+            "mamba_d_state": 16,
+            "mamba_chunk_size": 16,
+        },
     ),
     "bamba": Family(
         "Bamba",
@@ -191,6 +210,7 @@ FAMILIES: dict[str, Family] = {
             "mamba_d_head": 16,
             "mamba_d_state": 16,
             "mamba_n_groups": 1,
+            "mamba_chunk_size": 16,
             "attn_layer_indices": [3],
         },
     ),
@@ -216,6 +236,7 @@ FAMILIES: dict[str, Family] = {
             "mamba_d_state": 16,
             "n_mamba_heads": 8,
             "num_mem_blocks": 1,
+            "chunk_size": 16,
             "layers_block_type": ["mamba", "mamba", "hybrid", "mamba"],
             # transformers bounds time steps by it in prompts and not in decodes, which then differ by up to 4e-3.
             "time_step_min": 1e-9,
@@ -226,7 +247,7 @@ FAMILIES: dict[str, Family] = {
     "falcon_mamba": Family("FalconMamba", {**_STATES_ALONE, "state_size": 16}, context_length=512),
     "mamba2": Family(
         "Mamba2",
-        {**_STATES_ALONE, "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1},
+        {**_STATES_ALONE, "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16},
         context_length=512,
     ),
     "lfm2": Family("Lfm2", {**_GROUPED, "layer_types": ["conv", "full_attention", "conv", "full_attention"]}),

@@ -30,7 +30,7 @@ STATES = (
 QUICK = ("kimi_linear", "mamba2", "minimax", "jamba")
 """Latents beside states, no attention at all, a state with an interface of its own, and Mamba 1."""
 
-PROMPTS = [[(7 * step + 5 * number) % 509 + 3 for step in range(length)] for number, length in enumerate((70, 23, 1))]
+PROMPTS = [[(7 * step + 5 * number) % 509 + 3 for step in range(length)] for number, length in enumerate((40, 23, 1))]
 NEW = 4
 
 

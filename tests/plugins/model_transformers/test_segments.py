@@ -19,13 +19,7 @@ from pegboard.plugins.model_transformers.network import TransformersNetwork
 from pegboard.plugins.model_transformers.segments import segments_of
 from tests.plugins.model_transformers.test_served import loaded, probe_run
 from tests.plugins.model_transformers.tiny import context, save
-from tests.tools.family_configs import FAMILIES
-
-STATES = (
-    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear", "nemotron_h", "falcon_h1", "granite_hybrid", "lfm2"),
-    *("lfm2_moe", "mamba2", "minimax", "bamba", "jamba", "zamba2", "olmo_hybrid", "mamba", "falcon_mamba"),
-)
-"""All families of transformers that keep states in its cache and are served."""
+from tests.tools.state_families import STATE_FAMILIES
 
 QUICK = ("kimi_linear", "mamba2", "minimax", "jamba")
 """Latents beside states, no attention at all, a state with an interface of its own, and Mamba 1."""
@@ -35,11 +29,11 @@ NEW = 4
 
 
 def families(quick: tuple[str, ...]) -> list[object]:
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.full) for name in STATES]
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.full) for name in STATE_FAMILIES]
 
 
 def tiny(name: str, directory: Path, dtype: torch.dtype = torch.float32) -> ModelContext:
-    family = FAMILIES[name]
+    family = STATE_FAMILIES[name]
     ctx = context(save(directory, family.prefix, dict(family.fields)), dtype)
     return dataclasses.replace(ctx, context_length=family.context_length)
 

@@ -23,7 +23,7 @@ def check(speculator: Speculator, choices: Mapping[str, Sequence[NamedProvider]]
     """Raise ConfigError for a speculator whose drafts cannot be made or verified by the chosen providers."""
     if spec.states:
         raise ConfigError(
-            f"speculation.use: {spec.architecture} keeps states, which cannot go back to the tokens that stand; use none"
+            f"speculation.use: {spec.architecture} keeps states, which cannot go back to tokens that stand; use none"
         )
     (choice,), (runner,), (attention,) = (choices[name] for name in ("speculator", "runner", "attention"))
     name, trees = choice.name, "branches" in choice.provides

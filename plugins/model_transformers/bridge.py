@@ -21,6 +21,7 @@ from pegboard.toolkit.model.hadamard import transformed
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
+    from pegboard.plugins.model_transformers.segments import Segment
 
 PAGED = "pegboard_paged"
 """The attention of a served model. No mask function stands under this name, so transformers builds no mask at all."""
@@ -56,13 +57,21 @@ class Handler(abc.ABC):
 
 
 class PagedAttention(Handler):
-    """Serves the calls of one batch: `layers` says which of our layers a module of transformers is."""
+    """Serves the calls of one batch: `layers` says which of our layers a module of transformers is. Modules that keep
+    states compute its tokens in `segments`.
+    """
 
-    __slots__ = ("batch", "layers")
+    __slots__ = ("batch", "layers", "segments")
 
-    def __init__(self, batch: ForwardBatch, layers: Mapping[torch.nn.Module, LayerSpec]) -> None:
+    def __init__(
+        self,
+        batch: ForwardBatch,
+        layers: Mapping[torch.nn.Module, LayerSpec],
+        segments: tuple[Segment, ...] = (),
+    ) -> None:
         self.batch = batch
         self.layers = layers
+        self.segments = segments
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         layer, batch = self.layers[call.module], self.batch
@@ -104,6 +113,12 @@ def batch_of_pass() -> ForwardBatch | None:
     """Return the batch whose pass this is, None in a pass of the model's own attention."""
     handler = _HANDLER.get(None)
     return handler.batch if isinstance(handler, PagedAttention) else None
+
+
+def segments_of_pass() -> tuple[Segment, ...] | None:
+    """Return in which segments modules with states compute, None in a pass of the model's own attention."""
+    handler = _HANDLER.get(None)
+    return handler.segments if isinstance(handler, PagedAttention) else None
 
 
 def _attention(

@@ -10,10 +10,10 @@ from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.layers import KVGroupSpec, KVKind, ModelSpec
 from pegboard.core.interfaces.model_family import ModelFamily, Network
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.model_transformers.configs import NotServable
 from pegboard.plugins.model_transformers.limits import examine
 from pegboard.plugins.model_transformers.loading import load_model
 from pegboard.plugins.model_transformers.network import TransformersNetwork
-from pegboard.plugins.model_transformers.trace import NotServable
 from pegboard.toolkit.model.hf_files import eos_token_ids
 from pegboard.toolkit.model.kv_scales import read_kv_scales
 from pegboard.toolkit.model.ranks import alone
@@ -55,6 +55,7 @@ class TransformersFamily(ModelFamily[NoOptions]):
             # Window layers keep everything: one row table serves all, and the window is only a mask.
             kv_groups=(KVGroupSpec(KVKind.FULL, tuple(range(len(self._trace.layers)))),),
             eos_token_ids=eos_token_ids(ctx.directory),
+            states=tuple(state for module in self._trace.states for _, state in module.states),
         )
 
     def _examine(self) -> tuple[Trace, int]:

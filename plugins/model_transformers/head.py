@@ -8,11 +8,30 @@ for the body that returns the hidden states it was given.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+
+class Body:
+    """The body of a causal language model, run over packed tokens. One without attention may take no positions."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self._placed = takes_positions(module)
+
+    def __call__(self, ids: torch.Tensor, positions: torch.Tensor) -> object:
+        """Return what the module returns for ids and positions int64 [n], as one sequence."""
+        named = {"position_ids": positions.unsqueeze(0)} if self._placed else {}
+        return self.module(input_ids=ids.unsqueeze(0), use_cache=False, **named)
+
+
+def takes_positions(body: torch.nn.Module) -> bool:
+    """Return whether a body is told the positions of its tokens."""
+    return "position_ids" in inspect.signature(body.forward).parameters
 
 
 class _StandIn(torch.nn.Module):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from pegboard.plugins.model_transformers.trace import NotServable, Trace, config_of, trace
+from pegboard.plugins.model_transformers.configs import NotServable, config_of
+from pegboard.plugins.model_transformers.trace import Trace, trace
 from pegboard.toolkit.model.coded import quantized_weights
 from pegboard.toolkit.model.rope_spec import lengthened
 
@@ -27,7 +28,7 @@ def examine(ctx: ModelContext) -> tuple[Trace, int]:
     config = config_of(ctx.hf_config).get_text_config()
     length = _context_length(ctx, config)
     _check_rope(config, length)
-    return trace(ctx.hf_config, length), length
+    return trace(ctx.hf_config, length, ctx.dtype), length
 
 
 def _check_class(ctx: ModelContext) -> None:
@@ -44,11 +45,6 @@ def _check_class(ctx: ModelContext) -> None:
         raise NotServable(f"does not go with model_type {ctx.hf_config.get('model_type')!r}, whose class is {expected}")
     if ctx.hf_config.get("quantization_config") and quantized_weights(ctx) is None:
         raise NotServable("has quantised weights, which are not read here")
-    model_class = getattr(transformers, ctx.architecture, None)
-    if not getattr(model_class, "_supports_attention_backend", False):
-        raise NotServable(
-            "does not let its attention be replaced (transformers' _supports_attention_backend is not set)"
-        )
 
 
 def _context_length(ctx: ModelContext, config: object) -> int:

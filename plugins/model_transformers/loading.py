@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.plugins.model_transformers import bridge
-from pegboard.plugins.model_transformers.trace import config_of
+from pegboard.plugins.model_transformers.configs import config_of
 from pegboard.toolkit.model.coded import QuantizedWeights, quantized_weights, slots_of
 from pegboard.toolkit.model.weights import CODES, StoredTensor, checkpoint_files, read_header, unexplained
 from pegboard.toolkit.system.progress import progress

@@ -12,10 +12,11 @@ import torch
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.model_family import Network
 from pegboard.plugins.model_transformers import bridge
-from pegboard.plugins.model_transformers.head import Head
+from pegboard.plugins.model_transformers.head import Body, Head
 from pegboard.plugins.model_transformers.latent import keep_latents
+from pegboard.plugins.model_transformers.segments import Segment, keep_states, segments_of
 from pegboard.plugins.model_transformers.sites import find_sites
-from pegboard.plugins.model_transformers.states import PROVIDER, States
+from pegboard.plugins.model_transformers.states import PROVIDER, States, layers_of
 from pegboard.plugins.model_transformers.trace import hidden_states
 
 if TYPE_CHECKING:
@@ -32,21 +33,30 @@ class TransformersNetwork(Network):
     def __init__(self, model: Any, trace: Trace, services: Mapping[str, object] = MappingProxyType({})) -> None:
         self.model = model
         keep_latents(model, bridge.is_handled)
+        keep_states(model, trace.states)
+        self._keeps_states = bool(trace.states)
         self._head = Head(model, trace.body, trace.body_output)
         self._layers: dict[torch.nn.Module, LayerSpec] = {
             model.get_submodule(name): layer for name, layer in zip(trace.modules, trace.layers, strict=True)
         }
-        find_sites(model, self._head.body, services)
-        self._states = States(model, self._head.body, trace.modules, trace.hidden_size)
+        find_sites(model, self._head.body, services, (kept.name for kept in trace.states))
+        self._body = Body(self._head.body)
+        self._states = States(layers_of(model, trace), self._body, trace.hidden_size)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         if batch.overlay is not None:
             raise Unsupported(PROVIDER, "overlay", "it takes token ids only")
-        with bridge.handled_by(bridge.PagedAttention(batch, self._layers)), self._states.shown(batch.taps):
-            output = self._head.body(
-                input_ids=batch.input_ids.unsqueeze(0), position_ids=batch.positions.unsqueeze(0), use_cache=False
-            )
+        paged = bridge.PagedAttention(batch, self._layers, self._segments(batch))
+        with bridge.handled_by(paged), self._states.shown(batch.taps):
+            output = self._body(batch.input_ids, batch.positions)
         return hidden_states(output)[0]
+
+    def _segments(self, batch: ForwardBatch) -> tuple[Segment, ...]:
+        if not self._keeps_states:
+            return ()
+        if batch.states is None:
+            raise RuntimeError("the model's layers keep states, and the batch has none: no device part has set them")
+        return segments_of(batch.states, batch.num_tokens)
 
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:

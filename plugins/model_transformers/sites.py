@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,18 +15,22 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def find_sites(model: nn.Module, body: nn.Module, services: Mapping[str, object]) -> None:
-    """Have the linear layers of `body` honour `ForwardBatch.additions`, but experts, which compute some of the tokens,
-    and those that are absorbed, which are not called.
+def find_sites(
+    model: nn.Module, body: nn.Module, services: Mapping[str, object], in_segments: Iterable[str] = ()
+) -> None:
+    """Have the linear layers of `body` honour `ForwardBatch.additions`, but experts and the modules named by
+    `in_segments`, which compute some of the tokens, and those that are absorbed, which are not called.
     Without a wish for sites among `services` the model stays as it is.
     """
     if SITES not in services:
         return
-    inside, absorbed = set(body.modules()), set(absorbed_products(model))
+    whole = set(body.modules()) - set(absorbed_products(model))
+    for name in in_segments:
+        whole -= set(model.get_submodule(name).modules())
     sites: list[Site] = []
     for name, module in model.named_modules():
         sizes = _sizes(module)
-        if sizes is not None and module in inside and "expert" not in name and module not in absorbed:
+        if sizes is not None and module in whole and "expert" not in name:
             site = Site(len(sites), (Part(name, sizes[1]),), sizes[0])
             module.register_forward_hook(_Adding(site))
             sites.append(site)

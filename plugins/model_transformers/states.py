@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.core.interfaces.errors import Unsupported
-from pegboard.plugins.model_transformers.trace import hidden_states
+from pegboard.plugins.model_transformers.trace import hidden_states, layer_name
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from pegboard.core.interfaces.forward import Taps
+    from pegboard.plugins.model_transformers.head import Body
+    from pegboard.plugins.model_transformers.trace import Trace
 
 PROVIDER = "the model family transformers"
 
@@ -27,15 +29,27 @@ class _Entered(Exception):
         self.states = states
 
 
-class States:
-    """What goes from layer to layer of `body`. A layer is the part of it that has an attention module of `attending`,
-    qualified names in `model`, and a number of its own: the residual stream goes in and comes out.
+def layers_of(model: torch.nn.Module, trace: Trace) -> list[torch.nn.Module]:
+    """Return the layers of a model: the parts with a number of their own that each have one attention module. Where
+    some keep states, these and those that look at each token by itself are layers, too. Nothing where it is not known
+    which these are.
     """
+    names = [layer_name(name) for name in trace.modules]
+    if None in names or len(set(names)) < len(names):
+        return []
+    if not trace.states:
+        return [model.get_submodule(name) for name in names if name is not None]
+    names += [layer_name(module.name) for module in trace.states]
+    lists = {None if name is None else name.rpartition(".")[0] for name in names}
+    parent = lists.pop()
+    return [] if lists or parent is None else list(model.get_submodule(parent).children())
 
-    def __init__(self, model: torch.nn.Module, body: torch.nn.Module, attending: Sequence[str], width: int) -> None:
-        names = [_layer_name(name) for name in attending]
-        known = None not in names and len(set(names)) == len(names)
-        self._layers = [model.get_submodule(name) for name in names if name is not None] if known else []
+
+class States:
+    """What goes from layer to layer of `body`: the residual stream goes into each of `layers` and comes out."""
+
+    def __init__(self, layers: Sequence[torch.nn.Module], body: Body, width: int) -> None:
+        self._layers = layers
         self._body = body
         self._width = width
         self._placed: bool | None = None  # whether embeddings depend on positions; not known yet
@@ -54,7 +68,7 @@ class States:
 
     def _listen(self, taps: Taps) -> list[RemovableHandle]:
         if not self._layers:
-            raise Unsupported(PROVIDER, "taps", "the attention modules of this model are in no numbered layers")
+            raise Unsupported(PROVIDER, "taps", "it is not known which modules are the layers of this model")
 
         def before(place: int) -> Callable[..., None]:
             return lambda _, arguments, named: self._note(taps, place, _entering(arguments, named))
@@ -68,7 +82,7 @@ class States:
             for place, layer in enumerate(self._layers)
             if place in wanted
         ]
-        ends = {last: self._layers[-1], last + 1: self._body}
+        ends = {last: self._layers[-1], last + 1: self._body.module}
         return handles + [part.register_forward_hook(behind(place)) for place, part in ends.items() if place in wanted]
 
     def _note(self, taps: Taps, place: int, states: torch.Tensor) -> None:
@@ -84,7 +98,7 @@ class States:
         depend on positions, and where states cannot be shown either.
         """
         if not self._layers:
-            raise Unsupported(PROVIDER, "taps", "the attention modules of this model are in no numbered layers")
+            raise Unsupported(PROVIDER, "taps", "it is not known which modules are the layers of this model")
         if self._placed is None:
             twice = self._entered(ids.new_zeros(2), torch.arange(2, device=ids.device))
             self._placed = not torch.equal(twice[0], twice[1])
@@ -103,19 +117,12 @@ class States:
 
         handle = self._layers[0].register_forward_pre_hook(end, with_kwargs=True)
         try:
-            self._body(input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False)
+            self._body(ids, positions)
         except _Entered as entered:
             return entered.states
         finally:
             handle.remove()
         raise AssertionError("the body has not called its first layer")
-
-
-def _layer_name(attending: str) -> str | None:
-    """Return the name up to the first number in it."""
-    parts = attending.split(".")
-    number = next((index for index, part in enumerate(parts) if part.isdigit()), None)
-    return None if number is None else ".".join(parts[: number + 1])
 
 
 def _entering(arguments: tuple[object, ...], named: Mapping[str, object]) -> torch.Tensor:

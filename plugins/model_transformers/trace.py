@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,24 +20,29 @@ import torch
 
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.plugins.model_transformers import bridge
-from pegboard.plugins.model_transformers.head import Head
+from pegboard.plugins.model_transformers.caches import CacheRecorder, UnknownState
+from pegboard.plugins.model_transformers.configs import NotServable, config_of
+from pegboard.plugins.model_transformers.head import Head, takes_positions
 from pegboard.plugins.model_transformers.latent import is_latent, keep_latents, size_of
+from pegboard.plugins.model_transformers.masks import mask_window
+from pegboard.plugins.model_transformers.segments import CACHE_NAMES, StateModule
+from pegboard.plugins.model_transformers.state_trace import Call, state_modules
 
 TOKENS = 5
 """How many tokens the recorded forward pass has; any number that is not a size of a model."""
 
+_TOKENWISE = frozenset({"mlp", "moe"})
+"""Kinds of layers without attention and states."""
+
 _TENSORS_UNDERSTOOD = frozenset({"s_aux", "position_ids", "cache_position"})
-
-
-class NotServable(Exception):
-    """Why paged attention cannot serve the model; completes the sentence "X ...". `supports` hands the text on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
     """What a run without weights has shown.
 
-    `modules` are the qualified names of the attention modules, one per entry of `layers`. `body` is the qualified
+    `modules` are the qualified names of the attention modules, one per entry of `layers`. `states` are the modules that
+    keep states. `body` is the qualified
     name of the module that turns tokens into final hidden states, `body_output` the type of what it returns; see
     `head`.
     """
@@ -50,11 +55,21 @@ class Trace:
     hidden_size: int
     parameters: int
     """Numbers in all weights, tied ones counted once."""
+    states: tuple[StateModule, ...] = ()
 
 
-@dataclass(slots=True)
 class _Recorder(bridge.Handler):
-    calls: list[bridge.AttentionCall] = field(default_factory=list)
+    """Notes every call of attention, and which states modules keep."""
+
+    def __init__(self) -> None:
+        self.calls: list[bridge.AttentionCall] = []
+        self.running: list[torch.nn.Module] = []
+        self.arguments: dict[torch.nn.Module, Call] = {}
+        self.cache = CacheRecorder(lambda: self.running[-1])
+
+    @property
+    def noted(self) -> int:
+        return len(self.calls) + len(self.cache.found)
 
     def attend(self, call: bridge.AttentionCall) -> torch.Tensor:
         self.calls.append(call)
@@ -62,27 +77,27 @@ class _Recorder(bridge.Handler):
         return call.query.new_empty(1, call.query.shape[2], call.query.shape[1], width)
 
 
-def trace(hf_config: Mapping[str, object], max_context_len: int) -> Trace:
-    """Run the model of `hf_config` without weights.
+def trace(hf_config: Mapping[str, object], max_context_len: int, dtype: torch.dtype = torch.float32) -> Trace:
+    """Run the model of `hf_config` in `dtype` without weights.
 
     `max_context_len` is how far masks are looked at: a chunk or a window longer than that is none. Answers are
     remembered. Raises NotServable where paged attention cannot serve the model.
     """
-    return _trace(json.dumps(hf_config, sort_keys=True, default=str), max_context_len)
+    return _trace(json.dumps(hf_config, sort_keys=True, default=str), max_context_len, dtype)
 
 
 @lru_cache(maxsize=16)
-def _trace(config_json: str, max_context_len: int) -> Trace:
-    model = _build(json.loads(config_json))
-    _refuse_other_state(model)
+def _trace(config_json: str, max_context_len: int, dtype: torch.dtype) -> Trace:
+    model = _build(json.loads(config_json), dtype)
     recorder = _Recorder()
     with torch.inference_mode(), bridge.handled_by(recorder), bridge.masks_recorded() as masks:
         with _static_rope(model), _callees(model, recorder) as callees, _data_needed():
-            logits = _run(model)
-        body = _body(callees)
+            logits = _run(model, recorder.cache)
+        states = state_modules(model, recorder.cache, recorder.arguments.__getitem__)
+        body = _body(callees, recorder)
         names = {module: name for name, module in model.named_modules()}
         modules = tuple(names[call.module] for call in recorder.calls)
-        _check_modules(model, modules)
+        _check_modules(model, modules, states)
         layers = tuple(
             _layer(index, call, name, masks, max_context_len)
             for index, (call, name) in enumerate(zip(recorder.calls, modules, strict=True))
@@ -96,6 +111,7 @@ def _trace(config_json: str, max_context_len: int) -> Trace:
             vocab_size=int(logits.shape[-1]),
             hidden_size=int(hidden.shape[-1]),
             parameters=sum(weight.numel() for weight in model.parameters()),
+            states=states,
         )
         _check_head(model, found, hidden[0], recorder)
     return found
@@ -106,6 +122,8 @@ def _data_needed() -> Iterator[None]:
     """Give what code raises that needs values where there are none as the reason that it is."""
     try:
         yield
+    except UnknownState as err:
+        raise NotServable(f"keeps in transformers' cache what is not known here ({err})") from err
     except (
         ArithmeticError,
         AttributeError,
@@ -121,53 +139,7 @@ def _data_needed() -> Iterator[None]:
         ) from err
 
 
-def config_of(hf_config: Mapping[str, object]) -> Any:
-    """Return transformers' own config object for a parsed config.json, which says nothing of quantised weights: its
-    quantizers are never called. Raises NotServable.
-    """
-    read = _config_reader(hf_config)
-    try:
-        return read(
-            {
-                key: _number(value)
-                for key, value in hf_config.items()
-                if key not in {"quantization_config", "model_type"}
-            }
-        )
-    except Exception as err:  # config classes validate with exceptions of many kinds
-        raise NotServable(f"has a config.json that transformers refuses: {' '.join(str(err).split())}") from err
-
-
-def _number(value: object) -> object:
-    """Return a config's value with numbers that JSON lacks, which transformers writes as {"__float__": "Infinity"}."""
-    if isinstance(value, Mapping):
-        number = value.get("__float__")
-        return float(number) if isinstance(number, str) else {key: _number(part) for key, part in value.items()}
-    return [_number(part) for part in value] if isinstance(value, list) else value
-
-
-def _config_reader(hf_config: Mapping[str, object]) -> Callable[[Mapping[str, object]], object]:
-    """Return what makes a model's config of a mapping: by its type, or, where transformers does not know the type, by
-    its architecture. Kimi K2 has a type of its own, and the architecture of DeepSeek-V3.
-    """
-    import transformers
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    model_type, names = hf_config.get("model_type"), hf_config.get("architectures")
-    if not isinstance(model_type, str):
-        raise NotServable(f"has model_type {model_type!r}, which transformers does not know")
-    if model_type in CONFIG_MAPPING:
-        by_type: Callable[[Mapping[str, object]], object] = CONFIG_MAPPING[model_type].from_dict
-        return by_type
-    name = names[0] if isinstance(names, list) and names else None
-    model_class = getattr(transformers, name, None) if isinstance(name, str) else None
-    if model_class is None:
-        raise NotServable(f"has model_type {model_type!r}, which transformers does not know")
-    by_architecture: Callable[[Mapping[str, object]], object] = model_class.config_class.from_dict
-    return by_architecture
-
-
-def _build(hf_config: Mapping[str, object]) -> torch.nn.Module:
+def _build(hf_config: Mapping[str, object], dtype: torch.dtype) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
     config = config_of(hf_config)
@@ -176,25 +148,19 @@ def _build(hf_config: Mapping[str, object]) -> torch.nn.Module:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
                 config,
+                dtype=dtype,
                 attn_implementation=bridge.TRACED,
                 # Experts by gathering: looping over those that were hit would need the router's values.
                 experts_implementation="batched_mm",
                 trust_remote_code=False,
             )
     except Exception as err:  # whatever a wrong size raises in a constructor
+        if bridge.TRACED in str(err):
+            raise NotServable("has attention of its own, which transformers' interface does not replace") from err
         raise NotServable(f"cannot be built from its config.json: {' '.join(str(err).split())}") from err
     built: torch.nn.Module = model.eval()
     keep_latents(built, bridge.is_handled)
     return built
-
-
-def _refuse_other_state(model: torch.nn.Module) -> None:
-    """Convolutions over tokens and recurrent layers keep a state that is not keys and values."""
-    if getattr(model, "_is_stateful", False):
-        raise NotServable("keeps a recurrent state, which paged keys and values cannot hold")
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Conv1d | torch.nn.RNNBase):
-            raise NotServable(f"mixes tokens outside of attention, in {name} ({type(module).__name__})")
 
 
 @contextmanager
@@ -232,22 +198,25 @@ def _callees(model: torch.nn.Module, recorder: _Recorder) -> Iterator[list[_Call
     callees: list[_Callee] = []
     depth = 0
 
-    def enter(module: torch.nn.Module, _: object) -> None:
+    def enter(module: torch.nn.Module, args: tuple[object, ...], named: dict[str, object]) -> None:
         nonlocal depth
+        recorder.running.append(module)
+        recorder.arguments[module] = args, named
         if depth == 1:
-            callees.append(_Callee(module, calls=-len(recorder.calls)))
+            callees.append(_Callee(module, calls=-recorder.noted))
         depth += 1
 
     def leave(_: torch.nn.Module, __: object, output: object) -> None:
         nonlocal depth
+        recorder.running.pop()
         depth -= 1
         if depth == 1:
             callees[-1].output = output
-            callees[-1].calls += len(recorder.calls)
+            callees[-1].calls += recorder.noted
 
     handles = []
     for module in model.modules():
-        handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+        handles += [module.register_forward_pre_hook(enter, with_kwargs=True), module.register_forward_hook(leave)]
     try:
         yield callees
     finally:
@@ -255,15 +224,16 @@ def _callees(model: torch.nn.Module, recorder: _Recorder) -> Iterator[list[_Call
             handle.remove()
 
 
-def _run(model: torch.nn.Module) -> torch.Tensor:
+def _run(model: torch.nn.Module, cache: CacheRecorder) -> torch.Tensor:
     """Return logits [1, TOKENS, vocab] of a forward pass over nothing."""
     tokens = torch.zeros((1, TOKENS), dtype=torch.long, device="meta")
-    output = model(
-        input_ids=tokens,
-        attention_mask=torch.ones_like(tokens),  # given, so that none looks at positions to find packed sequences
-        position_ids=torch.zeros_like(tokens),
-        use_cache=False,
-    )
+    accepted = inspect.signature(model.forward).parameters
+    given: dict[str, object] = {name: cache for name in CACHE_NAMES if name in accepted}
+    if not given:
+        given["attention_mask"] = torch.ones_like(tokens)  # else positions are looked at, to find packed sequences
+    if "position_ids" in accepted:
+        given["position_ids"] = torch.zeros_like(tokens)
+    output = model(input_ids=tokens, use_cache=False, **given)
     logits: torch.Tensor = output.logits
     return logits
 
@@ -275,15 +245,15 @@ def hidden_states(output: Any) -> torch.Tensor:
     return hidden
 
 
-def _body(callees: list[_Callee]) -> _Callee:
-    """Return the one part of the model that attends."""
-    attending = [one for one in callees if one.calls]
-    if not attending:
+def _body(callees: list[_Callee], recorder: _Recorder) -> _Callee:
+    """Return the one part of the model that mixes tokens."""
+    mixing = [callee for callee in callees if callee.calls]
+    if not mixing:
         raise NotServable("never calls transformers' attention interface, so its attention cannot be replaced")
-    if len(attending) > 1:
+    if len(mixing) > 1:
         raise NotServable("attends in more than one part of its forward pass")
-    body = attending[0]
-    if "position_ids" not in inspect.signature(body.module.forward).parameters:
+    body = mixing[0]
+    if recorder.calls and not takes_positions(body.module):
         raise NotServable("takes no positions, so that requests cannot share a batch")
     return body
 
@@ -312,7 +282,7 @@ def _layer(
             qk_head_dim=int(call.key.shape[3]),
             v_head_dim=int(call.value.shape[3]),
             scale=float(call.query.shape[3] ** -0.5 if scaling is None else scaling),
-            window=_window(call, name, masks, max_context_len),
+            window=mask_window(call, name, masks, max_context_len),
             logit_cap=arguments.get("softcap"),
             num_sinks=0 if sinks is None else int(sinks.numel()),
             latent=is_latent(call.module),
@@ -321,72 +291,39 @@ def _layer(
         raise NotServable(f"attends in {name} in a way that a layer's description cannot say: {err}") from err
 
 
-def _window(
-    call: bridge.AttentionCall,
-    name: str,
-    masks: Mapping[int, tuple[torch.Tensor, bridge.MaskFunction]],
-    max_context_len: int,
-) -> int | None:
-    """Return the sliding window that the mask of a call amounts to; its own eager attention would see nothing but the
-    mask.
-    """
-    if call.mask is None:
-        causal = call.arguments.get("is_causal")
-        if causal is False or (causal is None and getattr(call.module, "is_causal", True) is False):
-            raise NotServable(f"attends in both directions in {name}")
-        window = call.arguments.get("sliding_window")
-        return int(window) if window is not None and window < max_context_len else None
-    base = call.mask if id(call.mask) in masks else call.mask._base
-    if base is None or id(base) not in masks:
-        raise NotServable(f"computes an attention mask of its own for {name}")
-    return window_of(masks[id(base)][1], max_context_len, name)
-
-
-def window_of(mask: bridge.MaskFunction, max_context_len: int, name: str) -> int | None:
-    """Return the window of a causal mask function up to `max_context_len`, None where every earlier key is seen.
-
-    Raises NotServable where the mask is neither causal nor a sliding window.
-    """
-    last = max_context_len - 1
-    seen = _seen(mask, last, max_context_len, name)
-    width = int(seen.sum())
-    for position in sorted({0, last // 3, last // 2, max(0, min(width, last) - 1), min(width, last), last}):
-        expected = torch.zeros(max_context_len + 1, dtype=torch.bool)
-        expected[max(0, position + 1 - width) : position + 1] = True
-        if not torch.equal(_seen(mask, position, max_context_len, name), expected):
-            raise NotServable(
-                f"masks attention in {name} in a way that is neither causal nor a sliding window (in both directions, "
-                "or in chunks)"
-            )
-    return width if width < max_context_len else None
-
-
-def _seen(mask: bridge.MaskFunction, position: int, max_context_len: int, name: str) -> torch.Tensor:
-    """Return which keys [max_context_len + 1] the query at `position` sees."""
-    zero = torch.zeros((), dtype=torch.long)
-    keys = torch.arange(max_context_len + 1)
-    try:
-        seen = mask(zero, zero, torch.tensor(position), keys)
-        return seen.expand_as(keys).clone()
-    except Exception as err:  # a mask that looks into tensors which are not there
-        raise NotServable(f"masks attention in {name} by something other than positions") from err
-
-
-def _check_modules(model: Any, modules: tuple[str, ...]) -> None:
+def _check_modules(model: Any, modules: tuple[str, ...], states: tuple[StateModule, ...]) -> None:
     twice = next((name for name in modules if modules.count(name) > 1), None)
     if twice is not None:
         raise NotServable(f"attends in {twice} more than once in a forward pass")
-    declared = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    if isinstance(declared, int) and declared != len(modules):
+    config = model.config.get_text_config()
+    declared = getattr(config, "num_hidden_layers", None)
+    known = {layer_name(name) or name for name in (*modules, *(module.name for module in states))}
+    if states:
+        known |= _alone(config)
+    if isinstance(declared, int) and declared != len(known):
         raise NotServable(
-            f"attends in {len(modules)} of its {declared} layers; the others would keep a state of another kind"
+            f"attends or keeps a state in {len(known)} of its {declared} layers; the others would keep a state of "
+            "another kind"
         )
+
+
+def layer_name(module: str) -> str | None:
+    """Return a module's name up to the first number in it, which is its layer's; None where there is none."""
+    parts = module.split(".")
+    number = next((index for index, part in enumerate(parts) if part.isdigit()), None)
+    return None if number is None else ".".join(parts[: number + 1])
+
+
+def _alone(config: Any) -> set[str]:
+    """Return stand-ins for the layers that, by their names in the config, look at each token by itself."""
+    kinds = getattr(config, "layer_types", None) or ()
+    return {str(place) for place, kind in enumerate(kinds) if kind in _TOKENWISE}
 
 
 def _check_head(model: torch.nn.Module, found: Trace, hidden: torch.Tensor, recorder: _Recorder) -> None:
     """Check that the head works on hidden states alone, without running the body."""
-    before = len(recorder.calls)
+    before = recorder.noted
     with _data_needed():
         logits = Head(model, found.body, found.body_output).logits(hidden[:3])
-    if len(recorder.calls) != before or logits.shape != (3, found.vocab_size):
+    if recorder.noted != before or logits.shape != (3, found.vocab_size):
         raise NotServable(f"computes no logits from the hidden states of {found.body} alone")

@@ -11,11 +11,14 @@ VOCAB = 512
 
 @dataclass(frozen=True)
 class Family:
-    """`prefix` is that of the config's class, `model` the model's where AutoModelForCausalLM has none."""
+    """`prefix` is that of the config's class, `model` the model's where AutoModelForCausalLM has none. A config that
+    does not say how long the context may be needs `context_length`.
+    """
 
     prefix: str
     fields: Mapping[str, Any]
     model: str | None = None
+    context_length: int | None = None
 
 
 _BASE: dict[str, Any] = {
@@ -56,6 +59,7 @@ _DELTA: dict[str, Any] = {
     "linear_conv_kernel_dim": 4,
     "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
 }
+_STATES_ALONE: dict[str, Any] = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2}
 
 FAMILIES: dict[str, Family] = {
     "llama3": Family("Llama", _GROUPED),
@@ -125,7 +129,27 @@ FAMILIES: dict[str, Family] = {
     "phimoe": Family("Phimoe", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "minimax_m2": Family("MiniMaxM2", {**_GROUPED, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "minimax": Family("MiniMax", {**_GROUPED, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
-    "kimi_linear": Family("KimiLinear", _BASE),
+    "kimi_linear": Family(
+        "KimiLinear",
+        {
+            **_GROUPED,
+            "num_key_value_heads": 4,
+            "q_lora_rank": None,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 16,
+            "linear_num_heads": 4,
+            "linear_head_dim": 16,
+            "linear_conv_kernel_dim": 4,
+            "layer_types": _DELTA["layer_types"],
+            "num_experts": 4,
+            "num_experts_per_token": 2,
+            "moe_intermediate_size": 32,
+            "num_shared_experts": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
     "mimo_v2_flash": Family("MiMoV2Flash", {**_GROUPED, "head_dim": 16}),
     "seed_oss": Family("SeedOss", {**_GROUPED, "head_dim": 16}),
     "hunyuan_dense": Family("HunYuanDenseV1", {**_GROUPED, "head_dim": 16}),
@@ -159,19 +183,62 @@ FAMILIES: dict[str, Family] = {
     "falcon_h1": Family(
         "FalconH1", {**_GROUPED, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16}
     ),
-    "mamba2": Family(
-        "Mamba2",
+    "bamba": Family(
+        "Bamba",
         {
-            "vocab_size": 512,
-            "hidden_size": 64,
-            "num_hidden_layers": 2,
-            "num_heads": 8,
-            "head_dim": 16,
-            "state_size": 16,
-            "n_groups": 1,
+            **_GROUPED,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 16,
+            "mamba_d_state": 16,
+            "mamba_n_groups": 1,
+            "attn_layer_indices": [3],
         },
     ),
+    "jamba": Family(
+        "Jamba",
+        {
+            **_GROUPED,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "attn_layer_period": 4,
+            "attn_layer_offset": 3,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "mamba_d_state": 16,
+            "mamba_dt_rank": 4,
+        },
+    ),
+    "zamba2": Family(
+        "Zamba2",
+        {
+            **_BASE,
+            "num_key_value_heads": 4,
+            "mamba_d_state": 16,
+            "n_mamba_heads": 8,
+            "num_mem_blocks": 1,
+            "layers_block_type": ["mamba", "mamba", "hybrid", "mamba"],
+        },
+    ),
+    "olmo_hybrid": Family("OlmoHybrid", {**_GROUPED, **_DELTA, "linear_num_key_heads": 4}),
+    "mamba": Family("Mamba", {**_STATES_ALONE, "state_size": 16}, context_length=512),
+    "falcon_mamba": Family("FalconMamba", {**_STATES_ALONE, "state_size": 16}, context_length=512),
+    "mamba2": Family(
+        "Mamba2",
+        {**_STATES_ALONE, "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1},
+        context_length=512,
+    ),
     "lfm2": Family("Lfm2", {**_GROUPED, "layer_types": ["conv", "full_attention", "conv", "full_attention"]}),
+    "lfm2_moe": Family(
+        "Lfm2Moe",
+        {
+            **_GROUPED,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "num_dense_layers": 1,
+        },
+    ),
     "smollm3": Family("SmolLM3", _GROUPED),
     "gpt2": Family(
         "GPT2",

@@ -10,6 +10,7 @@ import torch
 
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
 from pegboard.core.interfaces.model_family import ProbeRun
+from pegboard.toolkit.model.state_slots import AlternatingSlots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 class PoolProbe(ProbeRun):
     """Computes prompts in three ragged batches, as a server would: a first part of each, the rest but one token
     after it, and the last tokens as a decode step. So what a family gets wrong with a cached prefix shows as well.
+    Where layers keep states, the second part of the first prompt is cut: it is computed in two rounds.
 
     `make_pool` builds a pool of that many usable pages; what is in them is set to NaN. Pages are laid out backwards and
     interleaved between requests, so that nothing works by neighbourhood.
@@ -60,6 +62,7 @@ class PoolProbe(ProbeRun):
     def _together(self, prompts: list[list[int]]) -> list[torch.Tensor]:
         lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
         pool, table = self._memory(lengths)
+        slots = AlternatingSlots(self._spec.states, len(lengths), self._device)
         stops = [lengths // 2, lengths - 1, lengths]
         done = np.zeros_like(lengths)
         parts: list[list[torch.Tensor]] = [[] for _ in prompts]
@@ -68,6 +71,10 @@ class PoolProbe(ProbeRun):
             if taking.size:
                 mode = ForwardMode.DECODE if step == len(stops) - 1 else ForwardMode.EXTEND
                 batch = self._batch(mode, prompts, taking, done[taking], stop[taking], pool, table)
+                if self._spec.states:
+                    middle = int(done[0] + stop[0] + 1) // 2
+                    cuts = {0: middle} if step == 1 and done[0] < middle < stop[0] else {}
+                    batch.states = slots.step(taking, done[taking], stop[taking], cuts)
                 self._attention.prepare(batch)
                 logits = self._network.logits(self._network.forward(batch))
                 split = torch.split(logits, (stop - done)[taking].tolist())

@@ -135,14 +135,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "bloom": (
         "Bloom",
         {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2},
-        "_supports_attention_backend",
+        "never calls transformers' attention interface",
     ),
-    "codegen": ("CodeGen", {**_GPT, "rotary_dim": 4}, "_supports_attention_backend"),
-    "mamba": (
-        "Mamba",
-        {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "initializer_range": 0.2},
-        "_supports_attention_backend",
-    ),
+    "codegen": ("CodeGen", {**_GPT, "rotary_dim": 4}, "never calls transformers' attention interface"),
     "falcon": (
         "Falcon",
         {
@@ -152,10 +147,25 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
             "num_attention_heads": 4,
             "initializer_range": 0.2,
         },
-        "_supports_attention_backend",
+        "has attention of its own",
     ),
-    "gptj": ("GPTJ", {**_GPT, "rotary_dim": 4}, "_supports_attention_backend"),
-    "deepseek_v32": ("DeepseekV32", _LATENT_MOE, "'indices'"),
+    "gptj": ("GPTJ", {**_GPT, "rotary_dim": 4}, "has attention of its own"),
+    "deepseek_v32": ("DeepseekV32", _LATENT_MOE, "what is not known here (update_indexer)"),
+    "recurrent_gemma": (
+        "RecurrentGemma",
+        {**_GROUPED, "lru_width": 32, "attention_window_size": 16, "head_dim": 8},
+        "keeps a state that is not in transformers' cache",
+    ),
+    "rwkv": (
+        "Rwkv",
+        {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 64},
+        "keeps a state that is not in transformers' cache",
+    ),
+    "xlstm": (
+        "xLSTM",
+        {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2},
+        "what is not known here (rnn_state)",
+    ),
 }
 """Architectures that must be refused, with a word of the reason."""
 

@@ -1,0 +1,56 @@
+"""transformers' own config objects of parsed config.json files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+class NotServable(Exception):
+    """Why paged attention cannot serve the model; completes the sentence "X ...". `supports` hands the text on."""
+
+
+def config_of(hf_config: Mapping[str, object]) -> Any:
+    """Return transformers' own config object for a parsed config.json, which says nothing of quantised weights: its
+    quantizers are never called. Raises NotServable.
+    """
+    read = _config_reader(hf_config)
+    try:
+        return read(
+            {
+                key: _number(value)
+                for key, value in hf_config.items()
+                if key not in {"quantization_config", "model_type"}
+            }
+        )
+    except Exception as err:  # config classes validate with exceptions of many kinds
+        raise NotServable(f"has a config.json that transformers refuses: {' '.join(str(err).split())}") from err
+
+
+def _number(value: object) -> object:
+    """Return a config's value with numbers that JSON lacks, which transformers writes as {"__float__": "Infinity"}."""
+    if isinstance(value, Mapping):
+        number = value.get("__float__")
+        return float(number) if isinstance(number, str) else {key: _number(part) for key, part in value.items()}
+    return [_number(part) for part in value] if isinstance(value, list) else value
+
+
+def _config_reader(hf_config: Mapping[str, object]) -> Callable[[Mapping[str, object]], object]:
+    """Return what makes a model's config of a mapping: by its type, or, where transformers does not know the type, by
+    its architecture. Kimi K2 has a type of its own, and the architecture of DeepSeek-V3.
+    """
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type, names = hf_config.get("model_type"), hf_config.get("architectures")
+    if not isinstance(model_type, str):
+        raise NotServable(f"has model_type {model_type!r}, which transformers does not know")
+    if model_type in CONFIG_MAPPING:
+        by_type: Callable[[Mapping[str, object]], object] = CONFIG_MAPPING[model_type].from_dict
+        return by_type
+    name = names[0] if isinstance(names, list) and names else None
+    model_class = getattr(transformers, name, None) if isinstance(name, str) else None
+    if model_class is None:
+        raise NotServable(f"has model_type {model_type!r}, which transformers does not know")
+    by_architecture: Callable[[Mapping[str, object]], object] = model_class.config_class.from_dict
+    return by_architecture

@@ -196,6 +196,28 @@ class StageContract:
             stage.begin_plan()  # what was noted for one plan ends with it
             assert _size(stage) == before, "clip() keeps something; it is asked for requests that are not admitted, too"
 
+    def test_resumable_answers_within_what_it_is_asked(self) -> None:
+        """And what it answers it answers again, for the shorter prefix, since that is what the cache is asked for."""
+        stage = self.make_stage()
+        if type(stage).resumable is Stage.resumable:
+            pytest.skip("it goes on behind any cached prefix")
+        with ended(self.rig(stage)) as rig:
+            asked = {stage.name: self.feature()}
+            rig.submit("before", PROMPTS["r4"], LENGTH, asked)
+            rig.run()
+            rig.submit("r", PROMPTS["r4"], LENGTH, asked)
+            req = rig.reqs["r"]
+            for length in range(1, req.input_len):
+                stage.begin_plan()
+                before, found = _size(stage), stage.resumable(req, length)
+                assert 0 <= found <= length, f"resumable(req, {length}) answers {found}: from 0 to {length}"
+                again = stage.resumable(req, found) if found else 0
+                assert again == found, f"resumable(req, {length}) answers {found}, and of {found} tokens {again}"
+                stage.begin_plan()
+                assert _size(stage) == before, "resumable() keeps something beyond the plan"
+            rig.run()
+            assert rig.tokens("r") == rig.tokens("before"), "behind a cached prefix the answer is another one"
+
     def test_what_ends_a_text_is_told_in_time(self) -> None:
         """Nothing that has been shown belongs to a match, and nothing of a match that was ignored to a later one."""
         stage = self.make_stage()

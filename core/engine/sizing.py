@@ -67,7 +67,9 @@ def size_memory(
     per_token = choice.cls.bytes_per_token(spec.layers + further, kv_dtype or model.dtype)
     free = max(0, _free_bytes(model.device) // sharing - reserved)
     wanted = _pool_bytes(model.device, free, config.memory.gpu_share) if room is None else max(0, room - reserved)
-    tokens = config.memory.max_total_tokens or int(wanted // per_token)
+    # Layers that all keep states leave KV's slots without memory: there are as many as requests can use.
+    most = int(wanted // per_token) if per_token else spec.max_context_len * config.scheduler.max_running_requests
+    tokens = config.memory.max_total_tokens or most
     num_pages = tokens // page_size
     if num_pages < 1:
         raise _no_page(config, tokens, free, wanted)

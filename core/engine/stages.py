@@ -8,7 +8,7 @@ from pegboard.core.engine.reserving import answers
 from pegboard.core.frontend.features import Features
 from pegboard.core.interfaces.choosing import Blueprint
 from pegboard.core.interfaces.contracts import MODEL_FAMILY, RUNNER
-from pegboard.core.interfaces.errors import PluginError
+from pegboard.core.interfaces.errors import ModelError, PluginError
 from pegboard.core.interfaces.frontend import FrontendContext, FrontendStage
 from pegboard.core.interfaces.stage import DevicePart, Stage, StageContext
 from pegboard.core.interfaces.status import FinishReason
@@ -48,6 +48,8 @@ class StageBuilder:
         self.chunk_size = chunk_size(config, model.device, splits=self.splits)
         self.parts = self._all(DevicePart, "device_parts", ctx)
         known = {stage.name for stage in self.points.stages}
+        if chosen.spec.states and not any(part.states for part in self.parts):
+            raise ModelError(f"{chosen.spec.architecture} keeps states, for which no plugin that is on brings memory")
         if strangers := [part.name for part in self.parts if part.name not in known and not part.loads]:
             raise PluginError(f"device parts without a stage of their name: {', '.join(strangers)}")
 

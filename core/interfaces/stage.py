@@ -218,6 +218,13 @@ class Stage:
         """When a request starts to wait, each time: how many tokens a cached prefix may cover. The least counts."""
         return WHOLE_PREFIX
 
+    def resumable(self, req: Req, length: int) -> int:
+        """Whenever a cached prefix of `length` tokens is found for a request without memory: behind how many of these
+        the stage can go on, in whole pages. The least counts, and the cache is asked for so many. Asked several times
+        per plan, and also for requests that are not admitted afterwards.
+        """
+        return length
+
     def finishers(self, req: Req) -> Iterable[Ending]:
         """Once, at a request's first token: reasons to end it, asked at each token after stop strings and before the
         length.
@@ -333,6 +340,8 @@ class DevicePart:
     loads: bool = False
     device_bytes: int = 0
     """Bytes on the device that it takes beside its weights, which KV does not get."""
+    states: bool = False
+    """Whether it brings `ForwardBatch.states`, for models whose layers keep some."""
     payload: type | None = None
     """The type of its payload, arrays and what msgspec decodes, if the part also works where followers compute batches:
     they get the payloads, and what their parts compute is dropped. None: it does not."""

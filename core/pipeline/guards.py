@@ -15,6 +15,7 @@ from pegboard.core.interfaces.req import Req
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.keys import PrefixKey
     from pegboard.core.interfaces.prefix_cache import CacheHandle, PrefixCache
     from pegboard.core.interfaces.schedule_policy import SchedulePolicy
 
@@ -124,6 +125,9 @@ class GuardedPolicy:
             logger.exception("%s.%s raised (%d times so far); instead: %s", name, what, self.failures, instead)
 
 
+_NOTHING = PrefixMatch(np.empty(0, np.int64), None)
+
+
 class GuardedCache:
     """A prefix cache whose mistakes cost time: what raises is answered as if it had nothing. `insert`, `extend` and
     `evict`, in which pages change hands, are called by the memory manager, which knows the books.
@@ -132,6 +136,8 @@ class GuardedCache:
     def __init__(self, cache: PrefixCache) -> None:
         self.name = type(cache).__name__
         self._cache = cache
+        self.resumable: Callable[[Req, int], int] | None = None
+        """Says behind how many tokens of a cached prefix stages can go on; where some stage has a say."""
         self._failed: Counter[str] = Counter()
 
     @property
@@ -140,13 +146,26 @@ class GuardedCache:
         return self._failed.total()
 
     def match(self, req: Req) -> PrefixMatch:
-        """Find and lock what is cached of a request."""
+        """Find and lock what is cached of a request, as far as stages can go on behind it."""
+        found = self._match(req, req.matchable_key())
+        length = len(found) + found.promised
+        if self.resumable is None or not length or (usable := self.resumable(req, length)) >= length:
+            return found
+        self.unlock(found.handle, req)
+        found = self._match(req, req.key(usable)) if usable else _NOTHING
+        if len(found) + found.promised == usable:
+            return found
+        if found.handle is not None:
+            self.unlock(found.handle, req)
+        return _NOTHING
+
+    def _match(self, req: Req, key: PrefixKey) -> PrefixMatch:
         try:
-            found = self._cache.match(req.matchable_key())
+            found = self._cache.match(key)
             self._cache.lock(found.handle)
         except Exception:
             self.failed("match", f" {req}; all of it is computed")
-            found = PrefixMatch(np.empty(0, np.int64), None)
+            found = _NOTHING
         if found.promised and self._failed["load"] >= MAX_LOAD_FAILURES:
             return PrefixMatch(found.slots, found.handle)
         return found

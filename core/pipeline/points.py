@@ -49,6 +49,7 @@ class Points(PlanPoints):
         self.bringing = self._at("sources")
         self._arriving = self._at("arrive")
         self._reusing = self._at("reusable")
+        self._resuming = self._at("resumable")
         self._finishing = self._at("finishers")
         self._stopping = self._at("compile_stops")
         self._unplacing = self._at("unplaced")
@@ -80,6 +81,8 @@ class Points(PlanPoints):
         self.end, self.alive = end, alive
         if self._unplacing or self._reusing:
             memory.unplaced = self.unplaced
+        if self._resuming:
+            memory.guarded.resumable = self.resumable
 
     # ---- a request -------------------------------------------------------------------------------------------------
 
@@ -117,6 +120,17 @@ class Points(PlanPoints):
                     self._log(stage, "reusable", error)
                     least = 0
         req.reusable = least
+
+    def resumable(self, req: Req, length: int) -> int:
+        """Return behind how many tokens of a cached prefix all stages can go on."""
+        for stage in self._resuming:
+            if length and req.flags & stage.flag:
+                try:
+                    length = min(length, max(0, stage.resumable(req, length)))
+                except Exception as error:
+                    self._log(stage, "resumable", error)
+                    length = 0
+        return length
 
     def finishers(self, req: Req) -> list[Ending]:
         """Return the stages' reasons to end a request."""

@@ -61,6 +61,9 @@ class AdapterHooks:
         if (who := ctx.lacking("additions")) is not None:
             key = "runner.use" if who.startswith("runner") else "model.use"
             raise ConfigError(Problem(key, f"the {who} does not compute adapters; choose another one"))
+        if ctx.spec.states:
+            # What its layers pass to their products is a part of the batch, and no adapter knows of which requests.
+            raise ConfigError(Problem("adapters", f"{ctx.spec.architecture} keeps states, and takes no adapters yet"))
         model = ctx.config.model
         for name in self._section.preload:
             if name in (model.path, *model.served_name):

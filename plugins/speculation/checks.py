@@ -10,6 +10,7 @@ from pegboard.plugins.speculation.api import DeviceSpeculator
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.choosing import NamedProvider
+    from pegboard.core.interfaces.layers import ModelSpec
     from pegboard.plugins.speculation.api import Speculator
 
 
@@ -18,8 +19,12 @@ def on_device(speculator: Speculator) -> DeviceSpeculator | None:
     return speculator if isinstance(speculator, DeviceSpeculator) and speculator.max_nodes > 1 else None
 
 
-def check(speculator: Speculator, choices: Mapping[str, Sequence[NamedProvider]]) -> None:
+def check(speculator: Speculator, choices: Mapping[str, Sequence[NamedProvider]], spec: ModelSpec) -> None:
     """Raise ConfigError for a speculator whose drafts cannot be made or verified by the chosen providers."""
+    if spec.states:
+        raise ConfigError(
+            f"speculation.use: {spec.architecture} keeps states, which cannot go back to tokens that stand; use none"
+        )
     (choice,), (runner,), (attention,) = (choices[name] for name in ("speculator", "runner", "attention"))
     name, trees = choice.name, "branches" in choice.provides
     if trees and "own_attention" in runner.provides:

@@ -39,7 +39,7 @@ class SpeculationHooks:
 
         if self._made.max_nodes < 2:
             return [Figures()]
-        check(self._made, ctx.choices)
+        check(self._made, ctx.choices, ctx.spec)
         (choice,) = ctx.choices[SPECULATOR.name]
         return [
             Speculation(

@@ -207,6 +207,29 @@ class NotesForEver(HoldsForAPlan):
         pass
 
 
+class Resumes(Good):
+    """Goes on behind every fourth token."""
+
+    def resumable(self, req: Req, length: int) -> int:
+        return length // 4 * 4
+
+
+class ResumesFurther(Resumes):
+    def resumable(self, req: Req, length: int) -> int:
+        return -(-length // 4) * 4
+
+
+class ResumesBeforeWhatItSaid(Resumes):
+    def resumable(self, req: Req, length: int) -> int:
+        return length - 1
+
+
+class ResumesAndKeeps(Resumes):
+    def resumable(self, req: Req, length: int) -> int:
+        self.reqs[f"{req.rid}, {length}"] = length
+        return super().resumable(req, length)
+
+
 class ChangesRequests(Good):
     def pack(self, step: StepView, extras: BatchExtras) -> object | None:
         for req in step.batch.reqs:
@@ -307,6 +330,9 @@ MUTANTS: list[tuple[type[Stage], str, str]] = [
     (ClipsToMore, "test_clip_answers_within_what_it_is_asked", "from 0 to 1, or a Wait"),
     (ClipsAndKeeps, "test_clip_answers_within_what_it_is_asked", r"clip\(\) keeps something"),
     (NotesForEver, "test_clip_answers_within_what_it_is_asked", r"clip\(\) keeps something"),
+    (ResumesFurther, "test_resumable_answers_within_what_it_is_asked", "from 0 to 1"),
+    (ResumesBeforeWhatItSaid, "test_resumable_answers_within_what_it_is_asked", "and of 1 tokens 0"),
+    (ResumesAndKeeps, "test_resumable_answers_within_what_it_is_asked", r"resumable\(\) keeps something"),
     (ChangesRequests, "test_packing_changes_no_request_and_gives_the_same_again", "has changed a request"),
     (CountsPacks, "test_packing_changes_no_request_and_gives_the_same_again", "brings other arrays"),
     (TakesAll, "test_one_that_no_request_wants_changes_no_token", "do not ask for it are others"),
@@ -321,7 +347,7 @@ MUTANTS: list[tuple[type[Stage], str, str]] = [
 
 @pytest.mark.parametrize("test", TESTS)
 def test_the_original_passes(test: str) -> None:
-    run(Adopts if "adopted" in test else Good, test)
+    run(Adopts if "adopted" in test else Resumes if "resumable" in test else Good, test)
 
 
 def test_what_clip_notes_may_last_as_long_as_its_plan() -> None:

@@ -1,0 +1,11 @@
+"""States of models whose layers keep something beside keys and values: recurrences, convolutions over tokens."""
+
+from pegboard.core.interfaces.plugin import Plugin
+
+plugin = Plugin(
+    name="states",
+    version="0.1.0",
+    summary="keeps what recurrent and convolution layers keep of each request, and snapshots of it for shared prefixes",
+    config="pegboard.plugins.states.options:StateOptions",
+    hooks=("pegboard.plugins.states.hooks:StateHooks",),
+)

@@ -1,0 +1,95 @@
+"""What goes wrong where slots are dealt out wrongly is found by the games of `test_states`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+
+import pytest
+
+from pegboard.core.interfaces.req import Req
+from pegboard.plugins.states import snapshots
+from pegboard.plugins.states.slots import USE, Span, StateSlots
+from pegboard.plugins.states.snapshots import Snapshot
+from tests.plugins.states import state_harness, test_states
+
+
+class TwoSlotsEach(StateSlots):
+    """Also where the step behind one that failed has run already."""
+
+    def __init__(self, count: int, page_size: int, every: int, each: int) -> None:
+        super().__init__(count, page_size, every, 2)
+
+
+class EvictsWhatIsReadNext(StateSlots):
+    def spans(self, reqs: Sequence[Req], starts: Sequence[int], stops: Sequence[int]) -> list[Span]:
+        held = self._held.copy()
+        self._held.clear()
+        found = super().spans(reqs, starts, stops)
+        self._held += held
+        return found
+
+
+class WritesInPlace(StateSlots):
+    def _span(self, req: Req, source: int, tokens: tuple[int, int], needed: AbstractSet[int]) -> Span:
+        span = super()._span(req, source, tokens, needed)
+        if source:
+            span.marks[-1].slot = source
+        return span
+
+
+class GoesOnFromWhatWasUndone(StateSlots):
+    def _source(self, req: Req, start: int, stop: int) -> Span | int:
+        spans = USE.of(req).spans
+        return spans[-1].source if spans and spans[-1].start > start else super()._source(req, start, stop)
+
+
+class FreesWhatIsReadNext(StateSlots):
+    """A mark for which there is a snapshot already."""
+
+    def computed(self, req: Req, start: int) -> None:
+        for span in USE.of(req).spans:
+            for mark in span.marks:
+                if mark.kept and span.start == start:
+                    mark.kept = False
+                    self.pending -= 1
+                    if not self.snapshots.add(req, Snapshot(mark.slot, mark.stop)):
+                        self._free.append(mark.slot)
+
+
+MUTANTS = [
+    (TwoSlotsEach, 0),
+    (EvictsWhatIsReadNext, 5),
+    (WritesInPlace, 0),
+    (GoesOnFromWhatWasUndone, 0),
+    (FreesWhatIsReadNext, 65),
+]
+
+
+@pytest.mark.parametrize(("mutant", "seed"), MUTANTS, ids=lambda one: getattr(one, "__name__", None))
+def test_caught(mutant: type[StateSlots], seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_harness, "StateSlots", mutant)
+    with pytest.raises(AssertionError):
+        test_states.play(seed)
+
+
+def test_snapshots_of_other_tokens_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_length(req: Req, lengths: Iterable[int]) -> dict[int, bytes]:
+        return {length: str(length).encode() for length in lengths}
+
+    monkeypatch.setattr(snapshots, "_digests", by_length)
+    with pytest.raises(AssertionError):
+        test_states.play(0)
+
+
+def test_what_is_noted_before_it_is_computed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NotesEarly(StateSlots):
+        def spans(self, reqs: Sequence[Req], starts: Sequence[int], stops: Sequence[int]) -> list[Span]:
+            found = super().spans(reqs, starts, stops)
+            for req, start in zip(reqs, starts, strict=True):
+                self.computed(req, start)
+            return found
+
+    monkeypatch.setattr(state_harness, "StateSlots", NotesEarly)
+    with pytest.raises(AssertionError):
+        test_states.test_what_was_never_computed_becomes_no_snapshot("normal")

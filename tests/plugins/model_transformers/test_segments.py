@@ -12,6 +12,7 @@ import torch
 
 from pegboard.conformance.model_family.base import TOLERANCE
 from pegboard.conformance.rig.paged import PagedRun
+from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.forward import BatchStates, StateRound
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.plugins.model_transformers.family import TransformersFamily, relative_errors
@@ -101,6 +102,17 @@ def test_mamba_1_is_run_token_by_token(tmp_path: Path) -> None:
 def by_token(network: TransformersNetwork) -> set[bool]:
     modules = (module.__dict__.get("forward") for module in network.model.modules())
     return {forward._kept.by_token for forward in modules if forward is not None}
+
+
+def test_the_probe_sees_lost_states(tmp_path: Path) -> None:
+    """Mamba 1 as if it read its states whenever it gets several tokens."""
+    ctx = tiny("jamba", tmp_path)
+    family, network = loaded(ctx)
+    for module in network.model.modules():
+        if (forward := module.__dict__.get("forward")) is not None:
+            forward._kept = dataclasses.replace(forward._kept, by_token=False)
+    with pytest.raises(ModelError, match="gives wrong logits on paged attention"):
+        family.probe(network, probe_run(network, family.spec, ctx))
 
 
 def test_a_model_of_states_alone_has_no_layers_of_keys_and_values(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from pegboard.toolkit.model.hadamard import transformed
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
-    from pegboard.plugins.model_transformers.segments import Segment
+    from pegboard.plugins.model_transformers.rounds import Segment
 
 PAGED = "pegboard_paged"
 """The attention of a served model. No mask function stands under this name, so transformers builds no mask at all."""

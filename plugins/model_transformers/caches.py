@@ -59,9 +59,6 @@ class CacheRecorder:
     def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
         self._note((LINEAR, 0), linear_cache)
 
-    def has_previous_state(self, layer_idx: int | None = None) -> bool:
-        return False
-
     def is_recording_past(self, layer_idx: int) -> bool:
         return False
 
@@ -117,9 +114,6 @@ class CacheView:
 
     def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
         self.states[LINEAR, 0] = linear_cache
-
-    def has_previous_state(self, layer_idx: int | None = None) -> bool:
-        return True
 
     def is_recording_past(self, layer_idx: int) -> bool:
         return False

@@ -14,7 +14,8 @@ from pegboard.core.interfaces.model_family import Network
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.head import Body, Head
 from pegboard.plugins.model_transformers.latent import keep_latents
-from pegboard.plugins.model_transformers.segments import Segment, keep_states, segments_of
+from pegboard.plugins.model_transformers.rounds import Segment, segments_of
+from pegboard.plugins.model_transformers.segments import keep_states
 from pegboard.plugins.model_transformers.sites import find_sites
 from pegboard.plugins.model_transformers.states import PROVIDER, States, layers_of
 from pegboard.plugins.model_transformers.trace import hidden_states

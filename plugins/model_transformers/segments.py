@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from pegboard.plugins.model_transformers import bridge
@@ -22,8 +21,8 @@ from pegboard.plugins.model_transformers.caches import CacheView, Key
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pegboard.core.interfaces.forward import BatchStates, StateRound
     from pegboard.core.interfaces.layers import StateSpec
+    from pegboard.plugins.model_transformers.rounds import Segment
 
 CACHE_NAMES = ("past_key_values", "cache_params")
 """What transformers calls the cache among a module's parameters."""
@@ -40,40 +39,6 @@ class StateModule:
     by_token: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Runs of `length` tokens that are computed together. `rows` int64 [runs * length] are their places among the
-    packed tokens, None where they are all of these in order; the others are as in `StateRound`.
-    """
-
-    rows: torch.Tensor | None
-    length: int
-    sources: torch.Tensor
-    targets: torch.Tensor
-    fresh: torch.Tensor
-    memory: Mapping[str, torch.Tensor]
-
-
-def segments_of(states: BatchStates, tokens: int) -> tuple[Segment, ...]:
-    """Return what a batch of so many tokens computes together, in the order in which it must be computed."""
-    return tuple(segment for one in states.rounds for segment in _segments(one, states.memory, tokens))
-
-
-def _segments(one: StateRound, memory: Mapping[str, torch.Tensor], tokens: int) -> list[Segment]:
-    found = []
-    for length in np.unique(one.lengths).tolist():
-        runs = np.flatnonzero(one.lengths == length)
-        places = (one.firsts[runs, None] + np.arange(length)).reshape(-1)
-        whole = len(places) == tokens and bool((np.diff(places) == 1).all())
-        slots = one.sources, one.targets, one.fresh
-        if len(runs) < len(one.lengths):
-            which = torch.from_numpy(runs).to(one.sources.device)
-            slots = one.sources[which], one.targets[which], one.fresh[which]
-        rows = None if whole else torch.from_numpy(places).to(one.sources.device)
-        found.append(Segment(rows, length, *slots, memory))
-    return found
-
-
 def keep_states(model: torch.nn.Module, modules: Sequence[StateModule]) -> None:
     """Have these modules of `model` compute by segments in a pass over a batch, and as they always do in any other."""
     for kept in modules:
@@ -86,7 +51,7 @@ class InSegments:
 
     def __init__(self, forward: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]], kept: StateModule) -> None:
         self._forward = forward
-        self._kept = kept
+        self.kept = kept
         self._signature = inspect.signature(forward)
         self._cache = next(name for name in CACHE_NAMES if name in self._signature.parameters)
 
@@ -116,9 +81,9 @@ class InSegments:
         """Return the output [runs * length, width] of a segment, and how many results the module has beside it. Its
         states are written to the targets.
         """
-        view = CacheView({key: _read(segment, state.name) for key, state in self._kept.states})
+        view = CacheView({key: _read(segment, state.name) for key, state in self.kept.states})
         runs, length = len(segment.sources), segment.length
-        if self._kept.by_token and length > 1:
+        if self.kept.by_token and length > 1:
             rows = (
                 torch.arange(tokens_of(call), device=segment.sources.device) if segment.rows is None else segment.rows
             )
@@ -126,7 +91,7 @@ class InSegments:
             outputs = [self.compute(call, view, column, runs, 1) for column in columns]
         else:
             outputs = [self.compute(call, view, segment.rows, runs, length)]
-        for key, state in self._kept.states:
+        for key, state in self.kept.states:
             memory = segment.memory[state.name]
             memory.index_copy_(0, segment.targets, view.states[key].to(memory.dtype))
         joined = torch.cat([results[0] for results in outputs], 1)

@@ -314,7 +314,7 @@ def layer_name(module: str) -> str | None:
     return None if number is None else ".".join(parts[: number + 1])
 
 
-def _alone(config: Any) -> set[str]:
+def _alone(config: object) -> set[str]:
     """Return stand-ins for the layers that, by their names in the config, look at each token by itself."""
     kinds = getattr(config, "layer_types", None) or ()
     return {str(place) for place, kind in enumerate(kinds) if kind in _TOKENWISE}

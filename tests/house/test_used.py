@@ -14,10 +14,20 @@ USERS = (*WATCHED, "conformance", "tools", "benchmarks", "examples", "pegboard")
 CALLED_FROM_OUTSIDE = {
     "capture_signals": "overrides uvicorn's",
     "data_received": "asyncio calls it",
+    "get_conv_state": "transformers calls it",
+    "get_linear_cache": "transformers calls it",
+    "get_mask_sizes": "transformers calls it",
+    "get_query_offset": "transformers calls it",
+    "get_recurrent_state": "transformers calls it",
+    "get_seq_length": "transformers calls it",
+    "is_recording_past": "transformers calls it",
     "list_commands": "overrides click's",
     "main_loop": "overrides uvicorn's",
     "on_end": "OpenTelemetry calls it",
+    "set_linear_cache": "transformers calls it",
     "spare_taken": "shows tests what no client can see",
+    "update_conv_state": "transformers calls it",
+    "update_recurrent_state": "transformers calls it",
     "writable": "overrides io.RawIOBase's",
 }
 """What libraries call, and what is kept although only tests use it."""

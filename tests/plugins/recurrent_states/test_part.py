@@ -18,13 +18,13 @@ from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.layers import ModelSpec, StateSpec
 from pegboard.plugins.adapters.hooks import AdapterHooks
 from pegboard.plugins.adapters.options import AdapterSection
-from pegboard.plugins.speculation.checks import check
 from pegboard.plugins.recurrent_states.hooks import StateHooks
 from pegboard.plugins.recurrent_states.messages import HowMany, StateWork
 from pegboard.plugins.recurrent_states.options import StateOptions
 from pegboard.plugins.recurrent_states.part import StatePart
 from pegboard.plugins.recurrent_states.slots import Mark, Span
 from pegboard.plugins.recurrent_states.stage import rounds_of
+from pegboard.plugins.speculation.checks import check
 
 STATES = (StateSpec("a.conv", (4, 3), "float32"), StateSpec("a.recurrent", (2, 8, 8), "bfloat16"))
 EACH = 4 * 4 * 3 + 2 * 2 * 8 * 8

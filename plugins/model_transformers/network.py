@@ -21,6 +21,7 @@ from pegboard.plugins.model_transformers.trace import hidden_states
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
+    from pegboard.core.interfaces.weights import WeightStore
     from pegboard.plugins.model_transformers.trace import Trace
 
 
@@ -31,6 +32,8 @@ class TransformersNetwork(Network):
 
     def __init__(self, model: Any, trace: Trace, services: Mapping[str, object] = MappingProxyType({})) -> None:
         self.model = model
+        self.store: WeightStore | str = "the family has not said how"
+        """Its weights, to be replaced, or why they cannot be."""
         keep_latents(model, bridge.is_handled)
         self._head = Head(model, trace.body, trace.body_output)
         self._layers: dict[torch.nn.Module, LayerSpec] = {
@@ -47,6 +50,11 @@ class TransformersNetwork(Network):
                 input_ids=batch.input_ids.unsqueeze(0), position_ids=batch.positions.unsqueeze(0), use_cache=False
             )
         return hidden_states(output)[0]
+
+    def weights(self) -> WeightStore:
+        if isinstance(self.store, str):
+            raise Unsupported(PROVIDER, "updates", self.store)
+        return self.store
 
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:

@@ -106,6 +106,7 @@ KV_POOL: Contract[KVPool, KVPoolContext] = Contract(
     f"{_I}.kv_pool:KVPool",
     "the device buffers in which keys and values live",
     suite=f"{_S}.kv_pool:KVPoolContract",
+    capabilities={"release": "gives its memory back while it is in no use"},
 )
 
 TOKEN_ALLOCATOR: Contract[TokenAllocator, TokenAllocatorContext] = Contract(

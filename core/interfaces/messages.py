@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 
 
@@ -114,6 +115,18 @@ class ControlReply(Message):
     call_id: int
     ok: bool
     payload: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def answer(self, action: str) -> dict[str, Any]:
+        """Return what the action has answered. Raises InvalidRequest where it was refused or has failed."""
+        problem = self.payload
+        if self.ok:
+            return problem
+        raise InvalidRequest(
+            str(problem.get("message") or f"{action} was refused"),
+            param=problem.get("param"),
+            code=str(problem.get("code") or "refused"),
+            status=int(problem.get("status") or 400),
+        )
 
 
 class Ready(Message):

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor that an update may bring: its whole shape, and the type in which it is kept. The tensors of one `group`
-    come in one update, all or none of them; "" stands for no group.
-    """
+    """A tensor's whole shape, and the type in which it is kept. Those of one `group` but "" come in one update."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -49,9 +47,7 @@ class WeightStore(abc.ABC):
 
     @abc.abstractmethod
     def finish(self) -> None:
-        """End the update: batches that begin from now on compute with the new weights. Raises ValueError if tensors of
-        a group are missing, or any tensor after `release`.
-        """
+        """End the update. Raises ValueError if tensors of a group are missing, or any tensor after `release`."""
 
     @abc.abstractmethod
     def read(self, name: str, most: int) -> torch.Tensor:
@@ -61,6 +57,4 @@ class WeightStore(abc.ABC):
 
     @abc.abstractmethod
     def release(self) -> int:
-        """Give the memory of the weights back, and return its bytes. No batch runs until an update of all tensors has
-        finished.
-        """
+        """Give the memory of all weights back; its bytes. No batch runs until an update of all of them has finished."""

@@ -278,7 +278,7 @@ class Engine:
             self._forget([one.rid for one in prepared])
         return found
 
-    def control(self, action: str, **args: object) -> dict[str, Any]:
+    def control(self, action: str, **args: object) -> dict[str, object]:
         """Run a control action to its end, such as ``pause_generation``; its answer. Raises InvalidRequest."""
         with self._watched() as scheduler:
             replies = scheduler.receive([ControlRequest(call_id=0, action=action, args=args)])
@@ -286,8 +286,9 @@ class Engine:
             self._step()
             with self._watched() as scheduler:
                 replies = scheduler.receive([])
-        assert isinstance(replies[0], ControlReply)
-        return replies[0].answer(action)
+        assert isinstance(reply := replies[0], ControlReply)
+        reply.check(action)
+        return reply.payload
 
     def flush_cache(self) -> None:
         """Forget every cached prefix."""

@@ -116,17 +116,16 @@ class ControlReply(Message):
     ok: bool
     payload: dict[str, Any] = msgspec.field(default_factory=dict)
 
-    def answer(self, action: str) -> dict[str, Any]:
-        """Return what the action has answered. Raises InvalidRequest where it was refused or has failed."""
+    def check(self, action: str) -> None:
+        """Raise InvalidRequest where the action was refused or has failed."""
         problem = self.payload
-        if self.ok:
-            return problem
-        raise InvalidRequest(
-            str(problem.get("message") or f"{action} was refused"),
-            param=problem.get("param"),
-            code=str(problem.get("code") or "refused"),
-            status=int(problem.get("status") or 400),
-        )
+        if not self.ok:
+            raise InvalidRequest(
+                str(problem.get("message") or f"{action} was refused"),
+                param=problem.get("param"),
+                code=str(problem.get("code") or "refused"),
+                status=int(problem.get("status") or 400),
+            )
 
 
 class Ready(Message):

@@ -284,7 +284,9 @@ class AsyncEngineClient(EngineClient):
         return (await self._call("flush_cache")).ok
 
     async def control(self, action: str, args: dict[str, Any] | None = None) -> dict[str, Any]:
-        return (await self._call(action, args)).answer(action)
+        reply = await self._call(action, args)
+        reply.check(action)
+        return reply.payload
 
     async def server_info(self) -> dict[str, Any]:
         reply = await self._call("info")

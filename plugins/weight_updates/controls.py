@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeGuard, TypeVar, get_args
 
 from pegboard.core.interfaces.engine_view import PauseMode
 from pegboard.core.interfaces.errors import InvalidRequest, Unsupported
-from pegboard.plugins.weight_updates.messages import NAME, TAGS, Check, Numbers, Read, Release, Tag
+from pegboard.plugins.weight_updates.messages import TAGS, Check, Numbers, Read, Release, Tag
 from pegboard.plugins.weight_updates.update import Order, Update
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Controls:
         if self._stage.broken or "weights" in self._released:
             raise InvalidRequest("there are no weights now", code="no_weights", status=409)
         try:
-            found = self._stage.core.ask(NAME, Read(name, most))
+            found = self._stage.ask(Read(name, most))
         except KeyError:
             raise InvalidRequest(f"there is no tensor {name!r:.300}", param="name", status=404) from None
         except Unsupported as error:
@@ -129,7 +129,7 @@ class Controls:
         try:
             if "kv_cache" in tags:
                 self._view.drop_prefixes()
-            found = self._stage.core.ask(NAME, Release(tags))
+            found = self._stage.ask(Release(tags))
             self._released.update(tags)
         except Unsupported as error:
             raise InvalidRequest(f"memory cannot be given back: {error}", param="tags") from None

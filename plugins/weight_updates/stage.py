@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.step import AnySource, CoreServices
+    from pegboard.plugins.weight_updates.messages import Work
 
 
 @dataclass(slots=True)
@@ -43,7 +44,9 @@ class WeightUpdates(Stage):
     offers = ("weights.disk", "weights.tensor", "memory.release")
 
     def __init__(self, end: Callable[[Req, FinishReason], None]) -> None:
-        self.core: CoreServices
+        self.ask: Callable[[Work], object]
+        """Has work done where batches run, between two of them."""
+        self._rename: Callable[[Req, str, str], None]
         self.version = DEFAULT
         self.epoch = ""
         """Names the weights where prefixes are kept; "" stands for those of the start."""
@@ -54,7 +57,8 @@ class WeightUpdates(Stage):
         self._end = end
 
     def sources(self, core: CoreServices) -> Iterable[AnySource]:
-        self.core = core
+        self.ask = lambda work: core.ask(self.name, work)
+        self._rename = core.rename
         return ()
 
     def gate(self, ctx: AdmissionGateContext) -> AdmissionGate:
@@ -96,7 +100,7 @@ class WeightUpdates(Stage):
         for req in self._alive.values():
             # One with memory keeps its place in the cache, where no other request looks any more.
             if req.kv.row == NO_ROW and not req.finished:
-                self.core.rename(req, self.name, self.epoch)
+                self._rename(req, self.name, self.epoch)
                 _WEIGHTS.of(req).epoch = self.epoch
 
     def broke(self, reason: str) -> None:

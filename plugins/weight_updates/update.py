@@ -56,7 +56,7 @@ class Update:
         return None
 
     def _ask(self, work: Work) -> object:
-        return self._stage.core.ask(NAME, work)
+        return self._stage.ask(work)
 
     def _run(self) -> Generator[None, None, dict[str, object]]:
         try:

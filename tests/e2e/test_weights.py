@@ -45,11 +45,11 @@ def other(base: Path) -> Path:
     return other_weights(base)
 
 
-def config(path: Path, arrangement: str = "dense", **sections: Any) -> dict[str, Any]:
+def config(path: Path, arrangement: str = "dense", more: Mapping[str, object] | None = None) -> dict[str, Any]:
     found = {name: dict(section) for name, section in ARRANGEMENTS[arrangement].items()}
     found["model"]["path"] = str(path)
     updates = {"enabled": True, "directories": [str(path.parent)]}
-    return {**found, "memory": {"max_total_tokens": 2048}, "weight_updates": updates, **sections}
+    return {**found, "memory": {"max_total_tokens": 2048}, "weight_updates": updates, **(more or {})}
 
 
 def request(prompt: Sequence[int], length: int = LENGTH) -> GenerateRequest:
@@ -124,7 +124,7 @@ def rest_of(engine: Engine, before: Mapping[str, list[int]]) -> dict[str, Genera
 def test_retracted_requests_go_on_with_the_new_weights(base: Path, other: Path, loop: str, cache: str) -> None:
     """What comes after the update is what the new weights make of prompt and output so far, and of nothing cached."""
     sections = {"scheduler": {"loop": loop}, "prefix_cache": {"use": cache}}
-    with Engine.from_config(config(base, **sections)) as engine:
+    with Engine.from_config(config(base, more=sections)) as engine:
         rids = {engine.submit(request(prompt, 2 * LENGTH)): index for index, prompt in enumerate(PROMPTS)}
         before = polled(engine, rids, LENGTH)
         engine.control("update_weights", path=str(other), weight_version="v2")
@@ -152,7 +152,7 @@ def test_retracted_requests_go_on_with_the_new_weights(base: Path, other: Path, 
 def test_requests_that_are_left_in_place(base: Path, other: Path) -> None:
     """They go on with what they have. Nobody else finds it: neither those that wait nor those that come."""
     sections = {"scheduler": {"max_running_requests": 2}}
-    with Engine.from_config(config(base, **sections)) as engine:
+    with Engine.from_config(config(base, more=sections)) as engine:
         running = {engine.submit(request(PROMPTS[0], 2 * LENGTH)): 0, engine.submit(request(PROMPTS[2], 2 * LENGTH)): 2}
         waiting = {engine.submit(request(PROMPTS[0])): 0}
         before = polled(engine, {**running, **waiting}, 4)
@@ -189,7 +189,7 @@ def test_many_updates_under_load(base: Path, other: Path, mode: str) -> None:
         "scheduler": {"loop": "overlap", "chunked_prefill_size": 16, "split_prefill_layers": 1, "mixed_chunk": False},
     }
     both = [tensors_of(base), tensors_of(other)]
-    with Engine.from_config(config(base, **sections)) as engine:
+    with Engine.from_config(config(base, more=sections)) as engine:
         lengths: dict[str, int] = {}
         reasons: list[str] = []
 
@@ -349,6 +349,7 @@ def test_memory_is_given_back_and_requests_wait(base: Path, other: Path, arrange
         assert tokens_of(engine) == wanted
         for tags in (["kv_cache"], ["weights"], None):
             released = engine.control("release_memory", tags=tags)["released_bytes"]
+            assert isinstance(released, dict)
             assert set(released) == set(tags or ["kv_cache", "weights"])
             assert all(size > 0 for size in released.values())
             assert engine.control("release_memory", tags=tags) == {"released_bytes": {}}
@@ -405,7 +406,7 @@ def test_memory_goes_to_the_system_round_after_round(checkpoints: Path) -> None:
     """At least 90% of what KV has touched, and of the weights; the resident size stays flat over rounds."""
     large = tiny_checkpoint(checkpoints, "llama", num_hidden_layers=4, hidden_size=512, intermediate_size=4096)
     memory = {"max_total_tokens": 16384, "prepare_seconds": 0}
-    with Engine.from_config(config(large, memory=memory)) as engine:
+    with Engine.from_config(config(large, more={"memory": memory})) as engine:
         process, pool = psutil.Process(), engine.built.pool
         wanted, sizes = tokens_of(engine), []
         for _ in range(6):
@@ -413,6 +414,7 @@ def test_memory_goes_to_the_system_round_after_round(checkpoints: Path) -> None:
                 pool.prepare(60.0)
             before = process.memory_info().rss
             released = engine.control("release_memory")["released_bytes"]
+            assert isinstance(released, dict)
             freed = before - process.memory_info().rss
             assert released["kv_cache"] == pool.nbytes > 2**25
             assert released["weights"] > 2**26

@@ -12,7 +12,7 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 18_040,
+    "conformance": 18_100,
     "core.cli": 180,
     "core.config": 1_980,
     "core.engine": 2_060,
@@ -22,8 +22,8 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_380,
     "core.worker": 600,
-    "plugins": 67_000,
-    "toolkit": 18_265,
+    "plugins": 68_200,
+    "toolkit": 18_340,
     "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.client import EngineClient
 
-SERVICE = "weight_updates"
-"""The stage that offers ServedWeights, where weights can be replaced."""
 DEFAULT = "default"
 """The version of the weights of the start."""
 VERSION, STARTED_WITH = "weight_version", "weight_version_start"
@@ -35,8 +33,8 @@ class ServedWeights:
 
 def served_weights(client: EngineClient) -> ServedWeights:
     """Return what is known of a server's weights."""
-    found = client.services.get(SERVICE)
-    return found if isinstance(found, ServedWeights) else ServedWeights()
+    offered = (one for one in client.services.values() if isinstance(one, ServedWeights))
+    return next(offered, ServedWeights())
 
 
 def told_versions(extra: Mapping[str, object]) -> dict[str, object]:

@@ -83,7 +83,7 @@ def test_what_it_raises_is_its_answer(error: Exception, status: int, code: str) 
     assert isinstance(reply, ControlReply)
     assert (reply.ok, reply.payload["status"], reply.payload["code"]) == (False, status, code)
     with pytest.raises(InvalidRequest, match=r"no|odd") as raised:
-        reply.answer("later")
+        reply.check("later")
     assert raised.value.status == status
     assert next(turn) == []
     assert harness.scheduler.idle

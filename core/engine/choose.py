@@ -212,7 +212,7 @@ def with_memory(
     """Give device parts what they need of the model, and KV what memory is left. So many processes are `sharing` it.
     Raises OutOfMemory.
     """
-    model = LoadedModel(runner.ends, chosen.attention, chosen.model.device, chosen.queue.bring)
+    model = LoadedModel(runner.ends, runner.weights, chosen.attention, chosen.model.device, chosen.queue.bring)
     for part in parts:
         part.attach(model)
     reserved = sum(part.device_bytes for part in parts)

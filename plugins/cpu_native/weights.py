@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,7 +83,7 @@ class WeightsSource:
         if not self._spec.tied_embeddings:
             return self._site([HEAD])
         coded = self._coded([EMBEDDING])
-        return _of_codes(coded, 0) if coded else _of_numbers([embedding], 0)
+        return _of_codes(coded, 0) if coded else of_numbers([embedding], 0)
 
     def embedding(self) -> Tensor:
         """Return the token embeddings bf16 [vocab, hidden]."""
@@ -95,23 +95,15 @@ class WeightsSource:
 
     def vectors(self, index: int) -> LayerVectors:
         """Return what a layer has besides its matrices, in float32."""
-        base = f"model.layers.{index}"
-        fields = {"norm1": f"{base}.input_layernorm.weight", "norm2": f"{base}.post_attention_layernorm.weight"}
-        fields |= {f"{one}_norm": f"{base}.self_attn.{one}_norm.weight" for one in "qk"}
-        fields |= {f"{one}_bias": f"{base}.self_attn.{one}_proj.bias" for one in "qkvo"}
-        fields |= {f"{one}_bias": f"{base}.mlp.{one}_proj.bias" for one in ("gate", "up", "down")}
-        names = {field: name for field, name in fields.items() if name in self._shapes}
+        names = vector_names(index, self._shapes)
         read = {field: self._read(name, torch.float32) for field, name in names.items()}
-        pointers = Vectors(
-            **{field: tensor.data_ptr() for field, tensor in read.items()}, window=self._spec.windows[index] or 0
-        )
-        return LayerVectors(pointers, [*read.values()], sum(map(self._stored, names.values())))
+        return layer_vectors(self._spec, index, read, sum(map(self._stored, names.values())))
 
     def _site(self, names: Sequence[str]) -> Site:
         nbytes = sum(map(self._stored, names))
         if coded := self._coded(names):
             return _of_codes(coded, nbytes)
-        return _of_numbers([self._read(name, torch.bfloat16) for name in names], nbytes)
+        return of_numbers([self._read(name, torch.bfloat16) for name in names], nbytes)
 
     def _coded(self, names: Sequence[str]) -> list[NativeCodes]:
         """Return the parts of a matrix as codes; none where one is not of the format of the others."""
@@ -140,8 +132,24 @@ def _of_codes(parts: Sequence[NativeCodes], nbytes: int) -> Site:
     return Site((Weights * len(parts))(*pointers), [part for one in parts for part in (one.codes, one.words)], nbytes)
 
 
-def _of_numbers(parts: Sequence[Tensor], nbytes: int) -> Site:
+def of_numbers(parts: Sequence[Tensor], nbytes: int) -> Site:
     return Site((Weights * len(parts))(*[Weights(numbers=one.data_ptr()) for one in parts]), parts, nbytes)
+
+
+def vector_names(index: int, known: Container[str]) -> dict[str, str]:
+    """Return the names of what a layer has besides its matrices, by the fields of `Vectors`."""
+    base = f"model.layers.{index}"
+    fields = {"norm1": f"{base}.input_layernorm.weight", "norm2": f"{base}.post_attention_layernorm.weight"}
+    fields |= {f"{one}_norm": f"{base}.self_attn.{one}_norm.weight" for one in "qk"}
+    fields |= {f"{one}_bias": f"{base}.self_attn.{one}_proj.bias" for one in "qkvo"}
+    fields |= {f"{one}_bias": f"{base}.mlp.{one}_proj.bias" for one in ("gate", "up", "down")}
+    return {field: name for field, name in fields.items() if name in known}
+
+
+def layer_vectors(spec: DecoderSpec, index: int, fields: Mapping[str, Tensor], nbytes: int = 0) -> LayerVectors:
+    """Return what a layer has besides its matrices, of tensors float32 by the fields of `Vectors`."""
+    pointers = Vectors(**{field: one.data_ptr() for field, one in fields.items()}, window=spec.windows[index] or 0)
+    return LayerVectors(pointers, [*fields.values()], nbytes)
 
 
 def shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:

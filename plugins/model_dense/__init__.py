@@ -14,7 +14,7 @@ plugin = Plugin(
             config="pegboard.plugins.model_dense.options:DenseOptions",
             summary="Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE and the text of Qwen-VL with fused projections, from "
             "safetensors or GGUF",
-            provides=frozenset({"additions", "graph", "kv_scales", "overlay", "ranks", "taps"}),
+            provides=frozenset({"additions", "graph", "kv_scales", "overlay", "ranks", "taps", "updates"}),
             rank=20,
         ),
     ),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.layers import ModelSpec
     from pegboard.core.interfaces.model_family import Network
+    from pegboard.core.interfaces.weights import WeightStore
     from pegboard.plugins.model_dense.network import DenseNetwork
     from pegboard.toolkit.model.linear import Site
 
@@ -66,9 +67,27 @@ class DenseFamily(ModelFamily[DenseOptions]):
 
         network, sites = self._drawn() if self.options.load_format == "dummy" else self._read()
         tell_sites(self.ctx.services, sites)
-        if self._packs():
+        packs = self._packs()
+        network.store = self._why_fixed() or self._store(network, packs=packs)
+        if packs:
             network.pack()
         return network.eval()
+
+    def _why_fixed(self) -> str:
+        """Return why the weights cannot be replaced, "" if they can."""
+        if self._weights is not None:
+            return "its weights are quantised"
+        if self._ranks.size > 1:
+            return "ranks share its weights"
+        return "the encoder of its pictures would keep its weights" if self._decoder.tower else ""
+
+    def _store(self, network: DenseNetwork, *, packs: bool) -> WeightStore:
+        from pegboard.plugins.model_dense.store import DenseStore
+        from pegboard.toolkit.model.decoder_names import DecoderNames
+
+        drawn = self.options.load_format == "dummy"
+        tied = DecoderNames(tied=self._decoder.tied_embeddings)
+        return DenseStore(network, tied if drawn else DecoderNames.of(self._decoder, self.ctx.directory), packs=packs)
 
     def _read(self) -> tuple[DenseNetwork, Sequence[Site]]:
         from pegboard.plugins.model_dense.network import DenseNetwork

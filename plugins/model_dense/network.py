@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.model_family import Network
 from pegboard.toolkit.kernels import usable
 from pegboard.toolkit.model.attending import attended
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
+    from pegboard.core.interfaces.weights import WeightStore
     from pegboard.toolkit.model.decoder_spec import DecoderSpec
     from pegboard.toolkit.model.weights import Target
 
@@ -103,6 +105,8 @@ class DenseNetwork(nn.Module, Network):
         self.layers = nn.ModuleList(
             DecoderLayer(spec, layer, linears) for layer in shared(spec, self.ranks).layer_specs()
         )
+        self.store: WeightStore | str = "the family has not said how"
+        """Its weights, to be replaced, or why they cannot be."""
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, dtype=dtype, device=device)
         self.rope = RotaryEmbedding(spec.rope, device)
         self.head = (
@@ -185,6 +189,12 @@ class DenseNetwork(nn.Module, Network):
         """Return logits float32 [n, vocab]; see `Network.logits`."""
         return self.head.logits(hidden)
 
+    def weights(self) -> WeightStore:
+        """Return the weights; see `Network.weights`."""
+        if isinstance(self.store, str):
+            raise Unsupported("the model family 'dense'", "updates", self.store)
+        return self.store
+
     def pack(self) -> None:
         """Replace the loaded matrices by packed ones, one after another, so that one is held twice at most. Tied
         embeddings stay beside their packed copy.
@@ -195,13 +205,15 @@ class DenseNetwork(nn.Module, Network):
         self.head.pack(looked_up=self.spec.tied_embeddings)
 
     def targets(self) -> dict[str, Target]:
-        """Checkpoint name -> buffer, for all weights, under the names that transformers gives them."""
+        """Checkpoint name -> buffer, for all weights that are not packed, under the names that transformers gives
+        them.
+        """
         found: dict[str, Target] = {"model.embed_tokens.weight": self.embedding.target()}
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             found |= layer.targets(layer_name(index))
         found |= self.norm.targets("model.norm")
-        if not self.spec.tied_embeddings:
+        if not (self.spec.tied_embeddings or self.head.packed):
             found["lm_head.weight"] = self.head.target()
         return found
 

@@ -22,6 +22,7 @@ from pegboard.plugins.model_transformers.trace import hidden_states
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
+    from pegboard.core.interfaces.weights import WeightStore
     from pegboard.plugins.model_transformers.trace import Trace
 
 
@@ -32,6 +33,8 @@ class TransformersNetwork(Network):
 
     def __init__(self, model: Any, trace: Trace, services: Mapping[str, object] = MappingProxyType({})) -> None:
         self.model = model
+        self.store: WeightStore | str = "the family has not said how"
+        """Its weights, to be replaced, or why they cannot be."""
         keep_latents(model, bridge.is_handled)
         keep_states(model, trace.states)
         self._keeps_states = bool(trace.states)
@@ -57,6 +60,11 @@ class TransformersNetwork(Network):
         if batch.states is None:
             raise RuntimeError("the model's layers keep states, and the batch has none: no device part has set them")
         return segments_of(batch.states, batch.num_tokens)
+
+    def weights(self) -> WeightStore:
+        if isinstance(self.store, str):
+            raise Unsupported(PROVIDER, "updates", self.store)
+        return self.store
 
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:

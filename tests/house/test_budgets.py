@@ -12,18 +12,18 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 17_810,
+    "conformance": 18_120,
     "core.cli": 180,
     "core.config": 1_980,
-    "core.engine": 2_040,
+    "core.engine": 2_070,
     "core.frontend": 930,
-    "core.interfaces": 6_100,
-    "core.pipeline": 5_740,
+    "core.interfaces": 6_220,
+    "core.pipeline": 5_780,
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 600,
-    "plugins": 67_770,
-    "toolkit": 18_290,
+    "plugins": 69_380,
+    "toolkit": 18_460,
     "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

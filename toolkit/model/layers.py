@@ -102,6 +102,8 @@ class FusedLinear(nn.Module):
         where = torch.device("meta") if coded else device
         self.weight = empty_parameter(sum(sizes), in_size, dtype=dtype, device=where)
         self.bias = empty_parameter(sum(sizes), dtype=dtype, device=device) if bias else None
+        self.parts: tuple[str, ...] = ()
+        """The names of its parts in the network, if `Linears` made it."""
         self.site: Site | None = None
         """Where it stands in the network; None where nothing is added to its products."""
         self._packed: Tensor | None = None
@@ -135,18 +137,35 @@ class FusedLinear(nn.Module):
             self._packed = pack(self.weight)
             del self.weight
 
+    @property
+    def packed(self) -> bool:
+        """Whether its weight is kept as `packed` does it."""
+        return self._packed is not None
+
+    @property
+    def coded(self) -> bool:
+        """Whether a LinearMethod has its weight."""
+        return self._method is not None
+
+    def unpack(self, *, read: bool = True) -> None:
+        """Undo `pack`, so that the weight can change; without `read` it has no meaning until it is written."""
+        assert self._packed is not None
+        self.weight = unpacked(self._packed, read=read)
+        self._packed = None
+
     def use(self, method: LinearMethod) -> None:
         """Multiply by a method's weights. There are no `targets` any more."""
         self._method = method
         del self.weight
 
     def targets(self, names: Sequence[str]) -> dict[str, Target]:
-        """Checkpoint name -> buffer, with one name per part."""
-        share = self.share or Share(Ranks())
-        weights = torch.split(self.weight, list(self.sizes))
-        found = {
-            f"{name}.weight": share.of_weight(place, part) for place, (name, part) in enumerate(_named(names, weights))
-        }
+        """Checkpoint name -> buffer, with one name per part. A packed weight has none."""
+        share, found = self.share or Share(Ranks()), dict[str, Target]()
+        if self._packed is None:
+            weights = torch.split(self.weight, list(self.sizes))
+            found = {
+                f"{name}.weight": share.of_weight(at, part) for at, (name, part) in enumerate(_named(names, weights))
+            }
         if self.bias is not None:
             biases = torch.split(self.bias, list(self.sizes))
             found |= {
@@ -233,6 +252,7 @@ class Linears:
             sizes = tuple(cut.length for cut in share.rows) or sizes
             in_size = in_size if share.columns is None else share.columns.length
         made = FusedLinear(in_size, sizes, bias=bias, dtype=self.dtype, device=self.device, coded=coded, share=share)
+        made.parts = tuple(parts)
         if coded:
             self._coded.append((made, site, names))
         if not expert:
@@ -345,3 +365,22 @@ class Embedding(nn.Module):
         self._packed = pack(self.weight)
         if not looked_up:
             del self.weight
+
+    @property
+    def packed(self) -> bool:
+        """Whether it keeps its weight as `packed` does it."""
+        return self._packed is not None
+
+    def unpack(self, *, read: bool = True) -> None:
+        """Undo `pack`, as FusedLinear does."""
+        assert self._packed is not None
+        if not hasattr(self, "weight"):
+            self.weight = unpacked(self._packed, read=read)
+        self._packed = None
+
+
+def unpacked(packed: Tensor, *, read: bool) -> nn.Parameter:
+    """Return a packed weight as a plain one; without `read` only memory for it."""
+    if read:
+        return nn.Parameter(packed.to_dense(), requires_grad=False)
+    return empty_parameter(*packed.shape, dtype=packed.dtype, device=packed.device)

@@ -124,6 +124,11 @@ class Group:
                 self._lose(f"rank 0 failed in a forward pass: {type(error).__name__}: {error}")
             raise
 
+    def failed(self, number: int, error: Exception) -> None:
+        """Lose all ranks where this one has failed before it began its share of the batch with this number."""
+        if self._entered < number:
+            self._lose(f"rank 0 failed before a forward pass: {type(error).__name__}: {error}")
+
     def _computed(self, number: int) -> bool:
         """Return whether all others come to the end of this batch."""
 

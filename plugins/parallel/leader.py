@@ -106,6 +106,24 @@ class _NotSent:
         raise self._error
 
 
+class _Watched:
+    """The result of the batch with this number. An error that came before this rank's share of it ends the group: the
+    others wait in theirs for good.
+    """
+
+    def __init__(self, pending: Pending[object], group: Group, number: int) -> None:
+        self._pending = pending
+        self._group = group
+        self._number = number
+
+    def result(self) -> object:
+        try:
+            return self._pending.result()
+        except Exception as error:
+            self._group.failed(self._number, error)
+            raise
+
+
 class RanksExecutor(Executor):
     """Runs batches by `local`, once all followers have been sent them."""
 
@@ -124,11 +142,16 @@ class RanksExecutor(Executor):
                 self._send(work)
         except Exception as error:
             return _NotSent(error)
-        return self._local.submit(work)
+        pending = self._local.submit(work)
+        return pending if isinstance(work, StageWork) else _Watched(pending, self._group, self._sent)
 
     def rerun(self, work: ModelWorkerBatch) -> BatchResult:
         self._send(work)
-        return self._local.rerun(work)
+        try:
+            return self._local.rerun(work)
+        except Exception as error:
+            self._group.failed(self._sent, error)
+            raise
 
     def ask(self, stage: str, payload: object, table: TableChanges | None = None) -> object:
         self._send_table(table)

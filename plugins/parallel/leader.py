@@ -15,7 +15,7 @@ from pegboard.core.interfaces.executor import Executor
 from pegboard.core.interfaces.followers import Followers
 from pegboard.plugins.parallel.delta import Encoder
 from pegboard.plugins.parallel.group import Group, GroupLost, Member
-from pegboard.plugins.parallel.messages import Link, Meet, Place, Start, Step, encode
+from pegboard.plugins.parallel.messages import Link, Measure, Meet, Place, Start, Step, encode
 from pegboard.plugins.parallel.part import NAME, Stamp
 from pegboard.toolkit.model.ranks import PENDING
 
@@ -51,7 +51,7 @@ class Leader(Followers):
         self._communicator = communicator
         self._part = part
         self._timeout = timeout
-        self._group = Group(timeout)
+        self._group = Group(timeout, ctx.facts)
         self._closed = False
         try:
             for index in range(1, size):
@@ -73,9 +73,13 @@ class Leader(Followers):
         self._group.members.append(Member(index, Link(ours), handle))
         logger.info("rank %d of %d is process %d", index, self.sharing, handle.pid)
 
+    def room(self) -> int:
+        self._group.wait_for("load")
+        self._group.send(encode(Measure(self.sharing)))
+        return self._group.room()
+
     def lead(self, local: Executor, num_pages: int, table: tuple[int, int]) -> Executor:
         group = self._group
-        group.wait_for("load")
         group.send(encode(Start(num_pages, *table)))
         group.wait_for("start")
         with tempfile.TemporaryDirectory(prefix="pegboard-ranks-") as meeting:

@@ -39,6 +39,9 @@ plugin = Plugin(
     hooks=(f"{_HERE}.hooks:RanksHooks",),
     fields={"": f"{_HERE}.options:ParallelFields"},
     providers=(
+        Provider(
+            "communicator", "shm", f"{_HERE}.shm:Shm", "memory that all ranks on this machine map (x86, Linux)", rank=20
+        ),
         Provider("communicator", "gloo", f"{_HERE}.gloo:Gloo", "torch's gloo, over TCP on this machine", rank=10),
         Provider("rank_launcher", "processes", f"{_HERE}.processes:Processes", "processes of this server", rank=10),
     ),

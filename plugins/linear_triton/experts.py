@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from pegboard.plugins.linear_triton.options import TritonProductsOptions
-from pegboard.plugins.linear_triton.slabs import WIDEST, Slabs, constants_of
+from pegboard.plugins.linear_triton.slabs import Slabs, constants_of
 from pegboard.toolkit.kernels import interpreter
 from pegboard.toolkit.kernels.experts import Groups, tiles_of
 from pegboard.toolkit.kernels.launch import launch
 from pegboard.toolkit.model.experts import ExpertsMethod
 
 ROWS = 64
-"""Rows of a matrix in a tile, or twice as many where the tile has 64 positions and codes have 4 bits and no zeros."""
+"""Rows of a matrix in a tile: twice as many spill registers where a tile has 64 positions."""
 
 
 def stacked(experts: Sequence[Slabs]) -> Slabs | None:
@@ -68,8 +68,7 @@ class CodedExperts(ExpertsMethod):
 
         tiles = tiles_of(groups) if groups.tiles is None else groups.tiles
         options, count, tokens = self._options, slabs.codes.shape[1], x.shape[0]
-        large = groups.tile >= 64 and slabs.packed and slabs.span == WIDEST and slabs.zeros is None
-        block_rows = options.block_rows or (2 * ROWS if large else ROWS)
+        block_rows = options.block_rows or ROWS
         zeros = slabs.scales if slabs.zeros is None else slabs.zeros
         order = slabs.scales if slabs.order is None else slabs.order
         shape = constants_of(slabs) | {

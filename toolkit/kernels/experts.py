@@ -170,11 +170,18 @@ def _product_by_kernel(
     if x.stride(-1) != 1:
         x = x.contiguous()
     out = torch.empty(groups.pairs, outputs, dtype=x.dtype, device=x.device)
-    block_n, block_k = (64, 128) if groups.tile == 16 else (128, 64)
+    block_n, block_k, warps = (64, 128, 4) if groups.tile == 16 else (128, 64, 8)
     if x.dtype == torch.float32:
-        block_n, block_k = 64, 32
+        block_n, block_k, warps = 64, 32, 4
     shape: dict[str, Constant] = {"GATHER": gather, "BIAS": bias is not None, "EVEN": cols % block_k == 0}
-    shape |= {"BLOCK_N": block_n, "BLOCK_K": block_k, "TILE": groups.tile, "num_warps": 4, "num_stages": 3, **_COMMON}
+    shape |= {
+        "BLOCK_N": block_n,
+        "BLOCK_K": block_k,
+        "TILE": groups.tile,
+        "num_warps": warps,
+        "num_stages": 3,
+        **_COMMON,
+    }
     tensors = x, weights, x if bias is None else bias.contiguous(), groups.rows, tiles, out
     strides = x.stride(0), out.stride(0), *weights.stride()
     launch(product_kernel, (-(-outputs // block_n), tiles.shape[0]), *tensors, *strides, outputs, cols, **shape)

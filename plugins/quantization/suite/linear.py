@@ -195,9 +195,7 @@ class LinearContract(ContractSuite):
 
 def _experts(layout: Layout) -> tuple[Site, list[Parts]]:
     """Return a site with experts of two parts each, of which the last gets no token."""
-    experts = [
-        [(layout, drawn(layout, rows, 10 * expert + rows)) for rows in (24, 16)] for expert in range(EXPERTS)
-    ]
+    experts = [[(layout, drawn(layout, rows, 10 * expert + rows)) for rows in (24, 16)] for expert in range(EXPERTS)]
     if layout.ordered:  # parts of one expert have the columns in one order
         for (_, first), (_, second) in experts:
             second.groups = first.groups

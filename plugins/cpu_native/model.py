@@ -11,7 +11,7 @@ import torch
 
 from pegboard.core.interfaces.errors import OutOfMemory
 from pegboard.plugins.cpu_native.library import FORMATS, SITES, STAGES, Batch, Sampling, Shape
-from pegboard.plugins.cpu_native.weights import KEEP_CODES, WeightsSource
+from pegboard.plugins.cpu_native.weights import KEEP_CODES, NO_EXPERT, WeightsSource
 from pegboard.toolkit.model.rope import RotaryEmbedding
 from pegboard.toolkit.system.progress import progress
 
@@ -59,11 +59,12 @@ class NativeModel:
         with progress("reading weights", source.nbytes) as read:
             for index in range(self.spec.num_layers):
                 for site in SITES[:-1]:
-                    parts = source.layer_site(index, site)
-                    self._check(library.pb_set_matrix(handle, index, SITES.index(site), parts.pointers))
-                    read(parts.nbytes)
-                    left -= parts.nbytes
-                    del parts
+                    for expert in source.experts(index, site):
+                        parts = source.layer_site(index, site, expert)
+                        self._check(library.pb_set_matrix(handle, index, SITES.index(site), expert, parts.pointers))
+                        read(parts.nbytes)
+                        left -= parts.nbytes
+                        del parts
                 vectors = source.vectors(index)
                 self._check(library.pb_set_vectors(handle, index, ctypes.byref(vectors.pointers)))
                 read(vectors.nbytes)
@@ -71,7 +72,7 @@ class NativeModel:
             embedding, norm = source.embedding(), source.final_norm()
             self._check(library.pb_set_ends(handle, embedding.data_ptr(), norm.data_ptr()))
             head = source.head(embedding)
-            self._check(library.pb_set_matrix(handle, 0, SITES.index("head"), head.pointers))
+            self._check(library.pb_set_matrix(handle, 0, SITES.index("head"), NO_EXPERT, head.pointers))
             read(left)
         return embedding
 
@@ -279,6 +280,10 @@ def _shape(spec: DecoderSpec, threads: int, weights: str) -> Shape:
         qk_norm=int(spec.qk_norm),
         threads=threads,
         wanted=WANTED[weights],
+        experts=0 if spec.moe is None else spec.moe.num_experts,
+        per_token=0 if spec.moe is None else spec.moe.per_token,
+        expert_inter=0 if spec.moe is None else spec.moe.intermediate_size,
+        normalised=int(spec.moe is not None and spec.moe.normalised),
         eps=spec.rms_norm_eps,
         scale=spec.head_dim**-0.5,
     )

@@ -12,8 +12,8 @@ plugin = Plugin(
             name="dense",
             factory="pegboard.plugins.model_dense.family:DenseFamily",
             config="pegboard.plugins.model_dense.options:DenseOptions",
-            summary="Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, Mixtral and the text of Qwen-VL with fused projections, from "
-            "safetensors or GGUF",
+            summary="Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, Mixtral and the text of Qwen-VL with fused projections, "
+            "from safetensors or GGUF",
             provides=frozenset({"additions", "graph", "kv_scales", "overlay", "ranks", "taps"}),
             rank=20,
         ),

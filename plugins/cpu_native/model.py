@@ -11,7 +11,7 @@ import torch
 
 from pegboard.core.interfaces.errors import OutOfMemory
 from pegboard.plugins.cpu_native.library import FORMATS, SITES, STAGES, Batch, Sampling, Shape
-from pegboard.plugins.cpu_native.weights import KEEP_CODES, LayerVectors, Site, WeightsSource
+from pegboard.plugins.cpu_native.weights import KEEP_CODES, NO_EXPERT, LayerVectors, Site, WeightsSource
 from pegboard.toolkit.model.rope import RotaryEmbedding
 from pegboard.toolkit.system.progress import progress
 
@@ -65,9 +65,9 @@ class NativeModel:
         self._handle = self._library.pb_create(ctypes.byref(self._shape))
         self._check(0 if self._handle else 1)
 
-    def set_site(self, layer: int, site: str, parts: Site) -> None:
-        """Set a matrix of a layer, or the head."""
-        self._check(self._library.pb_set_matrix(self._handle, layer, SITES.index(site), parts.pointers))
+    def set_site(self, layer: int, site: str, parts: Site, expert: int = NO_EXPERT) -> None:
+        """Set a matrix of a layer, or of one of its experts, or the head."""
+        self._check(self._library.pb_set_matrix(self._handle, layer, SITES.index(site), expert, parts.pointers))
 
     def set_vectors(self, layer: int, vectors: LayerVectors) -> None:
         """Set what a layer has besides its matrices, which are set already."""
@@ -89,11 +89,12 @@ class NativeModel:
         with progress("reading weights", source.nbytes) as read:
             for index in range(self.spec.num_layers):
                 for site in SITES[:-1]:
-                    parts = source.layer_site(index, site)
-                    self.set_site(index, site, parts)
-                    read(parts.nbytes)
-                    left -= parts.nbytes
-                    del parts
+                    for expert in source.experts(index, site):
+                        parts = source.layer_site(index, site, expert)
+                        self.set_site(index, site, parts, expert)
+                        read(parts.nbytes)
+                        left -= parts.nbytes
+                        del parts
                 vectors = source.vectors(index)
                 self.set_vectors(index, vectors)
                 read(vectors.nbytes)
@@ -310,6 +311,10 @@ def _shape(spec: DecoderSpec, threads: int, weights: str) -> Shape:
         qk_norm=int(spec.qk_norm),
         threads=threads,
         wanted=WANTED[weights],
+        experts=0 if spec.moe is None else spec.moe.num_experts,
+        per_token=0 if spec.moe is None else spec.moe.per_token,
+        expert_inter=0 if spec.moe is None else spec.moe.intermediate_size,
+        normalised=int(spec.moe is not None and spec.moe.normalised),
         eps=spec.rms_norm_eps,
         scale=spec.head_dim**-0.5,
     )

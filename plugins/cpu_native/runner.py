@@ -56,6 +56,8 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
         """Return the weights, to be replaced, or why they cannot be."""
         if quantised:
             return "its weights are quantised"
+        if spec.moe is not None:
+            return "it is a mixture of experts"
         if spec.tower:
             return "the encoder of its pictures would keep its weights"
         return NativeStore(self._model, DecoderNames.of(spec, self.ctx.model.directory))
@@ -79,8 +81,6 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
             spec = DecoderSpec.from_config(ctx.model.hf_config, coded=quantized_weights(ctx.model) is not None)
         except ModelError as error:
             return str(error)
-        if spec.moe is not None:
-            return f"it has no mixture of experts, and the model's layers have {spec.moe.num_experts} experts each"
         if spec.num_heads // spec.num_kv_heads > MAX_GROUP:
             return f"{spec.num_heads} query heads share {spec.num_kv_heads} KV heads; at most {MAX_GROUP} may share one"
         try:

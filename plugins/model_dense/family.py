@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 class DenseFamily(ModelFamily[DenseOptions]):
-    """Llama, Mistral, Qwen2, Qwen3 (with experts as well) and the text towers of Qwen2-VL, 2.5-VL and 3-VL. GGUF files
-    arrive here already converted to safetensors.
+    """Llama, Mistral, Qwen2, Qwen3 (with experts as well), Mixtral and the text towers of Qwen2-VL, 2.5-VL, 3-VL. GGUF
+    files arrive here already converted to safetensors.
     """
 
     def __init__(self, options: DenseOptions, ctx: ModelContext) -> None:

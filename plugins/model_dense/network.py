@@ -13,7 +13,7 @@ from pegboard.toolkit.kernels import usable
 from pegboard.toolkit.model.attending import attended
 from pegboard.toolkit.model.decoder_ranks import shared
 from pegboard.toolkit.model.layers import Embedding, GatedMLP, Linears, RMSNorm
-from pegboard.toolkit.model.moe import MixtureOfExperts, mixture
+from pegboard.toolkit.model.moe import MixtureOfExperts
 from pegboard.toolkit.model.rope import RotaryEmbedding
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def layer_name(layer_id: int) -> str:
 def _mlp(spec: DecoderSpec, layer: int, linears: Linears) -> GatedMLP | MixtureOfExperts:
     name, hidden, act = f"{layer_name(layer)}.mlp", spec.hidden_size, spec.hidden_act
     if spec.moe is not None and spec.moe.layers[layer]:
-        return mixture(name, spec.moe, hidden, act, linears)
+        return MixtureOfExperts(name, spec.moe, hidden, act, linears)
     return GatedMLP(name, hidden, spec.intermediate_size, act, linears, bias=spec.mlp_bias)
 
 
@@ -173,10 +173,9 @@ class DenseNetwork(nn.Module, Network):
         return normed
 
     def capture_objection(self) -> str | None:
-        """Object to experts, whose tokens are counted on the host."""
-        if any(isinstance(module, MixtureOfExperts) for module in self.modules()):
-            return "a mixture of experts counts each expert's tokens on the host"
-        return None
+        """Object to experts for which the host waits."""
+        reasons = (one.why_it_waits() for one in self.modules() if isinstance(one, MixtureOfExperts))
+        return next((reason for reason in reasons if reason is not None), None)
 
     @torch.inference_mode()
     def embed(self, ids: Tensor) -> Tensor:

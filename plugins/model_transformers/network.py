@@ -12,6 +12,7 @@ import torch
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.model_family import Network
 from pegboard.plugins.model_transformers import bridge
+from pegboard.plugins.model_transformers.experts import EXPERTS
 from pegboard.plugins.model_transformers.head import Body, Head
 from pegboard.plugins.model_transformers.latent import keep_latents
 from pegboard.plugins.model_transformers.segments import Segment, keep_states, segments_of
@@ -75,7 +76,7 @@ class TransformersNetwork(Network):
 
     @torch.inference_mode()
     def reference_logits(self, prompt: list[int]) -> torch.Tensor:
-        """Return logits float32 [len, vocab] of one prompt by the model's own attention, without us."""
+        """Return logits float32 [len, vocab] of one prompt by the model's own attention and experts, without us."""
         device = next(self.model.parameters()).device
         with self._own_attention():
             output = self.model(input_ids=torch.tensor([prompt], device=device), use_cache=False)
@@ -85,7 +86,15 @@ class TransformersNetwork(Network):
     @contextmanager
     def _own_attention(self) -> Iterator[None]:
         self.model.set_attn_implementation("eager")
+        self._use_experts("eager")
         try:
             yield
         finally:
             self.model.set_attn_implementation(bridge.PAGED)
+            self._use_experts(EXPERTS)
+
+    def _use_experts(self, implementation: str) -> None:
+        """Where the model has experts whose implementation can be set."""
+        for module in self.model.modules():
+            if hasattr(module, "has_post_expert_norm"):
+                module.config._experts_implementation = implementation

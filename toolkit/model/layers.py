@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pegboard.toolkit.kernels import operations
+from pegboard.toolkit.model.experts import ExpertLinear
 from pegboard.toolkit.model.linear import LinearMethod, Part, Site
 from pegboard.toolkit.model.packed import pack, packed_linear
 from pegboard.toolkit.model.ranks import Cut, Ranks, nothing
@@ -224,6 +225,7 @@ class Linears:
         self.sites: list[Site] = []
         """All that were made, but experts."""
         self._coded: list[tuple[FusedLinear, Site, list[str]]] = []
+        self._coded_experts: list[tuple[ExpertLinear, Site, list[list[str]]]] = []
 
     def coded(self, parts: Iterable[str]) -> bool:
         """Return whether weights of linear layers of these names are quantised."""
@@ -237,7 +239,6 @@ class Linears:
         parts: Mapping[str, int],
         *,
         bias: bool,
-        expert: bool = False,
         split: Literal["", "out", "in"] = "",
         unit: int = 1,
     ) -> FusedLinear:
@@ -246,7 +247,7 @@ class Linears:
         """
         names, coded = [self._stored(f"{name}.weight") for name in parts], self.coded(parts)
         whole = tuple(Part(name, rows) for name, rows in parts.items())
-        site = Site(self._made, whole, in_size, expert)
+        site = Site(self._made, whole, in_size)
         sizes, share = tuple(parts.values()), self._share(split, in_size, tuple(parts.values()), unit)
         if share is not None:
             sizes = tuple(cut.length for cut in share.rows) or sizes
@@ -255,9 +256,22 @@ class Linears:
         made.parts = tuple(parts)
         if coded:
             self._coded.append((made, site, names))
-        if not expert:
-            made.site = site
-            self.sites.append(site)
+        made.site = site
+        self.sites.append(site)
+        self._made += 1
+        return made
+
+    def experts(self, count: int, in_size: int, parts: Mapping[str, int]) -> ExpertLinear:
+        """Return the layer of `count` experts, each of the parts of these names, which have so many rows each. A * in a
+        name stands for the expert's number. They are quantised if some of them is.
+        """
+        named = [[name.replace("*", str(expert)) for name in parts] for expert in range(count)]
+        coded, rows = self.coded(name for names in named for name in names), sum(parts.values())
+        made = ExpertLinear(count, rows, in_size, dtype=self.dtype, device=self.device, coded=coded)
+        if coded:
+            site = Site(self._made, tuple(Part(name, size) for name, size in parts.items()), in_size, count)
+            stored = [[self._stored(f"{name}.weight") for name in names] for names in named]
+            self._coded_experts.append((made, site, stored))
         self._made += 1
         return made
 
@@ -273,6 +287,8 @@ class Linears:
         if self._weights is not None:
             for made, site, names in self._coded:
                 made.use(self._weights.linear(site, names, self.device))
+            for experts, site, stored in self._coded_experts:
+                experts.use(self._weights.experts(site, stored, self.device))
 
 
 class GatedMLP(nn.Module):

@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gemma2", "gpt_neox", "deepseek_v3")
+ARCHITECTURES = (
+    "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gemma2", "gpt_neox", "deepseek_v3", "bamba",
+)  # fmt: skip
 """The names that `tiny_checkpoint` takes."""
 
 VOCAB_SIZE = 320
@@ -46,6 +48,7 @@ _CLASSES = {
     "gemma2": "Gemma2",
     "gpt_neox": "GPTNeoX",
     "deepseek_v3": "DeepseekV3",
+    "bamba": "Bamba",
 }
 
 _COMMON: dict[str, Any] = {
@@ -100,6 +103,15 @@ _PER_ARCHITECTURE: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 48,
         "first_k_dense_replace": 2,
         "routed_scaling_factor": 1.0,
+    },
+    "bamba": {
+        "num_key_value_heads": 2,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 24,
+        "mamba_n_groups": 2,
+        "mamba_chunk_size": 16,
+        "attn_layer_indices": [1],
     },
 }
 

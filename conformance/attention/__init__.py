@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -292,6 +293,15 @@ class AttentionContract(
         backend = self.build(rig.context_for(max_batch=4))
         out = rig.run(backend, mode=ForwardMode.IDLE)
         assert tuple(out.shape) == (0, 4, 16)
+
+    @pytest.mark.parametrize("lens", [((0, 5), (3, 4)), ((4, 1), (9, 1))], ids=["extend", "decode"])
+    def test_no_layers(self, lens: Lens, device: torch.device) -> None:
+        """A model all of whose layers keep states prepares batches all the same."""
+        rig = AttentionRig([make_layer()], lens, device=device)
+        backend: AttentionBackend = self.build(dataclasses.replace(rig.context_for(), layers=()))
+        batch = rig.batch(backend)
+        backend.prepare(batch)
+        assert batch.batch_size == 2
 
     # Everything at once.
 

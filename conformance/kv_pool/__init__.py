@@ -132,6 +132,15 @@ class KVPoolContract(KVPoolLatentTests, KVPoolReleaseTests):
         for buffer, wanted in zip(self.buffers(pool), self.fill(pool), strict=True):
             assert torch.equal(buffer, wanted)
 
+    def test_no_layers(self, device: torch.device) -> None:
+        """Those of a model all of whose layers keep states: it has slots, and takes no memory."""
+        pool = self.make(device, layers=())
+        assert type(pool).bytes_per_token((), torch.float32) == 0
+        assert pool.nbytes == 0
+        assert pool.num_slots == (PAGES + 1) * PAGE
+        assert pool.prepare(0.0) == pool.num_slots
+        pool.move(*(torch.tensor([slot], device=device) for slot in (4, 5)))
+
     # Writing.
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -22,6 +22,7 @@ from pegboard.conformance.model_family.graphs import GraphTests
 from pegboard.conformance.model_family.overlay import OverlayTests
 from pegboard.conformance.model_family.ranks import RankTests
 from pegboard.conformance.model_family.scales import ScaleTests
+from pegboard.conformance.model_family.states import StateTests
 from pegboard.conformance.model_family.taps import TapTests
 from pegboard.conformance.model_family.updates import UpdateTests
 from pegboard.conformance.rig.model_references import context, prompts, reference_logits, text_config
@@ -37,6 +38,9 @@ _GARBAGE: tuple[Mapping[str, Any], ...] = (
     {"architectures": ["BertForMaskedLM"], "model_type": "bert"},
 )
 
+_KEEPS_STATES = "linear_attention"
+"""What transformers calls a layer that keeps states in place of keys and values."""
+
 _SPOILED: tuple[Mapping[str, Any], ...] = (
     {"num_attention_heads": 0},
     {"num_attention_heads": "four"},
@@ -46,7 +50,9 @@ _SPOILED: tuple[Mapping[str, Any], ...] = (
 )
 
 
-class ModelFamilyContract(AdditionTests, OverlayTests, TapTests, GraphTests, ScaleTests, RankTests, UpdateTests):
+class ModelFamilyContract(
+    AdditionTests, OverlayTests, TapTests, GraphTests, ScaleTests, RankTests, UpdateTests, StateTests
+):
     """What every family must do for each tiny checkpoint that it supports.
 
     `architectures` are names that `make_checkpoint` takes. A family of none of the kit's architectures sets its
@@ -100,7 +106,10 @@ class ModelFamilyContract(AdditionTests, OverlayTests, TapTests, GraphTests, Sca
         assert (spec.vocab_size, spec.hidden_size) == (config.vocab_size, config.hidden_size)
         assert spec.max_context_len == config.max_position_embeddings
         assert config.eos_token_id in spec.eos_token_ids
-        assert [layer.layer_id for layer in spec.layers] == list(range(config.num_hidden_layers))
+        kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+        attending = len(kinds) - kinds.count(_KEEPS_STATES)
+        assert [layer.layer_id for layer in spec.layers] == list(range(attending))
+        assert bool(spec.states) == (attending < len(kinds))
         for layer in spec.layers:
             assert layer.num_heads == heads
             assert (layer.num_kv_heads, layer.qk_head_dim, layer.v_head_dim) == sizes
@@ -121,7 +130,7 @@ class ModelFamilyContract(AdditionTests, OverlayTests, TapTests, GraphTests, Sca
         config = AutoConfig.from_pretrained(checkpoint).get_text_config()
         window = getattr(config, "sliding_window", None)
         kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * len(spec.layers)
-        expected = [window if kind == "sliding_attention" else None for kind in kinds]
+        expected = [window if kind == "sliding_attention" else None for kind in kinds if kind != _KEEPS_STATES]
         assert [layer.window for layer in spec.layers] == expected
 
     def test_context_length_caps(self, architecture: str, checkpoint: Path) -> None:

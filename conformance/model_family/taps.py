@@ -110,8 +110,9 @@ class TapTests(ModelSuite):
 
 
 def places(run: PagedRun) -> tuple[int, ...]:
-    """Return all places that a network has."""
-    return tuple(range(len(run.spec.layers) + 2))
+    """Return all places that a network has: layers that only keep states count, too."""
+    layers = {state.name.rpartition(".layers.")[2].partition(".")[0] for state in run.spec.states}
+    return tuple(range(len(run.spec.layers) + len(layers) + 2))
 
 
 def tapped(run: PagedRun, new: Mapping[int, Sequence[int]], *, decode: bool = False) -> ForwardBatch:

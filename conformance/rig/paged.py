@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from pegboard.conformance.rig.tails import seen_keys
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
 from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
+from pegboard.toolkit.model.state_slots import AlternatingSlots
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
@@ -142,7 +144,7 @@ class PagedRun:
     """Runs a network step by step over a `PlainPool`, as the pipeline would. Requests are numbered from 0.
 
     `attention` is a `PlainAttention` unless another is given. Pages are handed out in a shuffled order. `pool`,
-    `attention` and `table` may be looked at; `tokens` holds what each request has computed so far.
+    `attention`, `slots` and `table` may be looked at; `tokens` holds what each request has computed so far.
     """
 
     def __init__(
@@ -169,23 +171,28 @@ class PagedRun:
         self.table = np.zeros((requests + 1, pages * page_size), dtype=np.int32)
         self.table[1:] = slots.reshape(requests, -1)
         self.tokens: list[list[int]] = [[] for _ in range(requests)]
+        self.slots = AlternatingSlots(spec.states, requests, device)
 
     @torch.inference_mode()
-    def step(self, new: Mapping[int, Sequence[int]], *, decode: bool = False) -> dict[int, torch.Tensor]:
+    def step(
+        self, new: Mapping[int, Sequence[int]], *, decode: bool = False, cuts: Mapping[int, int] = MappingProxyType({})
+    ) -> dict[int, torch.Tensor]:
         """Compute `new` tokens of requests, packed in the mapping's order. Returns their logits [new, vocab] by
         request.
 
         `decode` makes it a decode step, of one token each; else it is an extend, or a mixed batch where some bring
-        one token.
+        one token. `cuts` are as in `AlternatingSlots.step`.
         """
-        batch = self.batch(new, decode=decode)
+        batch = self.batch(new, decode=decode, cuts=cuts)
         self.attention.prepare(batch)
         hidden = self.network.forward(batch)
         logits = self.network.logits(hidden)
         parts = torch.split(logits, [len(tokens) for tokens in new.values()])
         return dict(zip(new, parts, strict=True))
 
-    def batch(self, new: Mapping[int, Sequence[int]], *, decode: bool = False) -> ForwardBatch:
+    def batch(
+        self, new: Mapping[int, Sequence[int]], *, decode: bool = False, cuts: Mapping[int, int] = MappingProxyType({})
+    ) -> ForwardBatch:
         """Return the ForwardBatch of a step; the requests count its tokens as computed from now on."""
         starts = np.array([len(self.tokens[request]) for request in new], dtype=np.int64)
         lens = np.array([len(tokens) for tokens in new.values()], dtype=np.int64)
@@ -209,6 +216,8 @@ class PagedRun:
             kv_pool=self.pool,
             attn_backend=self.attention,
         )
+        if self.spec.states:
+            batch.states = self.slots.step(np.fromiter(new, dtype=np.int64), starts, stops, cuts)
         if not decode:
             batch.extend_lens, batch.extend_lens_cpu = torch.from_numpy(lens), lens
             batch.extend_prefix_lens, batch.extend_prefix_lens_cpu = torch.from_numpy(starts), starts

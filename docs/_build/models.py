@@ -15,6 +15,7 @@ from pegboard.toolkit.model.decoder_spec import ARCHITECTURES, DecoderSpec
 from pegboard.plugins.model_sources.gguf.metadata import ARCHITECTURES as GGUF
 from tests.plugins.model_transformers.tiny import REFUSED, SERVED
 from tests.tools.families import read
+from tests.tools.state_families import STATE_FAMILIES
 
 _HEAD = """\
 # Models
@@ -50,13 +51,19 @@ Tests serve these, with random weights:
 
 {served}.
 
-These are refused, because their attention cannot be replaced, they have none, or it reads a choice of tokens:
-{refused}.
+These are refused, because their attention cannot be replaced, it reads a choice of tokens, or they keep a state that is
+not in transformers' cache: {refused}.
 
 Models with latent attention (MLA) keep one latent per token in each layer, instead of keys and values of all heads:
 {latent}. A Kimi K2 has DeepSeek-V3's architecture. DeepSeek-V3 takes 68.6 KiB per token in bfloat16, and
 `kv_bytes_per_token` of `/server_info` says it for any model. Latents need the attention backend `torch` or `triton`,
 and are not kept in 8 bits. Prefix caches, tiers and disaggregation treat them like any KV.
+
+Layers with a recurrent state or a convolution (Mamba, gated delta nets, short convolutions) keep a state of a fixed size
+in place of keys and values. transformers' own modules compute them: all requests that decode in one call, and prompts
+one call for each length. Tests serve {states}. Mamba 1 (`Mamba`, `FalconMamba`, `Jamba`) reads its state only
+one token at a time, so its prompts are slow. `Mamba`, `FalconMamba` and `Mamba2` do not say how long a context may be:
+set `model.context_length`. Zamba 2 and Nemotron-H bound time steps in prompts and not in decodes, as transformers does.
 """
 _TRIED = """\
 ## Families that were tried
@@ -64,8 +71,8 @@ _TRIED = """\
 `python -m tests.tools.families` tries {count} families as tiny random checkpoints in float32, in chunks, and compares
 tokens and logits with transformers: {served} are served, the others are refused with the reason below.
 
-| architecture | served by | or refused, since it |
-|---|---|---|
+| architecture | keeps | served by | or refused, since it |
+|---|---|---|---|
 """
 _GGUF = """\
 ## GGUF files
@@ -109,13 +116,16 @@ def _theirs() -> Iterator[str]:
     served = _named(prefix for prefix, _ in SERVED.values())
     refused = _named(prefix for prefix, *_ in REFUSED.values())
     latent = _named(prefix for prefix, fields in SERVED.values() if "kv_lora_rank" in fields)
-    yield _THEIRS.format(served=served, refused=refused, latent=latent)
+    states = _named(family.prefix for family in STATE_FAMILIES.values())
+    yield _THEIRS.format(served=served, refused=refused, latent=latent, states=states)
 
 
 def _tried() -> Iterator[str]:
     found = read().values()
     served = sum(bool(row.family) for row in found)
-    rows = [f"| `{row.architecture}` | {row.family and f'`{row.family}`'} | {row.reason} |" for row in found]
+    rows = [
+        f"| `{row.architecture}` | {row.keeps} | {row.family and f'`{row.family}`'} | {row.reason} |" for row in found
+    ]
     yield _TRIED.format(count=len(found), served=served) + "\n".join(rows) + "\n"
 
 

@@ -261,6 +261,12 @@ class ForgetsIdleBatches(Broken):
         super().prepare(batch)
 
 
+class NeedsALayer(Broken):
+    def prepare(self, batch: ForwardBatch) -> None:
+        super().prepare(batch)
+        self._plan(self.ctx.layers[0], batch)
+
+
 # Capabilities that are not declared.
 
 
@@ -323,6 +329,7 @@ MUTANTS = [
     caught(InterleavesHeads, "test_head_dims"),
     caught(MixesUpNeighbours, "test_neighbours_do_not_matter"),
     caught(ForgetsIdleBatches, "test_idle_batch"),
+    caught(NeedsALayer, "test_no_layers"),
     caught(IgnoresThePrefix, "test_any_batch"),
     caught(SilentlyComputesAnyway, "test_window_is_refused", **NONE),
     caught(SilentlyComputesAnyway, "test_logit_cap_is_refused", **NONE),

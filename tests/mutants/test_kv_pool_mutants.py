@@ -208,6 +208,12 @@ class MovesOtherTypesAlone(MHAPool):
             super().move(sources, targets)
 
 
+class NeedsALayer(MHAPool):
+    def prepare(self, seconds: float) -> int:
+        self.keys(self.layer_ids[0])
+        return super().prepare(seconds)
+
+
 MUTANTS = [
     Mutant(factory, suite=KVPoolContract, caught_by=test)
     for factory, test in (
@@ -242,6 +248,7 @@ MUTANTS = [
         (ClampsBeforeItScales, "test_what_is_too_large_is_clamped"),
         (LosesNaN, "test_what_is_too_large_is_clamped"),
         (MovesOtherTypesAlone, "test_moves"),
+        (NeedsALayer, "test_no_layers"),
     )
 ]
 

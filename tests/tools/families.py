@@ -16,7 +16,7 @@ import logging
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,15 @@ import torch
 from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.errors import ConfigError, ModelError
+from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.plugins.model_transformers.configs import NotServable
 from pegboard.plugins.model_transformers.family import TransformersFamily, relative_errors
+from pegboard.plugins.model_transformers.limits import examine
 from tests.e2e.reference import forced_logits
 from tests.plugins.model_transformers.tiny import context
-from tests.tools.family_configs import FAMILIES, VOCAB, Family
+from tests.tools.family_configs import FAMILIES
+from tests.tools.family_parts import VOCAB, Family
 
 FOUND = Path(__file__).parents[2] / "docs" / "_build" / "families.json"
 
@@ -45,11 +49,14 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Row:
-    """What was found: the plugin's family that serves an architecture, or the reason why none does."""
+    """What was found: the plugin's family that serves an architecture, or the reason why none does. `keeps` is what its
+    layers keep of the tokens so far: "keys and values", "states" or both; "" where that is not known.
+    """
 
     architecture: str
     family: str = ""
     reason: str = ""
+    keeps: str = ""
 
 
 def build(family: Family, directory: Path) -> str:
@@ -78,7 +85,7 @@ def tried(name: str) -> Row:
         directory = Path(folder)
         architecture = build(FAMILIES[name], directory)
         data = {
-            "model": {"path": folder, "dtype": "float32", "device": "cpu"},
+            "model": {"path": folder, "dtype": "float32", "device": "cpu", **_length(FAMILIES[name])},
             "attention": {"use": "torch"},
             "memory": {"max_total_tokens": 512},
             "scheduler": {"chunked_prefill_size": CHUNK},
@@ -89,15 +96,32 @@ def tried(name: str) -> Row:
                 wrong = difference(engine, directory, architecture)
                 (family,) = engine.info.providers["model_family"]
         except (ConfigError, ModelError) as error:
-            return Row(architecture, reason=reason_of(directory, error))
-        return Row(architecture, "" if wrong else family, wrong)
+            ctx = _context(directory, FAMILIES[name])
+            return Row(architecture, reason=reason_of(ctx, error), keeps=_kept(ctx))
+        return Row(architecture, "" if wrong else family, wrong, _kept(_context(directory, FAMILIES[name])))
 
 
-def reason_of(directory: Path, error: Exception) -> str:
+def _length(family: Family) -> Mapping[str, int]:
+    return {} if family.context_length is None else {"context_length": family.context_length}
+
+
+def _context(directory: Path, family: Family) -> ModelContext:
+    return replace(context(directory), context_length=family.context_length)
+
+
+def _kept(ctx: ModelContext) -> str:
+    """Return what a model keeps, as a run without weights shows it."""
+    try:
+        found, _ = examine(ctx)
+    except NotServable:
+        return ""
+    return " and ".join(["keys and values"] * bool(found.layers) + ["states"] * bool(found.states))
+
+
+def reason_of(ctx: ModelContext, error: Exception) -> str:
     """Return why the model is refused: by the family that takes most, or else by the engine."""
-    ctx = context(directory)
     said = TransformersFamily.supports(None, ctx)  # type: ignore[arg-type]
-    return (said or str(error)).removeprefix(f"{ctx.architecture} ").splitlines()[0].replace(str(directory), "DIR")
+    return (said or str(error)).removeprefix(f"{ctx.architecture} ").splitlines()[0].replace(str(ctx.directory), "DIR")
 
 
 @torch.inference_mode()
@@ -110,6 +134,8 @@ def difference(engine: Engine, directory: Path, architecture: str) -> str:
     )
     answers = engine.generate(PROMPTS, SamplingParams(temperature=0.0, max_new_tokens=NEW, ignore_eos=True))
     for prompt, answer in zip(PROMPTS, answers, strict=True):
+        if len(answer.token_ids) != NEW:
+            return f"answers {len(answer.token_ids)} tokens of {NEW}"
         text = [*prompt, *answer.token_ids]
         logits = model.eval()(input_ids=torch.tensor([text]), use_cache=False).logits[0].float()
         best = logits[len(prompt) - 1 : -1].topk(2)

@@ -1,4 +1,6 @@
-"""Mixture-of-experts layers in torch, on one device: every expert computes the tokens that were sent to it."""
+"""Mixture-of-experts layers in torch: every expert computes the tokens that were sent to it. Ranks share each expert as
+they share an MLP: gate and up by rows, down by columns.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from torch import Tensor, nn
 
 from pegboard.toolkit.model.layers import FusedLinear, Linears, activation, empty_parameter
 from pegboard.toolkit.model.moe_spec import MoeSpec
-from pegboard.toolkit.model.weights import Target
+from pegboard.toolkit.model.ranks import Ranks
+from pegboard.toolkit.model.weights import Slice, Target
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import Additions
@@ -24,11 +27,22 @@ class MixtureOfExperts(nn.Module):
     finds equal the first is taken.
     """
 
-    def __init__(self, spec: MoeSpec, hidden: int, act: str, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: MoeSpec,
+        hidden: int,
+        act: str,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: Ranks | None = None,
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.act = activation(act)
-        experts, inter = spec.num_experts, spec.intermediate_size
+        self.ranks = ranks or Ranks()
+        self.cut = self.ranks.cut(spec.intermediate_size)
+        experts, inter = spec.num_experts, self.cut.length
         self.router = empty_parameter(experts, hidden, dtype=torch.float32, device=device)
         self.gate_up = empty_parameter(experts, 2 * inter, hidden, dtype=dtype, device=device)
         self.down = empty_parameter(experts, hidden, inter, dtype=dtype, device=device)
@@ -46,7 +60,7 @@ class MixtureOfExperts(nn.Module):
                 tokens = pairs // self.spec.per_token
                 out.index_add_(0, tokens, self._expert(x[tokens], expert).float() * weights[pairs, None])
             start += count
-        return out.to(x.dtype)
+        return self.ranks.all_reduce(out).to(x.dtype)
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights float32 and experts int64, both [tokens * per_token], token after token."""
@@ -65,12 +79,27 @@ class MixtureOfExperts(nn.Module):
         """Leave the weights as they are: oneDNN would keep every expert's by itself."""
 
     def targets(self, name: str) -> dict[str, Target]:
-        """Checkpoint name -> buffer, for experts called `name`: of all together, output sizes before input sizes."""
+        """Checkpoint name -> buffer, for experts called `name`: of all together, output sizes before input sizes; where
+        ranks share them, of each alone.
+        """
+        if self.ranks.size > 1:
+            return {f"{name}.gate.weight": self.router, **self._shares(name)}
         return {
             f"{name}.gate.weight": self.router,
             f"{name}.experts.gate_up_proj": self.gate_up,
             f"{name}.experts.down_proj": self.down,
         }
+
+    def _shares(self, name: str) -> dict[str, Target]:
+        found: dict[str, Target] = {}
+        start, count, full = self.cut
+        for names, both, down in zip(expert_names(name, self.spec), self.gate_up, self.down, strict=True):
+            gate, up, narrow = (f"{part}.weight" for part in names)
+            hidden = down.shape[0]
+            found[gate] = Slice(both[:count], 0, start, (full, hidden))
+            found[up] = Slice(both[count:], 0, start, (full, hidden))
+            found[narrow] = Slice(down, 1, start, (hidden, full))
+        return found
 
 
 class CodedExperts(MixtureOfExperts):
@@ -113,4 +142,4 @@ def mixture(name: str, spec: MoeSpec, hidden: int, act: str, linears: Linears) -
     """Return the mixture called `name`: of coded experts where the checkpoint has such one by one."""
     if linears.coded(part for parts in expert_names(name, spec) for part in parts):
         return CodedExperts(name, spec, hidden, act, linears)
-    return MixtureOfExperts(spec, hidden, act, dtype=linears.dtype, device=linears.device)
+    return MixtureOfExperts(spec, hidden, act, dtype=linears.dtype, device=linears.device, ranks=linears.ranks)

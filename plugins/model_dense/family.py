@@ -52,7 +52,7 @@ class DenseFamily(ModelFamily[DenseOptions]):
         except ModelError as error:
             return str(error)
         if coded and ranks.size > 1:
-            return f"quantised weights are on one rank only, and parallel.tensor is {ranks.size}"
+            return f"codes of quantised weights are not cut for ranks, and parallel.tensor is {ranks.size}"
         return None
 
     @property
@@ -91,12 +91,17 @@ class DenseFamily(ModelFamily[DenseOptions]):
 
     def _read(self) -> tuple[DenseNetwork, Sequence[Site]]:
         from pegboard.plugins.model_dense.network import DenseNetwork
-        from pegboard.toolkit.model.decoder_names import DecoderNames
+        from pegboard.toolkit.model.decoder_names import DecoderNames, Experts
         from pegboard.toolkit.model.layers import Linears
         from pegboard.toolkit.model.weights import check_weights, load_weights
 
         directory, dtype, weights = self.ctx.directory, self.ctx.dtype, self._weights
         names = DecoderNames.of(self._decoder, directory)
+        if self._ranks.size > 1 and self._decoder.moe is not None and names.experts is not Experts.SINGLE:
+            raise ModelError(
+                f"parallel.tensor: {self._ranks.size}, but the checkpoint has all experts of a layer in one tensor, "
+                "and ranks read a share of each expert's own"
+            )
         meta = DenseNetwork(self._decoder, Linears(dtype, torch.device("meta"), ranks=self._ranks))
         check_weights(directory, names.targets(meta.targets()), ignore=names.ignores, coded=weights)
         linears = Linears(dtype, self.ctx.device, weights, names.stored, self._ranks)

@@ -10,6 +10,7 @@ for other cores (Intel SDM, volume 3, 9.2.2), other CPUs do not.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import platform
@@ -29,24 +30,36 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _FILE = "region"
-_X86 = ("x86_64", "AMD64")
+_X86 = ("x86_64",)
 _SLOT = 256 * 2**10
 """Bytes of a slot; larger tensors go in pieces. Two slots of two ranks fit into the L2 cache of a core."""
 _KEPT = 512
 """Sizes of tensors whose views are kept."""
 _LINE = 64
 """Bytes of a cache line. Each rank has one of its own, in words of 8 bytes."""
-_COUNT, _PID, _LEFT = 0, 1, 2
-"""Words of a line: calls that were begun, plus one once the rank is there; its process; whether it has left."""
+_COUNT, _PID, _LEFT, _SLEEPS = 0, 1, 2, 3
+"""Words of a line: calls that were begun, plus one once the rank is there; its process; whether it has left, and sleeps
+until somebody wakes it."""
 _WORDS = _LINE // 8
 _LOOKS = 100
 """Looks at a counter before a rank lets others have its core: about 5 µs. Where two ranks share a core, more looks only
 keep the other one from it."""
-_YIELD_SECONDS = 0.005
-"""How long it looks whenever it has the core; after that it sleeps between two looks."""
-_NAP = 0.0002
+_NAP_NS = 2_000_000
+"""How long a rank sleeps at most before it looks again."""
 _CHECK_SECONDS = 0.2
 """How often a rank that waits looks whether the others' processes run."""
+
+_FUTEX, _WAIT, _WAKE = 202, 0, 1
+"""The system call of x86-64 and two of its operations (man 2 futex): sleep while a number in memory has a value, and
+wake up those that do."""
+_libc = ctypes.CDLL(None)
+
+
+class _Time(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_NAP = _Time(0, _NAP_NS)
 
 
 class Shm(Communicator[NoOptions]):
@@ -58,6 +71,7 @@ class Shm(Communicator[NoOptions]):
         self._all = [rank * _WORDS + _COUNT for rank in range(ctx.size)]
         self._own = self._all[ctx.index]
         self._timeout = 0.0
+        self._start = 0
         self._slots = torch.empty(0)
         self._floats: list[Tensor] = []
         self._known: dict[int, list[tuple[Tensor, ...]]] = {}
@@ -69,7 +83,7 @@ class Shm(Communicator[NoOptions]):
         if ctx.device.type != "cpu":
             return f"it is for CPUs, and the model is on {ctx.device}"
         if platform.machine() not in _X86 or not hasattr(os, "memfd_create"):
-            return f"it needs an x86 CPU and Linux, and this is {platform.machine()} with {platform.system()}"
+            return f"it needs an x86-64 CPU and Linux, and this is {platform.machine()} with {platform.system()}"
         return None
 
     def connect(self, meeting: Path, timeout: float) -> None:
@@ -87,6 +101,7 @@ class Shm(Communicator[NoOptions]):
             memory = mmap.mmap(region, total)
             lines = self._lines = memoryview(memory)[: size * _LINE].cast("q")
             slots = torch.frombuffer(memory, dtype=torch.uint8, offset=size * _LINE)
+            self._start = slots.data_ptr() - size * _LINE
             self._slots = slots.view(2, size, _SLOT)
             self._floats = list(self._slots.view(torch.float32))
             lines[index * _WORDS + _PID] = os.getpid()
@@ -172,8 +187,13 @@ class Shm(Communicator[NoOptions]):
         return self._calls % 2
 
     def _tell(self) -> None:
-        assert self._lines is not None, "the call was begun"
-        self._lines[self._own] = self._calls
+        lines = self._lines
+        assert lines is not None, "the call was begun"
+        lines[self._own] = self._calls
+        for place in self._all:
+            if lines[place + _SLEEPS]:
+                _libc.syscall(_FUTEX, self._address(self._own), _WAKE, 2**31 - 1, None, None, 0)
+                return
 
     def _wait(self, counters: list[int], calls: int) -> None:
         """Wait until these ranks have begun so many calls. Raises RuntimeError where one of them has left or ended, and
@@ -191,20 +211,24 @@ class Shm(Communicator[NoOptions]):
 
     def _wait_long(self, lines: memoryview[int], place: int, calls: int) -> None:
         rank, began = place // _WORDS, time.monotonic()
-        checked = began
-        while lines[place] < calls:
-            now = time.monotonic()
+        checked, sleeps = began, self._own + _SLEEPS
+        lines[sleeps] = 1
+        while (count := lines[place]) < calls:
+            # A rank that counts between these two lines has seen that this one sleeps; or else the nap is short.
+            _libc.syscall(_FUTEX, self._address(place), _WAIT, ctypes.c_uint32(count), ctypes.byref(_NAP), None, 0)
             if lines[rank * _WORDS + _LEFT] and lines[place] < calls:
                 raise RuntimeError(f"rank {rank} has left")
-            if now - began < _YIELD_SECONDS:
-                os.sched_yield()
-            time.sleep(0 if now - began < _YIELD_SECONDS else _NAP)  # other threads of this process go on, too
+            now = time.monotonic()
             if now - checked > _CHECK_SECONDS:
                 checked = now
                 if lines[rank * _WORDS + _PID] and not _runs(lines[rank * _WORDS + _PID]):
                     raise RuntimeError(f"rank {rank} has ended")
             if now - began > self._timeout:
                 raise TimeoutError(f"rank {rank} has not come after {self._timeout:g} s")
+        lines[sleeps] = 0
+
+    def _address(self, place: int) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self._start + 8 * place)
 
 
 def _bytes(x: Tensor) -> Tensor:

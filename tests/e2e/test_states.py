@@ -15,7 +15,8 @@ from pegboard.conformance.covering import covering
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.sampling import SamplingParams
 from tests.tools.families import build
-from tests.tools.family_configs import FAMILIES, VOCAB
+from tests.tools.family_configs import FAMILIES
+from tests.tools.family_parts import VOCAB
 
 NEAR_TIE = 1e-3
 TOLERANCE = 2e-3

@@ -12,7 +12,7 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 18_120,
+    "conformance": 18_300,
     "core.cli": 180,
     "core.config": 1_980,
     "core.engine": 2_110,
@@ -22,8 +22,8 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 600,
-    "plugins": 70_120,
-    "toolkit": 18_910,
+    "plugins": 70_580,
+    "toolkit": 18_950,
     "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

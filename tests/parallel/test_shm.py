@@ -59,7 +59,7 @@ def test_where_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     refused = Shm.supports(NoOptions(), CommunicatorContext(2, 0, torch.device("cpu")))
     assert refused is not None
-    assert "it needs an x86 CPU and Linux, and this is aarch64" in refused
+    assert "it needs an x86-64 CPU and Linux, and this is aarch64" in refused
 
 
 def test_calls_need_the_others() -> None:

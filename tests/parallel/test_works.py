@@ -23,7 +23,9 @@ from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import ConfigError, ModelError, OutOfMemory
 from pegboard.core.interfaces.sampling import Grammar, SamplingParams
 from pegboard.core.pipeline.recovery import DeviceFailed
+from pegboard.plugins.model_dense.network import DenseNetwork
 from pegboard.plugins.parallel.group import GroupLost
+from pegboard.toolkit.model.moe import MixtureOfExperts
 from tests.e2e.reference import Comparison, Reference
 from tests.parallel.rank_threads import in_threads, registry
 
@@ -255,11 +257,19 @@ def test_what_does_not_work_is_refused(model: Path, more: dict[str, Any], tensor
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(("architecture", "said"), [("qwen3_moe", "a mixture of experts is computed by one rank only")])
-def test_models_that_are_not_cut_are_refused(checkpoints: Path, architecture: str, said: str) -> None:
-    with pytest.raises((ConfigError, ModelError)) as caught:
-        Engine(in_threads(config(tiny_checkpoint(checkpoints, architecture, num_hidden_layers=2)), 2))
-    assert said in str(caught.value)
+def test_experts_are_shared(checkpoints: Path, reference_dir: Path) -> None:
+    """Each rank has some rows and columns of each expert."""
+    directory = tiny_checkpoint(checkpoints, "qwen3_moe", num_hidden_layers=2)
+    with Engine(in_threads(config(directory), 2)) as engine:
+        answers, comparison = engine.run(asked()), Comparison()
+        whole = engine.built.runner.ctx.network
+        assert isinstance(whole, DenseNetwork)
+        (experts, *_) = [one for one in whole.modules() if isinstance(one, MixtureOfExperts)]
+        assert experts.gate_up.shape[1] == experts.spec.intermediate_size, "half of the rows of gate and up"
+    reference = Reference(directory, reference_dir)
+    for answer, expected in zip(answers, reference.answers(PROMPTS, LENGTH), strict=True):
+        comparison.add(answer.token_ids, expected, answer.rid)
+    comparison.finish()
 
 
 def test_too_few_cores(model: Path) -> None:

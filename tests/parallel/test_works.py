@@ -265,7 +265,7 @@ def test_experts_are_shared(checkpoints: Path, reference_dir: Path) -> None:
         whole = engine.built.runner.ctx.network
         assert isinstance(whole, DenseNetwork)
         (experts, *_) = [one for one in whole.modules() if isinstance(one, MixtureOfExperts)]
-        assert experts.gate_up.shape[1] == experts.spec.intermediate_size, "half of the rows of gate and up"
+        assert experts.gate_up.weight.shape[1] == experts.spec.intermediate_size, "half of the rows of gate and up"
     reference = Reference(directory, reference_dir)
     for answer, expected in zip(answers, reference.answers(PROMPTS, LENGTH), strict=True):
         comparison.add(answer.token_ids, expected, answer.rid)

@@ -35,6 +35,9 @@ MODEL = {
 """About 0.28 billion parameters."""
 
 
+COMMUNICATORS = ["gloo", "shm"]
+
+
 def wire() -> None:
     """Decode steps of 256 requests, whose memory is allocated for 16 tokens at once, as while it is plentiful."""
     from pegboard.plugins.parallel.delta import Decoder, Encoder
@@ -76,47 +79,49 @@ def decode_step(rows: int, width: int, prefix: int) -> ModelWorkerBatch:
 
 
 def reduce() -> None:
-    """Sum float32 between two processes."""
-    with tempfile.TemporaryDirectory() as meeting:
-        context = multiprocessing.get_context("spawn")
-        other = context.Process(target=_reducing, args=(meeting, 1))
-        other.start()
-        _reducing(meeting, 0)
-        other.join()
+    """Sum float32 between two processes, by each communicator in turn, three times."""
+    context = multiprocessing.get_context("spawn")
+    for name in COMMUNICATORS * 3:
+        with tempfile.TemporaryDirectory() as meeting:
+            other = context.Process(target=_reducing, args=(meeting, 1, name))
+            other.start()
+            _reducing(meeting, 0, name)
+            other.join()
 
 
-def _reducing(meeting: str, index: int) -> None:
+def _reducing(meeting: str, index: int, name: str) -> None:
     import torch
 
     from pegboard.core.interfaces.options import NoOptions
     from pegboard.plugins.parallel.api import CommunicatorContext
     from pegboard.plugins.parallel.gloo import Gloo
+    from pegboard.plugins.parallel.shm import Shm
 
     torch.set_num_threads(1)
-    made = Gloo(NoOptions(), CommunicatorContext(2, index, torch.device("cpu")))
+    made = {"gloo": Gloo, "shm": Shm}[name](NoOptions(), CommunicatorContext(2, index, torch.device("cpu")))
     made.connect(Path(meeting), 60.0)
     for size in (4096, 65536, 2**20):
-        x, times = torch.ones(size // 4), []
+        x, times = torch.zeros(size // 4), []
         for _ in range(2000 if size < 2**20 else 200):
             started = time.perf_counter()
             made.all_reduce(x)
             times.append(time.perf_counter() - started)
         if index == 0:
             low, middle, high = np.percentile(np.array(times) * 1e6, [10, 50, 90])
-            print(f"all-reduce of {size:8} bytes: {middle:.0f} us ({low:.0f} .. {high:.0f})")
+            print(f"{name:5} all-reduce of {size:8} bytes: {middle:.1f} us ({low:.1f} .. {high:.1f})")
     made.close()
 
 
-def measured(tensor: int, threads: int, report: Callable[[dict[str, Any]], None]) -> None:
+def measured(tensor: int, threads: int, communicator: str, report: Callable[[dict[str, Any]], None]) -> None:
     """Run one config in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.parallel", "--run", str(tensor)]
+    command = [sys.executable, "-m", "benchmarks.parallel", "--run", str(tensor), "--communicator", communicator]
     found = subprocess.run(
         command, env={**os.environ, "OMP_NUM_THREADS": str(threads)}, stdout=subprocess.PIPE, check=True, text=True
     )
     report(json.loads(found.stdout.splitlines()[-1]))
 
 
-def run(tensor: int) -> None:
+def run(tensor: int, communicator: str) -> None:
     """Print tokens per second of 1 and 16 streams, prompt tokens per second, and the memory of each process."""
     import psutil
 
@@ -131,7 +136,7 @@ def run(tensor: int) -> None:
             "model": {"path": directory, "use": "dense", "load_format": "dummy", "dtype": "bfloat16",
                       "source": {"use": "hf", "needs_weights": False}},
             "runner": {"use": "layered"}, "attention": {"use": "torch"}, "memory": {"max_total_tokens": 16384},
-            "parallel": {"tensor": tensor}, "log_level": "warning",
+            "parallel": {"tensor": tensor, "communicator": {"use": communicator}}, "log_level": "warning",
         }  # fmt: skip
         with Engine(compose(data=config, env={})) as engine:
             found = {f"{streams} streams, tokens/s": decoding(engine, streams) for streams in (1, 16)}
@@ -158,17 +163,19 @@ def prefilling(engine: Any, length: int = 1024) -> float:
 
 
 def tensor() -> None:
-    for ranks, threads in ((1, 2), (2, 1)):
-        measured(ranks, threads, lambda found, ranks=ranks: print(f"{ranks} ranks: {found}"))  # type: ignore[misc]
+    for ranks, threads, name in ((1, 2, "gloo"), (2, 1, "gloo"), (2, 1, "shm")):
+        title = "one process" if ranks == 1 else f"{ranks} ranks, {name}"
+        measured(ranks, threads, name, lambda found, title=title: print(f"{title}: {found}"))  # type: ignore[misc]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=["wire", "reduce", "tensor"], help="what to measure; all by default")
     parser.add_argument("--run", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--communicator", default="shm", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.run:
-        run(args.run)
+        run(args.run, args.communicator)
         return
     for name, part in {"wire": wire, "reduce": reduce, "tensor": tensor}.items():
         if args.part in (None, name):

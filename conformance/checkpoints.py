@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gpt_neox", "deepseek_v3", "bamba")
+ARCHITECTURES = (
+    "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gemma2", "gpt_neox", "deepseek_v3", "bamba",
+)  # fmt: skip
 """The names that `tiny_checkpoint` takes."""
 
 VOCAB_SIZE = 320
@@ -42,6 +44,7 @@ _CLASSES = {
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
     "qwen3_moe": "Qwen3Moe",
+    "mixtral": "Mixtral",
     "gemma2": "Gemma2",
     "gpt_neox": "GPTNeoX",
     "deepseek_v3": "DeepseekV3",
@@ -76,6 +79,7 @@ _PER_ARCHITECTURE: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "mlp_only_layers": [0],
     },
+    "mixtral": {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 96},
     "gemma2": {
         "num_key_value_heads": 2,
         "head_dim": 16,

@@ -309,8 +309,8 @@ FULL: dict[str, tuple[str, ...]] = {
     ),
     "conformance/test_builtins_that_compute.py": (
         # Qwen3-VL's mixture of experts stays.
-        r"Test_model_dense_dense::\w+\[(qwen2_vl|qwen2_5_vl|qwen3_moe|mistral|qwen3_vl)[-\]]",
-        r"Test_model_transformers_transformers::\w+\[(qwen3_moe|mistral|qwen2)[-\]]",
+        r"Test_model_dense_dense::\w+\[(qwen2_vl|qwen2_5_vl|qwen3_moe|mixtral|mistral|qwen3_vl)[-\]]",
+        r"Test_model_transformers_transformers::\w+\[(qwen3_moe|mixtral|mistral|qwen2)[-\]]",
         r"Test_model_transformers_transformers::\w+\[(olmo|gpt|phi|stablelm|starcoder|cohere|glm)",
         r"Test_runner_layered_layered_on_windows::",
         r"Test_sampler_torch_torch::\w+over_a_large_vocabulary\[(top_p, a wide|all four|top_k 1500|min_p|temp)",

@@ -45,6 +45,17 @@ _QWEN3 = _COMMON | {
     "rms_norm_eps": 1e-6,
     "rope_theta": 1000000.0,
 }
+_MOE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "tie_word_embeddings": True,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 384,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 
 
 def _sizes(vocab: int, hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, dim: int) -> dict[str, int]:
@@ -63,13 +74,14 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     "llama-8b": _LLAMA | _sizes(128256, 4096, 14336, 32, 32, 8, 128),
     "qwen3-8b": _QWEN3 | _sizes(151936, 4096, 12288, 36, 32, 8, 128),
     "qwen3-0.6b": _QWEN3 | _sizes(151936, 1024, 3072, 28, 16, 8, 128) | {"tie_word_embeddings": True},
+    "qwen3-moe-0.5b": _QWEN3 | _sizes(32768, 1024, 3072, 12, 16, 4, 64) | _MOE,
     "tiny": _LLAMA | _sizes(1024, 256, 512, 2, 4, 2, 64) | {"max_position_embeddings": 4096},
 }
 
 
 def shards(config: Mapping[str, Any]) -> Iterator[Shapes]:
     """Yield names and shapes of weights, a shard at a time: the embeddings, then a layer each."""
-    hidden, mlp, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    hidden, dim = config["hidden_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     top: Shapes = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
     if not config["tie_word_embeddings"]:
@@ -81,15 +93,24 @@ def shards(config: Mapping[str, Any]) -> Iterator[Shapes]:
             "self_attn.k_proj": (kv, hidden),
             "self_attn.v_proj": (kv, hidden),
             "self_attn.o_proj": (hidden, q),
-            "mlp.gate_proj": (mlp, hidden),
-            "mlp.up_proj": (mlp, hidden),
-            "mlp.down_proj": (hidden, mlp),
+            **_mlp(config),
             "input_layernorm": (hidden,),
             "post_attention_layernorm": (hidden,),
         }
-        if config["model_type"] == "qwen3":
+        if config["model_type"].startswith("qwen3"):
             shapes |= {"self_attn.q_norm": (dim,), "self_attn.k_norm": (dim,)}
         yield {f"model.layers.{layer}.{name}.weight": shape for name, shape in shapes.items()}
+
+
+def _mlp(config: Mapping[str, Any]) -> Shapes:
+    """Return the shapes of a layer's MLP, or of its router and its experts."""
+    hidden, experts = config["hidden_size"], config.get("num_experts", 0)
+    inter = config["moe_intermediate_size"] if experts else config["intermediate_size"]
+    parts = {"gate_proj": (inter, hidden), "up_proj": (inter, hidden), "down_proj": (hidden, inter)}
+    if not experts:
+        return {f"mlp.{part}": shape for part, shape in parts.items()}
+    singles = {f"mlp.experts.{e}.{part}": shape for e in range(experts) for part, shape in parts.items()}
+    return {"mlp.gate": (experts, hidden), **singles}
 
 
 def write_tokenizer(directory: Path, vocab: int) -> None:

@@ -24,6 +24,7 @@ from pegboard.conformance.model_family.ranks import RankTests
 from pegboard.conformance.model_family.scales import ScaleTests
 from pegboard.conformance.model_family.states import StateTests
 from pegboard.conformance.model_family.taps import TapTests
+from pegboard.conformance.model_family.updates import UpdateTests
 from pegboard.conformance.rig.model_references import context, prompts, reference_logits, text_config
 from pegboard.conformance.rig.paged import PagedRun, PlainAttention
 from pegboard.core.interfaces.errors import ModelError
@@ -49,7 +50,9 @@ _SPOILED: tuple[Mapping[str, Any], ...] = (
 )
 
 
-class ModelFamilyContract(AdditionTests, OverlayTests, TapTests, GraphTests, ScaleTests, RankTests, StateTests):
+class ModelFamilyContract(
+    AdditionTests, OverlayTests, TapTests, GraphTests, ScaleTests, RankTests, UpdateTests, StateTests
+):
     """What every family must do for each tiny checkpoint that it supports.
 
     `architectures` are names that `make_checkpoint` takes. A family of none of the kit's architectures sets its

@@ -24,6 +24,7 @@ from pegboard.conformance.model_runner.prefill_graphs import RunnerPrefillGraphT
 from pegboard.conformance.model_runner.ranks import RunnerRankTests
 from pegboard.conformance.model_runner.taps import RunnerTapTests
 from pegboard.conformance.model_runner.trees import RunnerTreeTests
+from pegboard.conformance.model_runner.updates import RunnerUpdateTests
 from pegboard.conformance.rig.paged import PagedRun
 from pegboard.conformance.suite import capability, lacks
 from pegboard.core.interfaces.errors import Unsupported
@@ -38,6 +39,7 @@ class ModelRunnerContract(
     RunnerRankTests,
     RunnerTapTests,
     RunnerTreeTests,
+    RunnerUpdateTests,
 ):
     """What every model runner owes the pipeline. An author names the provider, and sets the other attributes only where
     the runner cannot run the default model.

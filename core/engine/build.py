@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pegboard.core.engine.choose import choose_providers, load_model, with_memory
+from pegboard.core.engine.choose import choose_providers, load_model, pages_for, with_memory
 from pegboard.core.engine.device import device_of, executor_of, loop_of, stage_parts
 from pegboard.core.engine.followers import start_followers
 from pegboard.core.engine.gates import build_gates
@@ -126,8 +126,11 @@ def build_scheduler(resolved: ResolvedConfig, scratch: Path) -> BuiltScheduler:
     try:
         with torch.inference_mode():
             runner = load_model(chosen, family, parts.chunk_size, parts.parts)
-            sharing = 1 if followers is None else followers.sharing
-            loaded = with_memory(chosen, family, runner, parts.chunk_size, parts.parts, sharing)
+            # What is free is known once all have read their weights.
+            room, sharing = (None, 1) if followers is None else (followers.room(), followers.sharing)
+            own = pages_for(chosen, runner, parts.chunk_size, parts.parts, sharing)
+            pages = own if room is None else min(own, room)
+            loaded = with_memory(chosen, family, runner, pages, parts.parts)
         built = _join(chosen, loaded, hooks, parts, followers)
     except BaseException:
         if followers is not None:

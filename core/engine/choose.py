@@ -11,7 +11,7 @@ import torch
 
 from pegboard.core.engine.memory_profiler import MemoryProfiler
 from pegboard.core.engine.reserving import Providers, further_layers
-from pegboard.core.engine.sizing import KVMemory, most_new_tokens, pool_context, size_memory
+from pegboard.core.engine.sizing import KVMemory, count_pages, make_memory, most_new_tokens, pool_context
 from pegboard.core.interfaces.ahead import KVLayersContext, LoadedModel
 from pegboard.core.interfaces.attention import AttentionBackend, AttentionContext
 from pegboard.core.interfaces.contracts import ATTENTION, KV_POOL, LOGITS_PROCESSOR, RUNNER, SAMPLER
@@ -201,22 +201,31 @@ def load_model(chosen: Chosen, family: ModelFamily, chunk: int | None, parts: Se
     return know(runner.record, runner.build(chosen.runner_context(network, chunk)))
 
 
-def with_memory(
-    chosen: Chosen,
-    family: ModelFamily,
-    runner: ModelRunner,
-    chunk: int | None,
-    parts: Sequence[DevicePart] = (),
-    sharing: int = 1,
-) -> Loaded:
-    """Give device parts what they need of the model, and KV what memory is left. So many processes are `sharing` it.
-    Raises OutOfMemory.
+def pages_for(
+    chosen: Chosen, runner: ModelRunner, chunk: int | None, parts: Sequence[DevicePart] = (), sharing: int = 1
+) -> int:
+    """Give device parts what they need of the model, and return how many pages of KV the memory that is left has room
+    for. So many processes are `sharing` it. Raises OutOfMemory.
     """
-    model = LoadedModel(runner.ends, chosen.attention, chosen.model.device, chosen.queue.bring)
+    model = LoadedModel(runner.ends, runner.weights, chosen.attention, chosen.model.device, chosen.queue.bring)
     for part in parts:
         part.attach(model)
-    reserved = sum(part.device_bytes for part in parts)
-    memory = _sized(chosen, family, runner, chunk, reserved, sharing)
+    reserved, config = sum(part.device_bytes for part in parts), chosen.resolved.engine
+    room = _by_trial(chosen, runner, chunk)
+    return count_pages(
+        chosen.pool, config, chosen.model, chosen.spec, reserved, chosen.further, chosen.kv_dtype, room, sharing
+    )
+
+
+def with_memory(
+    chosen: Chosen, family: ModelFamily, runner: ModelRunner, num_pages: int, parts: Sequence[DevicePart] = ()
+) -> Loaded:
+    """Give KV so many pages. Raises OutOfMemory."""
+    config = chosen.resolved.engine
+    memory = make_memory(chosen.pool, config, chosen.model, chosen.spec, num_pages, chosen.further, chosen.kv_dtype)
+    if is_eight_bit(chosen.kv_dtype):
+        _set_scales(memory.pool, family)
+    chosen.culprits.know(chosen.pool.record, memory.pool)
     return Loaded(runner, memory, (runner.numerics(), "".join(part.numerics() for part in parts)))
 
 
@@ -231,18 +240,6 @@ def _probe(chosen: Chosen, network: Network) -> PoolProbe:
         return chosen.pool.build(pool_context(num_pages, page_size, chosen.model, chosen.spec))
 
     return PoolProbe(network, chosen.spec, attention, small_pool, page_size, chosen.model.device)
-
-
-def _sized(
-    chosen: Chosen, family: ModelFamily, runner: ModelRunner, chunk: int | None, reserved: int, sharing: int
-) -> KVMemory:
-    config, further, kv_dtype = chosen.resolved.engine, chosen.further, chosen.kv_dtype
-    room = _by_trial(chosen, runner, chunk)
-    memory = size_memory(chosen.pool, config, chosen.model, chosen.spec, reserved, further, kv_dtype, room, sharing)
-    if is_eight_bit(chosen.kv_dtype):
-        _set_scales(memory.pool, family)
-    chosen.culprits.know(chosen.pool.record, memory.pool)
-    return memory
 
 
 def _by_trial(chosen: Chosen, runner: ModelRunner, chunk: int | None) -> int | None:

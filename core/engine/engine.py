@@ -39,6 +39,8 @@ from pegboard.core.interfaces.errors import InvalidRequest, PegboardError
 from pegboard.core.interfaces.messages import (
     AbortRequest,
     Accepted,
+    ControlReply,
+    ControlRequest,
     Rejected,
     TokenizedBatch,
     TokenizedRequest,
@@ -275,6 +277,19 @@ class Engine:
         finally:
             self._forget([one.rid for one in prepared])
         return found
+
+    def control(self, action: str, **args: object) -> dict[str, object]:
+        """Run a control action to its end, such as ``pause_generation``; its answer. Raises InvalidRequest."""
+        with self._watched() as scheduler:
+            replies = scheduler.receive([ControlRequest(call_id=0, action=action, args=args)])
+        while not replies:
+            self._step()
+            with self._watched() as scheduler:
+                replies = scheduler.receive([])
+        (reply,) = replies
+        assert isinstance(reply, ControlReply)
+        reply.check(action)
+        return reply.payload
 
     def flush_cache(self) -> None:
         """Forget every cached prefix."""

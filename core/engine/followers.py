@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from pegboard.core import __version__
 from pegboard.core.engine.reserving import answers
 from pegboard.core.interfaces.errors import PluginError
 from pegboard.core.interfaces.followers import Followers, FollowersContext
+from pegboard.toolkit.model.weights_digest import weights_digest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +37,9 @@ def start_followers(chosen: Chosen, hooks: Hooks, parts: StageBuilder, scratch: 
         name: [(record.name, resolved.provides(record)) for record in records]
         for name, records in resolved.candidates.items()
     }
-    ctx = FollowersContext(chosen.providers, parts.points.stages, parts.parts, parts.lacking, offers, order, MODULE)
+    ctx = FollowersContext(
+        chosen.providers, parts.points.stages, parts.parts, parts.lacking, offers, order, MODULE, facts(chosen)
+    )
     found: list[tuple[str, Followers]] = []
     for plugin, origin, made in answers(hooks, "followers", lambda made: made, ctx=ctx):
         if made is None:
@@ -46,3 +52,18 @@ def start_followers(chosen: Chosen, hooks: Hooks, parts: StageBuilder, scratch: 
             made.close()
         raise PluginError(f"one plugin may start followers, not {' and '.join(plugin for plugin, _ in found)}")
     return found[0][1] if found else None
+
+
+def facts(chosen: Chosen) -> dict[str, str]:
+    """Return what has to be the same where a model is computed together, by what it is called. The config is not among
+    it, since it is sent, nor are plugins, which it is composed with.
+    """
+    libraries = {name: version(name) for name in ("torch", "transformers", "numpy")}
+    described = json.dumps(chosen.model.hf_config, sort_keys=True, default=str)
+    choices = chosen.selection.choices.items()
+    return {
+        "versions": f"Pegboard {__version__}, {', '.join(' '.join(one) for one in libraries.items())}",
+        "config.json": sha256(described.encode()).hexdigest(),
+        "weights": weights_digest(chosen.model.directory).hex(),
+        "providers": ", ".join(f"{contract} {one.name}" for contract, found in choices for one in found),
+    }

@@ -45,7 +45,7 @@ class KVMemory:
     max_context_len: int
 
 
-def size_memory(
+def count_pages(
     choice: Choice[KVPool, KVPoolContext],
     config: EngineConfig,
     model: ModelContext,
@@ -55,11 +55,10 @@ def size_memory(
     kv_dtype: torch.dtype | None = None,
     room: int | None = None,
     sharing: int = 1,
-) -> KVMemory:
-    """Size the pool by the config or by what is free now, and cap the context by it: every request must fit alone.
-    `reserved` bytes are left for others; `further` layers write into the pool beside the model's. KV is kept in
-    `kv_dtype`, None for the model's. `room` is what the memory profiler has left for KV, None without one. What is free
-    is for as many processes as are `sharing` it.
+) -> int:
+    """Return the pages of KV by the config or by what is free now. `reserved` bytes are left for others; `further`
+    layers write into the pool beside the model's. KV is kept in `kv_dtype`, None for the model's. `room` is what the
+    memory profiler has left for KV, None without one. What is free is for as many processes as are `sharing` it.
 
     Raises ConfigError where `memory.max_total_tokens` holds no page, and OutOfMemory where it is more than is free.
     """
@@ -75,6 +74,20 @@ def size_memory(
         raise _no_page(config, tokens, free, wanted)
     if num_pages * page_size * per_token > free:
         raise _too_large(tokens, per_token, free, model.device)
+    return num_pages
+
+
+def make_memory(
+    choice: Choice[KVPool, KVPoolContext],
+    config: EngineConfig,
+    model: ModelContext,
+    spec: ModelSpec,
+    num_pages: int,
+    further: tuple[LayerSpec, ...] = (),
+    kv_dtype: torch.dtype | None = None,
+) -> KVMemory:
+    """Build a pool of so many pages, and cap the context by it: every request must fit alone."""
+    page_size = config.memory.page_size
     max_context_len = min(spec.max_context_len, num_pages * page_size)
     if max_context_len < spec.max_context_len:
         logger.warning(

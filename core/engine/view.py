@@ -47,26 +47,38 @@ class SchedulerView(EngineView):
         found: list[object] = getattr(self._hooks.call, name)(**arguments)
         return found
 
-    def pause(self, mode: PauseMode) -> None:
-        self._scheduler.paused = True
+    def pause(self, mode: PauseMode, by: str = "") -> None:
+        self._scheduler.paused.add(by)
         if mode == "abort":
             self._scheduler.receive([AbortRequest(all_requests=True)])
         elif mode == "retract":
             self._retract_all()
 
-    def resume(self) -> bool:
-        paused, self._scheduler.paused = self._scheduler.paused, False
+    def resume(self, by: str = "") -> bool:
+        paused = by in self._scheduler.paused
+        self._scheduler.paused.discard(by)
         return paused
+
+    def settle(self) -> None:
+        scheduler = self._scheduler
+        in_flight, scheduler.loop.in_flight = scheduler.loop.in_flight, None
+        if in_flight is not None:
+            scheduler.settle(in_flight)
+        scheduler.planner.abandon()
+
+    def drop_prefixes(self) -> None:
+        cache = self._scheduler.components.memory.cache
+        if cache.locked_tokens:
+            cache.evict(cache.evictable_tokens)
+        else:
+            cache.reset()
 
     def set_on_step(self, call: Callable[[], None] | None) -> None:
         self._scheduler.on_step = call
 
     def _retract_all(self) -> None:
-        scheduler, planner = self._scheduler, self._scheduler.planner
-        in_flight, scheduler.loop.in_flight = scheduler.loop.in_flight, None
-        if in_flight is not None:
-            scheduler.settle(in_flight)
-        planner.abandon()
+        self.settle()
+        planner = self._scheduler.planner
         chunked = [] if planner.chunked is None else [planner.chunked]
         # Each goes to the head of the queue, so the first to run is the last to go.
         for req in [*chunked, *reversed([*planner.running.reqs, *planner.holding])]:

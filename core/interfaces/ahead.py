@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.sampling import SamplingBatch
     from pegboard.core.interfaces.trees import TokenTrees
+    from pegboard.core.interfaces.weights import WeightStore
 
 
 class AheadRoom(Protocol):
@@ -89,11 +90,13 @@ class DeviceServices:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model whose weights are read. `ends` lends its embedding and head, and raises Unsupported where the runner
-    cannot; `attention` attends over the layers of `KVLayers`, too; `bring` brings arrays to the device.
+    """A model whose weights are read. `ends` lends its embedding and head, and `weights` its weights; both raise
+    Unsupported where the runner cannot. `attention` attends over the layers of `KVLayers`, too; `bring` brings arrays
+    to the device.
     """
 
     ends: Callable[[], ModelEnds]
+    weights: Callable[[], WeightStore]
     attention: AttentionBackend
     device: torch.device
     bring: Bring

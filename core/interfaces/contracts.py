@@ -46,6 +46,7 @@ MODEL_FAMILY: Contract[ModelFamily, ModelContext] = Contract(
         "overlay": "its networks honour ForwardBatch.overlay, and positions of three axes where they have them",
         "ranks": "its networks compute the share of a rank, where ModelContext.services has `ranks`",
         "taps": "its networks fill ForwardBatch.taps, and show their embeddings",
+        "updates": "its networks lend their weights, to replace them",
     },
 )
 
@@ -74,6 +75,7 @@ RUNNER: Contract[ModelRunner, ModelRunnerContext] = Contract(
         "split_prefill": "execute_in_parts pauses after every layer, where the network's family does",
         "taps": "fills ForwardBatch.taps, where the network's family does",
         "tree_mask": "honours ForwardBatch.tail_bits: for runners that compute attention themselves",
+        "updates": "lends the model's weights, to replace them, where the network's family does",
     },
 )
 
@@ -104,6 +106,7 @@ KV_POOL: Contract[KVPool, KVPoolContext] = Contract(
     f"{_I}.kv_pool:KVPool",
     "the device buffers in which keys and values live",
     suite=f"{_S}.kv_pool:KVPoolContract",
+    capabilities={"release": "gives its memory back while it is in no use"},
 )
 
 TOKEN_ALLOCATOR: Contract[TokenAllocator, TokenAllocatorContext] = Contract(

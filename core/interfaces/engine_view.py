@@ -10,9 +10,17 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.options import Options
     from pegboard.core.interfaces.prefix_cache import PrefixCache
 
-Control = Callable[[dict[str, object]], dict[str, object]]
-"""A control action: plain values in and out. Runs between two steps, so be short. Raises InvalidRequest for bad
-arguments.
+
+class Later(Protocol):
+    """The answer of a control action that takes longer than there is time between two steps."""
+
+    def poll(self) -> dict[str, object] | None:
+        """Once per turn: go on for a short time. Return the answer, None for not yet; raise as the action does."""
+
+
+Control = Callable[[dict[str, object]], "dict[str, object] | Later"]
+"""A control action: plain values in and out. Runs between two steps, so be short, or answer later. Raises
+InvalidRequest for bad arguments.
 """
 
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -61,15 +69,22 @@ class EngineView(Protocol):
     def call_hook(self, name: str, **arguments: object) -> list[object]:
         """Call a life-cycle hook of all plugins, so that a plugin may define the occasion (`register_metrics`)."""
 
-    def pause(self, mode: PauseMode) -> None:
-        """Start no more steps until `resume`. New requests are accepted and wait; control actions and aborts work.
+    def pause(self, mode: PauseMode, by: str = "") -> None:
+        """Start no more steps until `resume` for all who have paused: plugins do so `by` their name, "" stands for the
+        operator. New requests are accepted and wait; control actions and aborts work.
 
         `abort` ends all requests, `in_place` leaves them as they are, `retract` puts the running ones back into the
         queue with their output kept, so that their memory is free. If paused already, only the mode is applied.
         """
 
-    def resume(self) -> bool:
-        """Start steps again. Return whether the scheduler was paused."""
+    def resume(self, by: str = "") -> bool:
+        """Start steps again, unless others have paused, too. Return whether this one had."""
+
+    def settle(self) -> None:
+        """Take the results of what is under way, and give up what needs more launches: its requests wait again."""
+
+    def drop_prefixes(self) -> None:
+        """Drop all cached prefixes, or those that no request uses."""
 
     def set_on_step(self, call: Callable[[], None] | None) -> None:
         """Call this after every step, instead of what was set before; None: nothing. Exceptions end the scheduler."""

@@ -23,10 +23,16 @@ class Followers(ABC):
     """Processes that share the memory of the scheduler's device, this one included."""
 
     @abstractmethod
+    def room(self) -> int:
+        """Wait until each has its weights, and return for how many pages of KV each has memory: the least of them.
+        Raises PegboardError where one of them cannot read its weights, or has no such room.
+        """
+
+    @abstractmethod
     def lead(self, local: Executor, num_pages: int, table: tuple[int, int]) -> Executor:
-        """Wait until each has its weights, and KV memory of as many pages; return what runs batches here, by `local`,
-        and there. `table` has the rows and the width of the row table. Its `close` closes them, too. Raises
-        PegboardError where one of them cannot.
+        """Wait until each has KV memory of so many pages; return what runs batches here, by `local`, and there. `table`
+        has the rows and the width of the row table. Its `close` closes them, too. Raises PegboardError where one of
+        them cannot.
         """
 
     @abstractmethod
@@ -38,7 +44,8 @@ class Followers(ABC):
 class FollowersContext:
     """What followers are started by. `stages` and `parts` are those of the scheduler's process. `lacking` says who of
     those that compute the model lacks a capability; None: all have it. `offers` has, by contract, the names and
-    capabilities of the providers that the config may still choose, the likeliest first.
+    capabilities of the providers that the config may still choose, the likeliest first. `facts` have to be the same in
+    each of them, such as the versions of plugins, by what they are called in errors.
 
     `order(entry, about)` is a line of JSON for the standard input of ``python -m`` `module`, which follows for as long
     as that stays open: it calls ``entry(about, model)``, of a lazy name, a text and a FollowerModel.
@@ -51,13 +58,22 @@ class FollowersContext:
     offers: Mapping[str, Sequence[tuple[str, frozenset[str]]]]
     order: Callable[[str, str], bytes]
     module: str
+    facts: Mapping[str, str]
 
 
 class FollowerModel(Protocol):
     """A model in a follower's process: the same config as the scheduler's, and no scheduler."""
 
-    def load(self, services: Mapping[str, object]) -> None:
-        """Choose providers as the scheduler does and read weights. `services` are in `ModelContext.services`."""
+    def prepare(self, services: Mapping[str, object]) -> Mapping[str, str]:
+        """Choose providers as the scheduler does; return `FollowersContext.facts` as they are here. `services` are in
+        `ModelContext.services`.
+        """
+
+    def load(self) -> None:
+        """Read weights."""
+
+    def room(self, sharing: int) -> int:
+        """Return for how many pages of KV there is memory, which so many processes share. Raises OutOfMemory."""
 
     def start(self, num_pages: int) -> None:
         """Get KV memory of so many pages; batches can be run then. Raises OutOfMemory."""

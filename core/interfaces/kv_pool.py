@@ -6,6 +6,7 @@ import abc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.options import Component, OptionsT
 
 if TYPE_CHECKING:
@@ -103,6 +104,12 @@ class KVPool(Component[OptionsT, KVPoolContext]):
         request, when all slots are free; a pool whose memory is there from the beginning has nothing to do.
         """
         return self.num_slots
+
+    def release(self) -> int:
+        """Give the memory of all slots back, whose numbers are lost; it is taken anew as slots are written. Its bytes.
+        Raises Unsupported without the capability `release`, and where buffers cannot do so, such as on a GPU.
+        """
+        raise Unsupported(f"the KV pool {type(self).__name__}", "release")
 
     @property
     @abc.abstractmethod

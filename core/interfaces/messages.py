@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 
 
@@ -114,6 +115,17 @@ class ControlReply(Message):
     call_id: int
     ok: bool
     payload: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def check(self, action: str) -> None:
+        """Raise InvalidRequest where the action was refused or has failed."""
+        problem = self.payload
+        if not self.ok:
+            raise InvalidRequest(
+                str(problem.get("message") or f"{action} was refused"),
+                param=problem.get("param"),
+                code=str(problem.get("code") or "refused"),
+                status=int(problem.get("status") or 400),
+            )
 
 
 class Ready(Message):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import ModelSpec
+    from pegboard.core.interfaces.weights import WeightStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,12 @@ class Network(abc.ABC):
         Raises Unsupported without the capability `taps`.
         """
         raise Unsupported(f"the network {type(self).__name__}", "taps")
+
+    def weights(self) -> WeightStore:
+        """Lend the weights, to replace them. Raises Unsupported without the capability `updates`, and with it for a
+        model that keeps them in a way that does not allow it.
+        """
+        raise Unsupported(f"the network {type(self).__name__}", "updates")
 
     def capture_objection(self) -> str | None:
         """Return None, or why the operations of this network depend on a decode batch's numbers although its family has

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.model_family import ModelContext, Network
     from pegboard.core.interfaces.sampler import Sampler
     from pegboard.core.interfaces.sampling import SamplingBatch
+    from pegboard.core.interfaces.weights import WeightStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,12 @@ class ModelRunner(Component[OptionsT, ModelRunnerContext]):
     def ends(self) -> ModelEnds:
         """Lend the model's embedding and its head. Raises Unsupported without the capability `ends`."""
         raise Unsupported(f"the runner {type(self).__name__}", "ends")
+
+    def weights(self) -> WeightStore:
+        """Lend the model's weights, to replace them; see `Network.weights`, whose it returns where it runs a network.
+        Raises Unsupported.
+        """
+        raise Unsupported(f"the runner {type(self).__name__}", "updates")
 
     def numerics(self) -> str:
         """Name what of its options changes the KV that it computes, "" for nothing: KV that is kept on a disk is not

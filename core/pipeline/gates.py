@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pegboard.core.interfaces.admission_gate import AdmissionGate, GateState, Verdict
 from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.status import FinishReason, ReqStatus
-from pegboard.core.pipeline.guarded_gate import GateEvents, GateProgress, GuardedGate, reason_of, timed_out
+from pegboard.core.pipeline.guarded_gate import GateEvents, GateProgress, GuardedGate, reason_of, rename, timed_out
 from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
@@ -27,13 +27,11 @@ class GateKeeper:
 
     def __init__(self, gates: Sequence[tuple[str, AdmissionGate]], clock: Clock) -> None:
         self._entries = [GuardedGate(name, gate) for name, gate in gates]
-        self.overdue = 0
-        """Held requests whose gate did not let them go in time."""
+        self.overdue = 0  # held requests whose gate did not let them go in time
         self._watchful = [entry for entry in self._entries if entry.watchful]
         self._clock = clock
         self._progress: dict[str, GateProgress] = {}
-        self._busy = 0
-        """Requests that are blocked or held."""
+        self._busy = 0  # requests that are blocked or held
 
     def __bool__(self) -> bool:
         return self._busy > 0 or self.busy
@@ -122,6 +120,11 @@ class GateKeeper:
             del self._progress[req.rid]
             self._leave(req, progress)
         return req.rid in self._progress
+
+    def rename(self, req: Req, gate: str, added: str) -> None:
+        """Change what a gate adds to a request's namespace. Raises TypeError where it has memory."""
+        if (progress := self._progress.get(req.rid)) is not None:
+            rename(req, progress, gate, added)
 
     def leads(self, req: Req) -> bool:
         """Return whether some gate is concerned with a request."""

@@ -138,17 +138,22 @@ def taken(verdict: object, req: Req, progress: GateProgress, gate: str) -> Verdi
     """
     found = validate(verdict)
     if found.namespace is not None and found.state is not GateState.FAILED:
-        parts = {**progress.added, gate: found.namespace}
-        namespace = composed({name: part for name, part in parts.items() if part}, progress.namespace)
-        if namespace != req.namespace and req.kv.row != NO_ROW:
-            raise TypeError(
-                "the namespace of a request cannot change once it has memory, whose KV was found in the old one"
-            )
-        progress.added = parts
-        move(req, namespace)
+        rename(req, progress, gate, found.namespace)
     if found.state is GateState.OPEN:
         limit(req, found.max_new_tokens)
     return found
+
+
+def rename(req: Req, progress: GateProgress, gate: str, added: str) -> None:
+    """Put a request into the namespace that follows from what a gate adds now. Raises TypeError where it has memory."""
+    parts = {**progress.added, gate: added}
+    namespace = composed({name: part for name, part in parts.items() if part}, progress.namespace)
+    if namespace != req.namespace and req.kv.row != NO_ROW:
+        raise TypeError(
+            "the namespace of a request cannot change once it has memory, whose KV was found in the old one"
+        )
+    progress.added = parts
+    move(req, namespace)
 
 
 def validate(verdict: object) -> Verdict:

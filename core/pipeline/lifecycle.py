@@ -33,8 +33,7 @@ class Lifecycle:
         self, planner: Planner, components: Components, counters: Counters, ended_hooks: GuardedHooks, clock: Clock
     ) -> None:
         self.alive: dict[str, Req] = {}
-        self.prompt_tokens = 0
-        """Of all requests that are alive."""
+        self.prompt_tokens = 0  # of all requests that are alive
         self.outbox: list[TokenOutput] = []
         self.late: list[Req] = []
         self.loop: Loop | None = None

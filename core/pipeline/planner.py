@@ -45,8 +45,7 @@ class Planner:
         self.settings = settings
         self.memory = components.memory
         self.tokens_ahead = TokensAhead(components)
-        self.end: Callable[[Req, FinishReason], None]
-        """Ends a request that memory can never hold; set by the scheduler."""
+        self.end: Callable[[Req, FinishReason], None]  # for what memory can never hold; set by the scheduler
         self.policy = GuardedPolicy(components.policy)
         self.builder = builder = components.builder
         self.counters = counters

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +28,7 @@ from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
-    from pegboard.core.interfaces.engine_view import Control
+    from pegboard.core.interfaces.engine_view import Control, Later
     from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.components import Components, Limits
     from pegboard.core.pipeline.counters import Counters
@@ -52,6 +53,8 @@ class Reception:
         self.bounds = bounds
         self.controls: dict[str, Control] = {"flush_cache": self._flush_cache, "drain": self._drain}
         """What `ControlRequest.action` may name; plugins add theirs through `EngineView.add_control`."""
+        self.later: dict[int, tuple[str, Later]] = {}
+        """Control actions that have not answered yet, by the ids of their calls."""
         self._requests = requests
         self._components = components
         self._limits = limits
@@ -61,7 +64,9 @@ class Reception:
         self._clock = clock
 
     def receive(self, messages: Iterable[ToScheduler]) -> list[FromScheduler]:
-        """Take messages; every request is answered Accepted or Rejected, every control call with a ControlReply."""
+        """Take messages. Every request is answered Accepted or Rejected, every control call with a ControlReply, which
+        may come in a later turn.
+        """
         replies: list[FromScheduler] = []
         for message in messages:
             if isinstance(message, TokenizedRequest):
@@ -71,7 +76,9 @@ class Reception:
             elif isinstance(message, AbortRequest):
                 self._abort(message)
             elif isinstance(message, ControlRequest):
-                replies.append(self._control(message))
+                replies += self._control(message.call_id, message.action, partial(self._run, message))
+        for call_id, (action, later) in list(self.later.items()):
+            replies += self._control(call_id, action, later.poll)
         return replies
 
     def _accept(self, message: TokenizedRequest) -> Accepted | Rejected:
@@ -137,19 +144,33 @@ class Reception:
             if req is not None:
                 self._requests.end(req, reason)
 
-    def _control(self, message: ControlRequest) -> ControlReply:
+    def _run(self, message: ControlRequest) -> dict[str, object] | Later:
         run = self.controls.get(message.action)
+        if run is None:
+            raise InvalidRequest(f"unknown control action {message.action!r}", code="unknown_action", status=404)
+        return run(message.args)
+
+    def _control(
+        self, call_id: int, action: str, run: Callable[[], dict[str, object] | Later | None]
+    ) -> list[ControlReply]:
+        """Return the reply to a call, if what is run for it now gives one."""
         try:
-            if run is None:
-                raise InvalidRequest(f"unknown control action {message.action!r}", code="unknown_action", status=404)
-            return ControlReply(call_id=message.call_id, ok=True, payload=run(message.args))
+            found = run()
+            if found is None:
+                return []
+            if not isinstance(found, dict):
+                self.later[call_id] = action, found
+                return []
+            self.later.pop(call_id, None)
+            return [ControlReply(call_id=call_id, ok=True, payload=found)]
         except InvalidRequest as error:
             problem = {"message": str(error), "status": error.status, "code": error.code, "param": error.param}
         except Exception as error:
-            logger.exception("the control action %r failed", message.action)
-            text = f"{message.action} failed: {in_words(error)}"
+            logger.exception("the control action %r failed", action)
+            text = f"{action} failed: {in_words(error)}"
             problem = {"message": text, "status": 500, "code": "control_failed"}
-        return ControlReply(call_id=message.call_id, ok=False, payload=problem)
+        self.later.pop(call_id, None)
+        return [ControlReply(call_id=call_id, ok=False, payload=problem)]
 
     def _flush_cache(self, args: dict[str, object]) -> dict[str, object]:
         if self._requests.alive:

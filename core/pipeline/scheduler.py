@@ -74,10 +74,9 @@ class Scheduler:
         all_hooks = (self._batch_scheduled, self._batch_committed, requests_finished, self._idle_hooks)
         self.stats = Stats(components, self.planner, all_hooks, self.bounds, self.counters)
         self.loop = self.requests.loop = (OverlapLoop if settings.loop == "overlap" else NormalLoop)(self)
-        self.paused = False
-        """While it is, no step is started (see `EngineView.pause`)."""
-        self.on_step: Callable[[], None] | None = None
-        """Called after every step while it is set (a profiler sets it)."""
+        self.paused: set[str] = set()
+        """Who has paused it: then no step is started (see `EngineView.pause`)."""
+        self.on_step: Callable[[], None] | None = None  # called after every step; a profiler sets it
         components.points.connect(partial(self.requests.end, keep=False), components.memory, self.requests.alive)
         self._recovery = self._set_sources()
         self._unsampled = components.unsampled or Unsampled((), components.culprits, components.executor)
@@ -101,7 +100,7 @@ class Scheduler:
 
     def info(self) -> dict[str, object]:
         """Return counters and the state of queues and memory, as plain values."""
-        return self.stats.info(paused=self.paused)
+        return self.stats.info(paused=bool(self.paused))
 
     @property
     def controls(self) -> dict[str, Control]:
@@ -124,7 +123,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """No request is here, nothing is under way, and nothing is left to say."""
-        return not self.requests.alive and not self.requests.outbox and self.loop.in_flight is None
+        return not (self.requests.alive or self.requests.outbox or self.loop.in_flight or self.reception.later)
 
     @property
     def resting(self) -> bool:

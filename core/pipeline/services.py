@@ -42,6 +42,7 @@ class Services:
         self._memory = components.memory
         self._executor = components.executor
         self._points = components.points
+        self._gates = components.gates
         self._requests = requests
         self._recovery = recovery
         self._commit = commit
@@ -99,6 +100,10 @@ class Services:
 
     def closed(self, step: BatchStep) -> None:
         self._planner.closed(_ours(step))
+
+    def rename(self, req: Req, stage: str, namespace: str) -> None:
+        if self._gates is not None:
+            self._gates.rename(req, stage, namespace)
 
     def reserve(self, req: Req) -> bool:
         planner = self._planner

@@ -285,14 +285,7 @@ class AsyncEngineClient(EngineClient):
 
     async def control(self, action: str, args: dict[str, Any] | None = None) -> dict[str, Any]:
         reply = await self._call(action, args)
-        if not reply.ok:
-            problem = reply.payload
-            raise InvalidRequest(
-                str(problem.get("message") or f"{action} was refused"),
-                param=problem.get("param"),
-                code=str(problem.get("code") or "refused"),
-                status=int(problem.get("status") or 400),
-            )
+        reply.check(action)
         return reply.payload
 
     async def server_info(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,12 +35,14 @@ class Orders(msgspec.Struct):
     scratch: str
 
 
-def follow(orders: Orders, resolved: ResolvedConfig) -> None:
-    """Follow as these orders say, with the config that they have, until the leader ends it."""
+def follow(orders: Orders, composed: Callable[[], ResolvedConfig]) -> None:
+    """Follow as these orders say, with the config that they have, until the leader ends it. What raises when the config
+    is `composed` is told to the leader.
+    """
     from pegboard.core.engine.following import FollowingModel
 
     entry: Callable[[str, FollowerModel], None] = import_name(orders.entry)
-    entry(orders.about, FollowingModel(resolved, Path(orders.scratch)))
+    entry(orders.about, FollowingModel(composed, Path(orders.scratch)))
 
 
 def main() -> int:
@@ -47,13 +50,17 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
     threading.Thread(target=_die_with_leader, name="leader-watch", daemon=True).start()
+    yield_when_waiting()
+    follow(orders, partial(_composed, orders))
+    return 0
+
+
+def _composed(orders: Orders) -> ResolvedConfig:
     from pegboard.core.config.compose import ResolvedConfig
 
     resolved = ResolvedConfig.from_json(orders.config)
     configure_logging("follower", resolved.engine.log_level, resolved.engine.log_format)
-    yield_when_waiting()
-    follow(orders, resolved)
-    return 0
+    return resolved
 
 
 def _die_with_leader() -> None:

@@ -13,13 +13,13 @@ from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.api_native.bodies import Described, PromptBody, adapter_fields, answers, takes, taking
-from pegboard.plugins.api_native.responses import WEIGHT_VERSION
 from pegboard.toolkit.http.answers import json_response
 from pegboard.toolkit.http.bodies import parse_body
 from pegboard.toolkit.http.events import until_disconnect
 from pegboard.toolkit.http.generation import MAX_REQUESTS
 from pegboard.toolkit.http.levels import LARGE
 from pegboard.toolkit.http.request_fields import RequestFields
+from pegboard.toolkit.http.weight_version import served_weights
 
 
 class EncodeBody(RequestFields, PromptBody):
@@ -114,7 +114,7 @@ class Embedding:
                     "finish_reason": {"type": "length", "length": 0},
                     "prompt_tokens": one.prompt_tokens,
                     "cached_tokens": one.cached_tokens,
-                    "weight_version": WEIGHT_VERSION,
+                    "weight_version": served_weights(self._client).version,
                     "e2e_latency": latency,
                 },
             }

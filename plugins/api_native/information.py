@@ -15,13 +15,13 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.tokenizer import Tokenizer
 from pegboard.plugins.api_native.bodies import Described, answers
-from pegboard.plugins.api_native.responses import WEIGHT_VERSION
 from pegboard.plugins.sessions_in_memory.api import sessions_of
 from pegboard.toolkit.http.answers import json_response
 from pegboard.toolkit.http.events import until_disconnect
 from pegboard.toolkit.http.generation import Answers
 from pegboard.toolkit.http.levels import PUBLIC, is_admin
 from pegboard.toolkit.http.openapi import error_responses
+from pegboard.toolkit.http.weight_version import BROKEN, served_weights
 
 _NOTHING: dict[str, Any] = {
     "responses": {200: {"description": "Yes; there is no body."}, **error_responses()},
@@ -102,7 +102,9 @@ class Information:
     def add_to(self, router: APIRouter) -> None:
         public: dict[str, Any] = {"dependencies": [PUBLIC], **_NOTHING}
         for path in ("/health", "/ping"):
-            router.get(path, summary="Whether the server process is alive", **public)(self.health)
+            router.get(path, summary="Whether the server process is alive, and its weights are whole", **public)(
+                self.health
+            )
         router.get("/ready", summary="Whether requests are taken: 503 while starting or stopping", **public)(self.ready)
         probed = "Whether the engine answers: generates one token; 503 while starting, stopping or paused"
         router.get("/health_generate", summary=probed, **_NOTHING)(self.health_generate)
@@ -117,6 +119,7 @@ class Information:
         router.get("/version", summary="Version of this software", **answers(VersionAnswer))(self.version)
 
     async def health(self) -> Response:
+        self._check_weights()
         return Response()
 
     async def ready(self) -> Response:
@@ -149,11 +152,13 @@ class Information:
         await (await Answers.submit(self._client, [probe])).collect()
 
     async def model_info(self) -> Response:
-        return json_response(model_info(self._client.info, self._client.tokenizer))
+        return json_response(
+            model_info(self._client.info, self._client.tokenizer, served_weights(self._client).version)
+        )
 
     async def server_info(self, request: Request) -> Response:
         client = self._client
-        model = model_info(client.info, client.tokenizer)
+        model = model_info(client.info, client.tokenizer, served_weights(client).version)
         # SGLang has these at the top, where routers look for them; they have no admin key. To its own router a `model`
         # would be one more name, and what is not a text would hide all others.
         known = {name: model[name] for name in ("model_path", "served_model_name", "max_total_num_tokens")}
@@ -167,9 +172,14 @@ class Information:
         return json_response({"version": self._client.info.version})
 
     async def weight_version(self) -> Response:
-        return json_response({"weight_version": WEIGHT_VERSION})
+        return json_response({"weight_version": served_weights(self._client).version})
+
+    def _check_weights(self) -> None:
+        if fault := served_weights(self._client).fault:
+            raise InvalidRequest(fault, code=BROKEN, status=503)
 
     def _check_ready(self) -> None:
+        self._check_weights()
         if not self._client.ready:
             raise InvalidRequest("the engine is starting, or the server is stopping", code="not_ready", status=503)
 
@@ -179,8 +189,8 @@ class Information:
         return scheduler
 
 
-def model_info(info: ModelInfo, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Body of `/model_info`."""
+def model_info(info: ModelInfo, tokenizer: Tokenizer, version: str) -> dict[str, Any]:
+    """Body of `/model_info`; `version` is that of the weights."""
     return {
         "model_path": info.path,
         "tokenizer_path": info.path,
@@ -191,7 +201,7 @@ def model_info(info: ModelInfo, tokenizer: Tokenizer) -> dict[str, Any]:
         "architectures": list(info.architectures) or [info.architecture],
         "model_type": info.model_type,
         "dtype": info.dtype,
-        "weight_version": WEIGHT_VERSION,
+        "weight_version": version,
         "max_context_length": info.max_context_len,
         "max_total_num_tokens": info.max_total_tokens,
         "kv_bytes_per_token": info.kv_bytes_per_token,

@@ -31,9 +31,6 @@ _Shown = Annotated[
     ),
 ]
 
-WEIGHT_VERSION = "default"
-"""Weights do not change while a server runs, so far."""
-
 
 class FinishReason(Described):
     """Why an answer ended: `matched` is the stop token's id or the stop string, `length` the number of tokens."""
@@ -79,6 +76,9 @@ class MetaInfo(Described):
     spec_draft_token_num: int | None = None
     spec_accept_token_num: int | None = None
     weight_version: str
+    """That of the weights of the last token."""
+    weight_version_start: str | None = None
+    """That of the weights of the first one, where it was another."""
     e2e_latency: float
     """Seconds since the request came."""
     input_token_logprobs: list[_Shown] | None = None
@@ -171,11 +171,11 @@ class Responder:
             "num_retractions": answer.num_retractions,
             **{f"{kind}_tokens": count for kind, count in sorted(answer.media_tokens.items())},
             **_speculation(answer),
-            "weight_version": WEIGHT_VERSION,
+            **answer.weights,
             "e2e_latency": latency,
         }
-        if extra:
-            meta["extra"] = extra
+        if told := {name: one for name, one in (extra or {}).items() if name not in meta}:
+            meta["extra"] = told
         return {"text": answer.text, "output_ids": answer.token_ids, "meta_info": meta}
 
     def _add_logprobs(

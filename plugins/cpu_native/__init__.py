@@ -24,6 +24,7 @@ plugin = Plugin(
                     "prefers_mixed",
                     "taps",
                     "tree_mask",
+                    "updates",
                 }
             ),
             rank=20,

@@ -232,7 +232,7 @@ class Shape(ctypes.Structure):
             (name, ctypes.c_int32)
             for name in (
                 "vocab", "hidden", "inter", "layers", "heads", "kv_heads", "head_dim", "act", "qk_norm", "threads",
-                "wanted",
+                "wanted", "experts", "per_token", "expert_inter", "normalised",
             )
         ],
         ("eps", ctypes.c_float),
@@ -256,7 +256,7 @@ class Vectors(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in (
                 "norm1", "norm2", "q_norm", "k_norm", "q_bias", "k_bias",
-                "v_bias", "o_bias", "gate_bias", "up_bias", "down_bias",
+                "v_bias", "o_bias", "gate_bias", "up_bias", "down_bias", "router",
             )
         ],
         ("window", ctypes.c_int32),
@@ -314,7 +314,7 @@ def load(instructions: str) -> ctypes.CDLL:
         ("pb_multiply", [number, number, pointer, number, number, pointer, number, pointer], number),
         ("pb_create", [pointer], pointer),
         ("pb_destroy", [pointer], None),
-        ("pb_set_matrix", [pointer, number, number, pointer], number),
+        ("pb_set_matrix", [pointer, number, number, number, pointer], number),
         ("pb_set_vectors", [pointer, number, pointer], number),
         ("pb_set_ends", [pointer, pointer, pointer], number),
         ("pb_count_weights", [pointer, pointer], None),

@@ -11,7 +11,7 @@ import torch
 
 from pegboard.core.interfaces.errors import OutOfMemory
 from pegboard.plugins.cpu_native.library import FORMATS, SITES, STAGES, Batch, Sampling, Shape
-from pegboard.plugins.cpu_native.weights import KEEP_CODES, WeightsSource
+from pegboard.plugins.cpu_native.weights import KEEP_CODES, NO_EXPERT, LayerVectors, Site, WeightsSource
 from pegboard.toolkit.model.rope import RotaryEmbedding
 from pegboard.toolkit.system.progress import progress
 
@@ -46,34 +46,62 @@ class NativeModel:
         self.spec = spec
         self._library = library
         self._rope = RotaryEmbedding(spec.rope)
-        shape = _shape(spec, threads, weights)
-        self._handle = library.pb_create(ctypes.byref(shape))
-        self._check(0 if self._handle else 1)
+        self._shape = _shape(spec, threads, weights)
+        self._handle: int | None = None
         self._process = self._getpid()
+        self._embedding = torch.empty(0)
+        self.renew()
         self._pools: dict[int, tuple[KVPool, ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p]]] = {}
-        self._embedding = self._load(source)
+        self._load(source)
 
-    def _load(self, source: WeightsSource) -> torch.Tensor:
-        """Give all weights to the library, a matrix at a time. Return the token embeddings, to which it points."""
-        library, handle, left = self._library, self._handle, source.nbytes
+    def forget(self) -> None:
+        """Give the memory of all weights back; no batch runs after that."""
+        self.close()
+        self._embedding = torch.empty(0)
+
+    def renew(self) -> None:
+        """Forget all weights; no batch runs until they are all set again."""
+        self.forget()
+        self._handle = self._library.pb_create(ctypes.byref(self._shape))
+        self._check(0 if self._handle else 1)
+
+    def set_site(self, layer: int, site: str, parts: Site, expert: int = NO_EXPERT) -> None:
+        """Set a matrix of a layer, or of one of its experts, or the head."""
+        self._check(self._library.pb_set_matrix(self._handle, layer, SITES.index(site), expert, parts.pointers))
+
+    def set_vectors(self, layer: int, vectors: LayerVectors) -> None:
+        """Set what a layer has besides its matrices, which are set already."""
+        self._check(self._library.pb_set_vectors(self._handle, layer, ctypes.byref(vectors.pointers)))
+
+    def set_ends(self, embedding: torch.Tensor, norm: torch.Tensor) -> None:
+        """Set the token embeddings bf16, which are kept as they are, and the last norm float32."""
+        self._check(self._library.pb_set_ends(self._handle, embedding.data_ptr(), norm.data_ptr()))
+        self._embedding = embedding
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """The token embeddings bf16 [vocab, hidden]; nothing where there are no weights."""
+        return self._embedding
+
+    def _load(self, source: WeightsSource) -> None:
+        """Give all weights to the library, a matrix at a time."""
+        left = source.nbytes
         with progress("reading weights", source.nbytes) as read:
             for index in range(self.spec.num_layers):
                 for site in SITES[:-1]:
-                    parts = source.layer_site(index, site)
-                    self._check(library.pb_set_matrix(handle, index, SITES.index(site), parts.pointers))
-                    read(parts.nbytes)
-                    left -= parts.nbytes
-                    del parts
+                    for expert in source.experts(index, site):
+                        parts = source.layer_site(index, site, expert)
+                        self.set_site(index, site, parts, expert)
+                        read(parts.nbytes)
+                        left -= parts.nbytes
+                        del parts
                 vectors = source.vectors(index)
-                self._check(library.pb_set_vectors(handle, index, ctypes.byref(vectors.pointers)))
+                self.set_vectors(index, vectors)
                 read(vectors.nbytes)
                 left -= vectors.nbytes
-            embedding, norm = source.embedding(), source.final_norm()
-            self._check(library.pb_set_ends(handle, embedding.data_ptr(), norm.data_ptr()))
-            head = source.head(embedding)
-            self._check(library.pb_set_matrix(handle, 0, SITES.index("head"), head.pointers))
+            self.set_ends(source.embedding(), source.final_norm())
+            self.set_site(0, "head", source.head(self._embedding))
             read(left)
-        return embedding
 
     # Modules may be gone when the last objects of a process are.
     _getpid = staticmethod(os.getpid)
@@ -215,6 +243,8 @@ class NativeModel:
 
     def weights_by_format(self) -> dict[str, tuple[int, int]]:
         """Of the matrices in each of FORMATS that occurs: how many numbers, and in how many bytes."""
+        if not self._handle:
+            return {}
         counts = (ctypes.c_int64 * (2 * len(FORMATS)))()
         self._library.pb_count_weights(self._handle, counts)
         found = zip(FORMATS, counts[::2], counts[1::2], strict=True)
@@ -222,6 +252,8 @@ class NativeModel:
 
     def take_seconds(self) -> dict[str, float]:
         """Return seconds of each stage of all forward passes since the last call."""
+        if not self._handle:
+            return {}
         seconds = (ctypes.c_double * len(STAGES))()
         self._library.pb_take_seconds(self._handle, seconds)
         return dict(zip(STAGES, seconds, strict=True))
@@ -279,6 +311,10 @@ def _shape(spec: DecoderSpec, threads: int, weights: str) -> Shape:
         qk_norm=int(spec.qk_norm),
         threads=threads,
         wanted=WANTED[weights],
+        experts=0 if spec.moe is None else spec.moe.num_experts,
+        per_token=0 if spec.moe is None else spec.moe.per_token,
+        expert_inter=0 if spec.moe is None else spec.moe.intermediate_size,
+        normalised=int(spec.moe is not None and spec.moe.normalised),
         eps=spec.rms_norm_eps,
         scale=spec.head_dim**-0.5,
     )

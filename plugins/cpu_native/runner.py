@@ -6,15 +6,18 @@ import logging
 
 import torch
 
-from pegboard.core.interfaces.errors import ConfigError, ModelError
+from pegboard.core.interfaces.errors import ConfigError, ModelError, Unsupported
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
 from pegboard.core.interfaces.model_runner import ModelEnds, ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingBatch
+from pegboard.core.interfaces.weights import WeightStore
 from pegboard.plugins.cpu_native.library import NativeError, first_that_loads, usable_cores
 from pegboard.plugins.cpu_native.model import NativeModel
 from pegboard.plugins.cpu_native.options import CpuNativeOptions
 from pegboard.plugins.cpu_native.sampler import CpuNativeSampler, native_sampling, with_no_tokens
+from pegboard.plugins.cpu_native.store import NativeStore
 from pegboard.toolkit.model.coded import quantized_weights
+from pegboard.toolkit.model.decoder_names import DecoderNames
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.toolkit.model.ranks import alone
 from pegboard.toolkit.sampling.logprobs import prompt_logprobs
@@ -44,9 +47,20 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
         coded = quantized_weights(ctx.model)
         spec = DecoderSpec.from_config(ctx.model.hf_config, coded=coded is not None)
         self._model = NativeModel(library, spec, ctx.model.directory, threads, options.weights, coded)
+        self._store = self._replaceable(spec, quantised=coded is not None)
         counts = self.weights_by_format().values()
         kept = ", ".join(f"{numbers / 1e6:.1f} M in {stored * 8 / numbers:.3g} bits" for numbers, stored in counts)
         logger.info("the native runner computes with %s in %d threads; weights: %s", name, threads, kept)
+
+    def _replaceable(self, spec: DecoderSpec, *, quantised: bool) -> NativeStore | str:
+        """Return the weights, to be replaced, or why they cannot be."""
+        if quantised:
+            return "its weights are quantised"
+        if spec.moe is not None:
+            return "it is a mixture of experts"
+        if spec.tower:
+            return "the encoder of its pictures would keep its weights"
+        return NativeStore(self._model, DecoderNames.of(spec, self.ctx.model.directory))
 
     @classmethod
     def supports(cls, options: CpuNativeOptions, ctx: ModelRunnerContext) -> str | None:
@@ -67,8 +81,6 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
             spec = DecoderSpec.from_config(ctx.model.hf_config, coded=quantized_weights(ctx.model) is not None)
         except ModelError as error:
             return str(error)
-        if spec.moe is not None:
-            return f"it has no mixture of experts, and the model's layers have {spec.moe.num_experts} experts each"
         if spec.num_heads // spec.num_kv_heads > MAX_GROUP:
             return f"{spec.num_heads} query heads share {spec.num_kv_heads} KV heads; at most {MAX_GROUP} may share one"
         try:
@@ -125,6 +137,11 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
         """Return whether tokens are all that comes of the logits, and of its own sampler."""
         own = isinstance(self.ctx.sampler, CpuNativeSampler)
         return own and not sampling.rows and not sampling.want_logprobs
+
+    def weights(self) -> WeightStore:
+        if isinstance(self._store, str):
+            raise Unsupported("the runner 'cpu_native'", "updates", self._store)
+        return self._store
 
     def ends(self) -> ModelEnds:
         return ModelEnds(self._model.embed, self._model.logits)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from pegboard.plugins.linear_triton.decoding import halves, numbers, whole
+from pegboard.toolkit.kernels.expert_functions import positions_of
 
 
 @triton.jit
@@ -146,6 +147,45 @@ def _meet(total, partial, arrivals, bias, out, out_row, row, token, rows, tokens
             total += tl.load(place + one * size, mask=mask, other=0.0, cache_modifier=".cg")
         _finish(total, bias, out, out_row, row, token, rows, tokens, BIAS)
         tl.store(arrived, 0)
+
+
+@triton.jit
+def expert_product_kernel(
+    x, codes, scales, zeros, order, sources, tiles, out, x_row, out_row, tokens, pairs, rows, cols, slabs,
+    scales_each, order_each,
+    CODE: tl.constexpr, OFFSET: tl.constexpr, PACKED: tl.constexpr, ZEROS: tl.constexpr, ORDERED: tl.constexpr,
+    SPAN: tl.constexpr, GROUP: tl.constexpr, HIGH: tl.constexpr, EVEN: tl.constexpr, GATHER: tl.constexpr,
+    BLOCK_N: tl.constexpr, TILE: tl.constexpr, AT_ONCE: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks of rows, tiles of `Groups`). All experts' slabs, scales, zeros and orders lie one after the other,
+    `scales_each` and `order_each` of an expert. With GATHER position p has row sources[p] of x [tokens, cols], and else
+    row p. `out` is [pairs, rows].
+    """
+    expert, position, end = positions_of(tiles, TILE)
+    if expert < 0:
+        return
+    inside = position < end
+    token = tl.load(sources + position, mask=inside, other=0) if GATHER else position
+    token = tl.where(inside, token, tokens).to(tl.int64)  # what is not inside has no inputs
+    row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    slab_bytes = tl.full((), SPAN, tl.int64) * rows
+    number = expert.to(tl.int64)
+    scales += number * scales_each
+    zeros += number * scales_each
+    order += number * order_each
+    place = codes + number * slabs * slab_bytes
+    place = place + (tl.minimum(row, rows - 1) * SPAN)[:, None] + tl.arange(0, SPAN)[None, :]
+    total = tl.zeros((BLOCK_N, TILE), tl.float32)
+    for start in range(0, slabs, AT_ONCE):
+        for more in tl.static_range(AT_ONCE):
+            tile = tl.load(place + (start + more) * slab_bytes)
+            total = _plus_slab(
+                total, tile, start + more, x, scales, zeros, order, row, token, x_row, tokens, rows, cols,
+                CODE, OFFSET, PACKED, ZEROS, ORDERED, SPAN, GROUP, HIGH, EVEN, PTX,
+            )  # fmt: skip
+    if GROUP == 0 and not PACKED:
+        total *= _block(scales, 0, row, rows, SPAN, GROUP, HIGH).to(tl.float32)[:, None]
+    _finish(total, x, out, out_row, row, tl.where(inside, position, pairs), rows, pairs, False)
 
 
 @triton.jit

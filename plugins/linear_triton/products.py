@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pegboard.plugins.linear_triton.experts import CodedExperts, stacked
 from pegboard.plugins.linear_triton.options import TritonProductsOptions
-from pegboard.plugins.linear_triton.slabs import KINDS, WIDEST, Slabs, mergeable, slabs_of
+from pegboard.plugins.linear_triton.slabs import WIDEST, Slabs, constants_of, mergeable, slabs_of
 from pegboard.plugins.quantization.api import LinearContext, Linears
 from pegboard.toolkit.kernels import interpreter, objection
 from pegboard.toolkit.kernels.launch import launch
 from pegboard.toolkit.kernels.operations import TYPES, power_of_two
+from pegboard.toolkit.model.experts import ExpertsMethod
 from pegboard.toolkit.model.layouts import Code, Codes, Layout
 from pegboard.toolkit.model.linear import LinearMethod, Site
 
@@ -41,19 +43,38 @@ class TritonProducts(Linears[TritonProductsOptions]):
         return objection(ctx.device)
 
     def build(self, site: Site, parts: Sequence[tuple[Layout, Codes]]) -> LinearMethod:
-        runs: list[list[tuple[Layout, Codes]]] = []
-        for part in parts:
-            if runs and mergeable(runs[-1][-1], part):
-                runs[-1].append(part)
-            else:
-                runs.append([part])
         name = ", ".join(part.name for part in site.parts)
-        return _Coded([self._piece(name, run) for run in runs])
+        return _Coded([self._piece(name, run) for run in _runs(parts)])
+
+    def build_experts(self, site: Site, experts: Sequence[Sequence[tuple[Layout, Codes]]]) -> ExpertsMethod:
+        """Where all experts are of the same layouts, and none is plain, a product is one launch, or two of parts that
+        are not. Else each expert has a product of its own.
+        """
+        name = ", ".join(part.name for part in site.parts)
+        if any(layout.code is Code.PLAIN for parts in experts for layout, _ in parts):
+            return super().build_experts(site, experts)
+        cut = [[slabs_of(name, run) for run in _runs(parts)] for parts in experts]
+        if len({len(pieces) for pieces in cut}) > 1:
+            return super().build_experts(site, experts)
+        pieces = [stacked(some) for some in zip(*cut, strict=True)]
+        alike = [piece for piece in pieces if piece is not None]
+        return CodedExperts(alike, self.options) if len(alike) == len(pieces) else super().build_experts(site, experts)
 
     def _piece(self, name: str, run: Sequence[tuple[Layout, Codes]]) -> _Piece:
         if run[0][0].code is Code.PLAIN:
             return _Plain(torch.cat([codes.codes.to(self.ctx.dtype) for _, codes in run]))
         return _Product(slabs_of(name, run), self.options)
+
+
+def _runs(parts: Sequence[tuple[Layout, Codes]]) -> list[list[tuple[Layout, Codes]]]:
+    """Return neighbours that can be one matrix together."""
+    runs: list[list[tuple[Layout, Codes]]] = []
+    for part in parts:
+        if runs and mergeable(runs[-1][-1], part):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs
 
 
 class _Piece(abc.ABC):
@@ -109,7 +130,7 @@ class _Product(_Piece):
         block = 32
         grid = -(-slabs.rows // block), slabs.codes.shape[0]
         tensors = slabs.codes, slabs.scales, _or(slabs.zeros, slabs.scales), weight
-        shape = self._shape() | {"BLOCK_N": block, "num_warps": 4}
+        shape = constants_of(slabs) | {"BLOCK_N": block, "num_warps": 4}
         launch(dequantize_kernel, grid, *tensors, cols, slabs.rows, cols, **shape)
         if slabs.order is not None and self._keeps is not None:
             x = torch.where(self._keeps, x.index_select(1, slabs.order.clamp(min=0)), 0)
@@ -128,7 +149,7 @@ class _Product(_Piece):
         rounds = count // slabs.at_once
         each = -(-rounds // max(min(wanted, rounds // SHORTEST), 1)) * slabs.at_once
         parts = -(-count // each)
-        shape = self._shape() | {
+        shape = constants_of(slabs) | {
             "ORDERED": slabs.order is not None,
             "EVEN": slabs.width == slabs.cols,
             "BIAS": bias is not None,
@@ -146,20 +167,6 @@ class _Product(_Piece):
         stride = x.stride(0) if tokens > 1 else slabs.cols
         sizes = stride, out.stride(0), tokens, slabs.rows, slabs.cols, count, each
         launch(product_kernel, (*tiles, parts), *tensors, *sizes, **shape)
-
-    def _shape(self) -> dict[str, int | bool | float | str]:
-        slabs = self._slabs
-        kind, offset = KINDS[slabs.layout.code]
-        return {
-            "CODE": kind,
-            "OFFSET": offset,
-            "PACKED": slabs.packed,
-            "ZEROS": slabs.zeros is not None,
-            "SPAN": slabs.span,
-            "GROUP": slabs.group,
-            "HIGH": slabs.high,
-            "enable_fp_fusion": True,
-        }
 
 
 class _Coded(LinearMethod):

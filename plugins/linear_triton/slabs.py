@@ -102,6 +102,21 @@ def slabs_of(name: str, parts: Sequence[tuple[Layout, Codes]]) -> Slabs:
     return Slabs(layout, codes, scales.t().contiguous(), zeros, order, rows, cols, span, group, high)
 
 
+def constants_of(slabs: Slabs) -> dict[str, int | bool | float | str]:
+    """Return what kernels are compiled for, as far as it is the matrix's."""
+    kind, offset = KINDS[slabs.layout.code]
+    return {
+        "CODE": kind,
+        "OFFSET": offset,
+        "PACKED": slabs.packed,
+        "ZEROS": slabs.zeros is not None,
+        "SPAN": slabs.span,
+        "GROUP": slabs.group,
+        "HIGH": slabs.high,
+        "enable_fp_fusion": True,
+    }
+
+
 def mergeable(one: tuple[Layout, Codes], other: tuple[Layout, Codes]) -> bool:
     """Return whether two parts can be one matrix: of the same codes and groups."""
     (left, some), (right, more) = one, other

@@ -12,6 +12,7 @@ plugin = Plugin(
             name="mha",
             factory="pegboard.plugins.memory_paged.pool:MHAPool",
             summary="one K and one V buffer per layer, [slots, kv_heads, head_dim]",
+            provides=frozenset({"release"}),
             rank=10,
         ),
         Provider(

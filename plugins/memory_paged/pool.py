@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.toolkit.model.eight_bit import as_bytes, check_scale, is_eight_bit, stored
-from pegboard.toolkit.system.memory import large_buffer
+from pegboard.toolkit.system.memory import give_back, large_buffer
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.kv_pool import KVPoolContext
@@ -100,6 +101,12 @@ class MHAPool(KVPool[NoOptions]):
                 buffer[done : done + step] = 0
             done = min(self.num_slots, done + step)
         return done
+
+    def release(self) -> int:
+        buffers = self._all()
+        if buffers and buffers[0].device.type != "cpu":
+            raise Unsupported("the KV pool 'mha'", "release", "on a GPU recorded graphs hold on to its memory")
+        return sum(give_back(buffer) for buffer in buffers)
 
     @property
     def nbytes(self) -> int:

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.layers import ModelSpec
     from pegboard.core.interfaces.model_family import Network
+    from pegboard.core.interfaces.weights import WeightStore
     from pegboard.plugins.model_dense.network import DenseNetwork
     from pegboard.toolkit.model.linear import Site
 
 
 class DenseFamily(ModelFamily[DenseOptions]):
-    """Llama, Mistral, Qwen2, Qwen3 (with experts as well) and the text towers of Qwen2-VL, 2.5-VL and 3-VL. GGUF files
-    arrive here already converted to safetensors.
+    """Llama, Mistral, Qwen2, Qwen3 (with experts as well), Mixtral and the text towers of Qwen2-VL, 2.5-VL, 3-VL. GGUF
+    files arrive here already converted to safetensors.
     """
 
     def __init__(self, options: DenseOptions, ctx: ModelContext) -> None:
@@ -51,7 +52,7 @@ class DenseFamily(ModelFamily[DenseOptions]):
         except ModelError as error:
             return str(error)
         if coded and ranks.size > 1:
-            return f"quantised weights are on one rank only, and parallel.tensor is {ranks.size}"
+            return f"codes of quantised weights are not cut for ranks, and parallel.tensor is {ranks.size}"
         return None
 
     @property
@@ -66,18 +67,41 @@ class DenseFamily(ModelFamily[DenseOptions]):
 
         network, sites = self._drawn() if self.options.load_format == "dummy" else self._read()
         tell_sites(self.ctx.services, sites)
-        if self._packs():
+        packs = self._packs()
+        network.store = self._why_fixed() or self._store(network, packs=packs)
+        if packs:
             network.pack()
         return network.eval()
 
+    def _why_fixed(self) -> str:
+        """Return why the weights cannot be replaced, "" if they can."""
+        if self._weights is not None:
+            return "its weights are quantised"
+        if self._ranks.size > 1:
+            return "ranks share its weights"
+        return "the encoder of its pictures would keep its weights" if self._decoder.tower else ""
+
+    def _store(self, network: DenseNetwork, *, packs: bool) -> WeightStore:
+        from pegboard.plugins.model_dense.store import DenseStore
+        from pegboard.toolkit.model.decoder_names import DecoderNames
+
+        drawn = self.options.load_format == "dummy"
+        tied = DecoderNames(tied=self._decoder.tied_embeddings)
+        return DenseStore(network, tied if drawn else DecoderNames.of(self._decoder, self.ctx.directory), packs=packs)
+
     def _read(self) -> tuple[DenseNetwork, Sequence[Site]]:
         from pegboard.plugins.model_dense.network import DenseNetwork
-        from pegboard.toolkit.model.decoder_names import DecoderNames
+        from pegboard.toolkit.model.decoder_names import DecoderNames, Experts
         from pegboard.toolkit.model.layers import Linears
         from pegboard.toolkit.model.weights import check_weights, load_weights
 
         directory, dtype, weights = self.ctx.directory, self.ctx.dtype, self._weights
         names = DecoderNames.of(self._decoder, directory)
+        if self._ranks.size > 1 and self._decoder.moe is not None and names.experts is not Experts.SINGLE:
+            raise ModelError(
+                f"parallel.tensor: {self._ranks.size}, but the checkpoint has all experts of a layer in one tensor, "
+                "and ranks read a share of each expert's own"
+            )
         meta = DenseNetwork(self._decoder, Linears(dtype, torch.device("meta"), ranks=self._ranks))
         check_weights(directory, names.targets(meta.targets()), ignore=names.ignores, coded=weights)
         linears = Linears(dtype, self.ctx.device, weights, names.stored, self._ranks)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.model_family import Network
 from pegboard.toolkit.kernels import usable
 from pegboard.toolkit.model.attending import attended
 from pegboard.toolkit.model.decoder_ranks import shared
 from pegboard.toolkit.model.layers import Embedding, GatedMLP, Linears, RMSNorm
-from pegboard.toolkit.model.moe import MixtureOfExperts, mixture
+from pegboard.toolkit.model.moe import MixtureOfExperts
 from pegboard.toolkit.model.rope import RotaryEmbedding
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
+    from pegboard.core.interfaces.weights import WeightStore
     from pegboard.toolkit.model.decoder_spec import DecoderSpec
     from pegboard.toolkit.model.weights import Target
 
@@ -87,7 +89,7 @@ def layer_name(layer_id: int) -> str:
 def _mlp(spec: DecoderSpec, layer: int, linears: Linears) -> GatedMLP | MixtureOfExperts:
     name, hidden, act = f"{layer_name(layer)}.mlp", spec.hidden_size, spec.hidden_act
     if spec.moe is not None and spec.moe.layers[layer]:
-        return mixture(name, spec.moe, hidden, act, linears)
+        return MixtureOfExperts(name, spec.moe, hidden, act, linears)
     return GatedMLP(name, hidden, spec.intermediate_size, act, linears, bias=spec.mlp_bias)
 
 
@@ -103,6 +105,8 @@ class DenseNetwork(nn.Module, Network):
         self.layers = nn.ModuleList(
             DecoderLayer(spec, layer, linears) for layer in shared(spec, self.ranks).layer_specs()
         )
+        self.store: WeightStore | str = "the family has not said how"
+        """Its weights, to be replaced, or why they cannot be."""
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, dtype=dtype, device=device)
         self.rope = RotaryEmbedding(spec.rope, device)
         self.head = (
@@ -169,10 +173,9 @@ class DenseNetwork(nn.Module, Network):
         return normed
 
     def capture_objection(self) -> str | None:
-        """Object to experts, whose tokens are counted on the host."""
-        if any(isinstance(module, MixtureOfExperts) for module in self.modules()):
-            return "a mixture of experts counts each expert's tokens on the host"
-        return None
+        """Object to experts for which the host waits."""
+        reasons = (one.why_it_waits() for one in self.modules() if isinstance(one, MixtureOfExperts))
+        return next((reason for reason in reasons if reason is not None), None)
 
     @torch.inference_mode()
     def embed(self, ids: Tensor) -> Tensor:
@@ -185,6 +188,12 @@ class DenseNetwork(nn.Module, Network):
         """Return logits float32 [n, vocab]; see `Network.logits`."""
         return self.head.logits(hidden)
 
+    def weights(self) -> WeightStore:
+        """Return the weights; see `Network.weights`."""
+        if isinstance(self.store, str):
+            raise Unsupported("the model family 'dense'", "updates", self.store)
+        return self.store
+
     def pack(self) -> None:
         """Replace the loaded matrices by packed ones, one after another, so that one is held twice at most. Tied
         embeddings stay beside their packed copy.
@@ -195,13 +204,15 @@ class DenseNetwork(nn.Module, Network):
         self.head.pack(looked_up=self.spec.tied_embeddings)
 
     def targets(self) -> dict[str, Target]:
-        """Checkpoint name -> buffer, for all weights, under the names that transformers gives them."""
+        """Checkpoint name -> buffer, for all weights that are not packed, under the names that transformers gives
+        them.
+        """
         found: dict[str, Target] = {"model.embed_tokens.weight": self.embedding.target()}
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             found |= layer.targets(layer_name(index))
         found |= self.norm.targets("model.norm")
-        if not self.spec.tied_embeddings:
+        if not (self.spec.tied_embeddings or self.head.packed):
             found["lm_head.weight"] = self.head.target()
         return found
 

@@ -14,14 +14,18 @@ from pegboard.plugins.model_transformers.configs import NotServable
 from pegboard.plugins.model_transformers.limits import examine
 from pegboard.plugins.model_transformers.loading import load_model
 from pegboard.plugins.model_transformers.network import TransformersNetwork
+from pegboard.plugins.model_transformers.store import TransformersStore
+from pegboard.toolkit.model.coded import quantized_weights
 from pegboard.toolkit.model.hf_files import eos_token_ids
 from pegboard.toolkit.model.kv_scales import read_kv_scales
 from pegboard.toolkit.model.ranks import alone
+from pegboard.toolkit.model.weights import checkpoint_files, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pegboard.core.interfaces.model_family import ModelContext, ProbeRun
+    from pegboard.core.interfaces.weights import WeightStore
     from pegboard.plugins.model_transformers.trace import Trace
 
 _PROBE_LENGTHS = (23, 14)
@@ -76,7 +80,18 @@ class TransformersFamily(ModelFamily[NoOptions]):
         return self._spec
 
     def load(self) -> Network:
-        return TransformersNetwork(load_model(self.ctx, self._trace.parameters), self._trace, self.ctx.services)
+        network = TransformersNetwork(load_model(self.ctx, self._trace.parameters), self._trace, self.ctx.services)
+        network.store = self._store(network.model)
+        return network
+
+    def _store(self, model: torch.nn.Module) -> WeightStore | str:
+        """Return the weights, to be replaced, or why they cannot be."""
+        if quantized_weights(self.ctx) is not None:
+            return "its weights are quantised"
+        stored = {name for file in checkpoint_files(self.ctx.directory) for name in read_header(file)}
+        store = TransformersStore(model, stored)
+        renamed = store.expected().keys() - stored
+        return f"transformers makes {min(renamed)} of other tensors of the checkpoint" if renamed else store
 
     def kv_scales(self) -> Mapping[int, tuple[float, float]]:
         return read_kv_scales(self.ctx.directory, (layer.layer_id for layer in self._spec.layers))

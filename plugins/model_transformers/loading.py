@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.plugins.model_transformers import bridge
+from pegboard.plugins.model_transformers import bridge, experts
 from pegboard.plugins.model_transformers.configs import config_of
 from pegboard.toolkit.model.coded import QuantizedWeights, quantized_weights, slots_of
 from pegboard.toolkit.model.weights import CODES, StoredTensor, checkpoint_files, read_header, unexplained
@@ -49,6 +49,7 @@ def load_model(ctx: ModelContext, parameters: int) -> torch.nn.Module:
             f"and the *.safetensors beside it hold {stored}"
         )
     bridge.register()
+    experts.register()
     try:
         with _quiet(), progress("reading weights"):
             model, info = _reader_of(ctx)(
@@ -57,6 +58,7 @@ def load_model(ctx: ModelContext, parameters: int) -> torch.nn.Module:
                 config=config_of(ctx.hf_config),
                 dtype=ctx.dtype,
                 attn_implementation=bridge.PAGED,
+                experts_implementation=experts.EXPERTS,
                 local_files_only=True,
                 use_safetensors=True,
                 trust_remote_code=False,

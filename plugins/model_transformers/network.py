@@ -12,6 +12,7 @@ import torch
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.model_family import Network
 from pegboard.plugins.model_transformers import bridge
+from pegboard.plugins.model_transformers.experts import EXPERTS
 from pegboard.plugins.model_transformers.head import Body, Head
 from pegboard.plugins.model_transformers.latent import keep_latents
 from pegboard.plugins.model_transformers.rounds import Segment, segments_of
@@ -23,6 +24,7 @@ from pegboard.plugins.model_transformers.trace import hidden_states
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
+    from pegboard.core.interfaces.weights import WeightStore
     from pegboard.plugins.model_transformers.trace import Trace
 
 
@@ -33,6 +35,8 @@ class TransformersNetwork(Network):
 
     def __init__(self, model: Any, trace: Trace, services: Mapping[str, object] = MappingProxyType({})) -> None:
         self.model = model
+        self.store: WeightStore | str = "the family has not said how"
+        """Its weights, to be replaced, or why they cannot be."""
         keep_latents(model, bridge.is_handled)
         keep_states(model, trace.states)
         self._keeps_states = bool(trace.states)
@@ -59,6 +63,11 @@ class TransformersNetwork(Network):
             raise RuntimeError("the model's layers keep states, and the batch has none: no device part has set them")
         return segments_of(batch.states, batch.num_tokens)
 
+    def weights(self) -> WeightStore:
+        if isinstance(self.store, str):
+            raise Unsupported(PROVIDER, "updates", self.store)
+        return self.store
+
     @torch.inference_mode()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return self._states.embed(ids)
@@ -68,7 +77,7 @@ class TransformersNetwork(Network):
 
     @torch.inference_mode()
     def reference_logits(self, prompt: list[int]) -> torch.Tensor:
-        """Return logits float32 [len, vocab] of one prompt by the model's own attention, without us."""
+        """Return logits float32 [len, vocab] of one prompt by the model's own attention and experts, without us."""
         device = next(self.model.parameters()).device
         with self._own_attention():
             output = self.model(input_ids=torch.tensor([prompt], device=device), use_cache=False)
@@ -78,7 +87,15 @@ class TransformersNetwork(Network):
     @contextmanager
     def _own_attention(self) -> Iterator[None]:
         self.model.set_attn_implementation("eager")
+        self._use_experts("eager")
         try:
             yield
         finally:
             self.model.set_attn_implementation(bridge.PAGED)
+            self._use_experts(EXPERTS)
+
+    def _use_experts(self, implementation: str) -> None:
+        """Where the model has experts whose implementation can be set."""
+        for module in self.model.modules():
+            if hasattr(module, "has_post_expert_norm"):
+                module.config._experts_implementation = implementation

@@ -28,6 +28,7 @@ RANK_LAUNCHER: Contract[RankLauncher, LaunchContext] = Contract(
     Cardinality.MATCHED,
     f"{_HERE}.api:RankLauncher",
     "starts the ranks of a model",
+    suite=f"{_HERE}.launcher_suite:RankLauncherContract",
     optional=True,
 )
 
@@ -39,7 +40,11 @@ plugin = Plugin(
     hooks=(f"{_HERE}.hooks:RanksHooks",),
     fields={"": f"{_HERE}.options:ParallelFields"},
     providers=(
+        Provider(
+            "communicator", "shm", f"{_HERE}.shm:Shm", "memory that all ranks on this machine map (x86, Linux)", rank=20
+        ),
         Provider("communicator", "gloo", f"{_HERE}.gloo:Gloo", "torch's gloo, over TCP on this machine", rank=10),
+        Provider("rank_launcher", "torchrun", f"{_HERE}.torchrun:Torchrun", "torchrun, on this machine", rank=20),
         Provider("rank_launcher", "processes", f"{_HERE}.processes:Processes", "processes of this server", rank=10),
     ),
 )

@@ -18,12 +18,16 @@ from pegboard.plugins.parallel.messages import (
     Close,
     Done,
     Failed,
+    Like,
     Link,
     LinkError,
+    Load,
+    Measure,
     Meet,
     Ping,
     Place,
     Pong,
+    Room,
     Start,
     Step,
     Sync,
@@ -71,10 +75,10 @@ class _Follower:
         reader.start()
         try:
             self._link.send(encode(Done("come")))
-            self._model.load({SERVICE: self._ranks})
+            facts = self._model.prepare({SERVICE: self._ranks})
             assert isinstance(self._ranks.together, Communicator)
             self._communicator = self._ranks.together
-            self._link.send(encode(Done("load")))
+            self._link.send(encode(Like(dict(facts))))
             while (message := self._inbox.get()) is not None and not isinstance(message, Close):
                 self._take(message)
         except OSError:
@@ -121,12 +125,17 @@ class _Follower:
                 self._link.send(encode(Synced(self._wanted)))
 
     def _take(self, message: ToFollower) -> None:
-        if isinstance(message, Start):
+        if isinstance(message, Load):
+            self._model.load()
+            self._link.send(encode(Done("load")))
+        elif isinstance(message, Measure):
+            self._link.send(encode(Room(self._model.room(message.sharing))))
+        elif isinstance(message, Start):
             self._model.start(message.num_pages)
             self._decoder = Decoder(message.rows, message.width, self._model.payloads)
             self._link.send(encode(Done("start")))
         elif isinstance(message, Meet):
-            assert self._communicator is not None, "the model was loaded, by which the ranks got one"
+            assert self._communicator is not None, "the model was prepared, by which the ranks got one"
             self._communicator.connect(Path(message.directory), message.timeout)
             self._link.send(encode(Done("meet")))
         elif self._decoder is None:

@@ -7,8 +7,9 @@ import logging
 import os
 import selectors
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,9 +19,12 @@ from pegboard.plugins.parallel.messages import (
     Close,
     Done,
     Failed,
+    Like,
     Link,
     LinkError,
+    Load,
     Ping,
+    Room,
     Sync,
     Synced,
     encode,
@@ -52,12 +56,13 @@ class GroupLost(PegboardError):
 
 @dataclass(slots=True)
 class Member:
-    """A follower, and what it has said: the phases of the start that are done, and the last Synced."""
+    """A follower, and what it has said: the phases of the start that are done, its room for KV, and the last Synced."""
 
     index: int
     link: Link
     handle: RankHandle
     done: set[str] = field(default_factory=set)
+    num_pages: int | None = None
     synced: int = 0
     pings: int = 0
 
@@ -71,7 +76,9 @@ class Group:
     batches are being computed, this process as well: its own forward pass may wait for a rank that is gone.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, facts: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`facts` are those of rank 0, to which the others must be like (`FollowersContext`)."""
+        self._facts = facts
         self.members: list[Member] = []
         self.lost: str | None = None
         self.serving = False
@@ -108,6 +115,13 @@ class Group:
         self._wait(lambda: self.lost is not None or all(phase in member.done for member in self.members), None)
         self._check()
 
+    def room(self) -> int:
+        """Wait until all have said for how many pages of KV they have memory; return the least. Raises GroupLost."""
+        said: Callable[[], list[int]] = lambda: [one.num_pages for one in self.members if one.num_pages is not None]  # noqa: E731
+        self._wait(lambda: self.lost is not None or len(said()) == len(self.members), None)
+        self._check()
+        return min(said())
+
     def within(self, number: int, run: Callable[[], object]) -> None:
         """Compute this rank's share of the batch with this number. Where that raises, see whether all others have come
         to the end of theirs: then only rank 0 had something left to do, and the group goes on.
@@ -123,6 +137,11 @@ class Group:
             if not self._computed(number):
                 self._lose(f"rank 0 failed in a forward pass: {type(error).__name__}: {error}")
             raise
+
+    def failed(self, number: int, error: Exception) -> None:
+        """Lose all ranks where this one has failed before it began its share of the batch with this number."""
+        if self._entered < number:
+            self._lose(f"rank 0 failed before a forward pass: {type(error).__name__}: {error}")
 
     def _computed(self, number: int) -> bool:
         """Return whether all others come to the end of this batch."""
@@ -214,12 +233,28 @@ class Group:
         if isinstance(message, Failed):
             self._lose(f"{member.name} failed: {message.error}")
             return
+        if isinstance(message, Like):
+            self._compare(member, message.facts)
+            return
         with self._heard:
             if isinstance(message, Done):
                 member.done.add(message.what)
             elif isinstance(message, Synced):
                 member.synced = message.number
+            elif isinstance(message, Room):
+                member.num_pages = message.num_pages
             self._heard.notify_all()
+
+    def _compare(self, member: Member, facts: Mapping[str, str]) -> None:
+        """Let a rank read its weights, if it is like rank 0."""
+        names = self._facts.keys() | facts.keys()
+        other = sorted(name for name in names if self._facts.get(name) != facts.get(name))
+        if other:
+            shown = "; ".join(f"{name}: {facts.get(name)}, and on rank 0 {self._facts.get(name)}" for name in other)
+            self._lose(f"{member.name} differs from rank 0 in {shown}")
+            return
+        with contextlib.suppress(OSError):  # the next turn sees the end of its stream
+            member.link.send(encode(Load()))
 
     def _ping(self) -> None:
         for member in self.members:

@@ -15,7 +15,7 @@ from pegboard.core.interfaces.executor import Executor
 from pegboard.core.interfaces.followers import Followers
 from pegboard.plugins.parallel.delta import Encoder
 from pegboard.plugins.parallel.group import Group, GroupLost, Member
-from pegboard.plugins.parallel.messages import Link, Meet, Place, Start, Step, encode
+from pegboard.plugins.parallel.messages import Link, Measure, Meet, Place, Start, Step, encode
 from pegboard.plugins.parallel.part import NAME, Stamp
 from pegboard.toolkit.model.ranks import PENDING
 
@@ -51,7 +51,7 @@ class Leader(Followers):
         self._communicator = communicator
         self._part = part
         self._timeout = timeout
-        self._group = Group(timeout)
+        self._group = Group(timeout, ctx.facts)
         self._closed = False
         try:
             for index in range(1, size):
@@ -73,9 +73,13 @@ class Leader(Followers):
         self._group.members.append(Member(index, Link(ours), handle))
         logger.info("rank %d of %d is process %d", index, self.sharing, handle.pid)
 
+    def room(self) -> int:
+        self._group.wait_for("load")
+        self._group.send(encode(Measure(self.sharing)))
+        return self._group.room()
+
     def lead(self, local: Executor, num_pages: int, table: tuple[int, int]) -> Executor:
         group = self._group
-        group.wait_for("load")
         group.send(encode(Start(num_pages, *table)))
         group.wait_for("start")
         with tempfile.TemporaryDirectory(prefix="pegboard-ranks-") as meeting:
@@ -106,6 +110,24 @@ class _NotSent:
         raise self._error
 
 
+class _Watched:
+    """The result of the batch with this number. An error that came before this rank's share of it ends the group: the
+    others wait in theirs for good.
+    """
+
+    def __init__(self, pending: Pending[object], group: Group, number: int) -> None:
+        self._pending = pending
+        self._group = group
+        self._number = number
+
+    def result(self) -> object:
+        try:
+            return self._pending.result()
+        except Exception as error:
+            self._group.failed(self._number, error)
+            raise
+
+
 class RanksExecutor(Executor):
     """Runs batches by `local`, once all followers have been sent them."""
 
@@ -124,11 +146,16 @@ class RanksExecutor(Executor):
                 self._send(work)
         except Exception as error:
             return _NotSent(error)
-        return self._local.submit(work)
+        pending = self._local.submit(work)
+        return pending if isinstance(work, StageWork) else _Watched(pending, self._group, self._sent)
 
     def rerun(self, work: ModelWorkerBatch) -> BatchResult:
         self._send(work)
-        return self._local.rerun(work)
+        try:
+            return self._local.rerun(work)
+        except Exception as error:
+            self._group.failed(self._sent, error)
+            raise
 
     def ask(self, stage: str, payload: object, table: TableChanges | None = None) -> object:
         self._send_table(table)

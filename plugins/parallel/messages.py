@@ -73,6 +73,16 @@ class Close(_Message, frozen=True, tag=6):
     """End."""
 
 
+class Load(_Message, frozen=True, tag=7):
+    """The rank is like the others: read weights."""
+
+
+class Measure(_Message, frozen=True, tag=8):
+    """All have their weights: say `Room`. So many ranks share the memory of a device."""
+
+    sharing: int
+
+
 class Done(_Message, frozen=True, tag=0):
     """The rank is there ("come"), has its weights ("load"), has memory ("start"), has met the others ("meet")."""
 
@@ -93,8 +103,20 @@ class Failed(_Message, frozen=True, tag=3):
     error: str
 
 
-ToFollower: TypeAlias = Step | Table | Start | Meet | Sync | Ping | Close
-ToLeader: TypeAlias = Done | Synced | Pong | Failed
+class Like(_Message, frozen=True, tag=4):
+    """What is to be the same on all ranks, as it is there (`FollowersContext.facts`)."""
+
+    facts: dict[str, str]
+
+
+class Room(_Message, frozen=True, tag=5):
+    """The rank has memory for so many pages of KV."""
+
+    num_pages: int
+
+
+ToFollower: TypeAlias = Step | Table | Start | Meet | Sync | Ping | Close | Load | Measure
+ToLeader: TypeAlias = Done | Synced | Pong | Failed | Like | Room
 
 to_follower: msgspec.msgpack.Decoder[ToFollower] = msgspec.msgpack.Decoder(ToFollower)
 to_leader: msgspec.msgpack.Decoder[ToLeader] = msgspec.msgpack.Decoder(ToLeader)

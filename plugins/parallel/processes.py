@@ -8,8 +8,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import torch
-
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.parallel.api import LaunchContext, RankHandle, RankLauncher
@@ -48,20 +46,13 @@ class Processes(RankLauncher[NoOptions]):
 
     def __init__(self, options: NoOptions, ctx: LaunchContext) -> None:
         super().__init__(options, ctx)
-        self._threads = max(1, _cores(ctx) // ctx.size)
-        self._before = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
+        self._threads = max(1, cores_of(ctx) // ctx.size)
+        self._before = set_threads(self._threads)
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: LaunchContext) -> str | None:
         """Return None where each rank has a core."""
-        cores = _cores(ctx)
-        if ctx.size <= cores:
-            return None
-        return (
-            f"parallel.tensor: {ctx.size} ranks take a core each, and there are {cores}; lower it, or set "
-            f"parallel.cores to {ctx.size} to let ranks share cores"
-        )
+        return too_few_cores(ctx)
 
     def start(self, line: bytes, link: socket.socket) -> RankHandle:
         command = [sys.executable, "-m", self.ctx.module]
@@ -77,8 +68,29 @@ class Processes(RankLauncher[NoOptions]):
         return _Process(process)
 
     def close(self) -> None:
-        torch.set_num_threads(self._before)
+        set_threads(self._before)
 
 
-def _cores(ctx: LaunchContext) -> int:
+def cores_of(ctx: LaunchContext) -> int:
+    """Return the cores that the ranks share."""
     return len(os.sched_getaffinity(0)) if ctx.cores is None else ctx.cores
+
+
+def too_few_cores(ctx: LaunchContext) -> str | None:
+    """Return None where each rank has a core, else what to do."""
+    cores = cores_of(ctx)
+    if ctx.size <= cores:
+        return None
+    return (
+        f"parallel.tensor: {ctx.size} ranks take a core each, and there are {cores}; lower it, or set "
+        f"parallel.cores to {ctx.size} to let ranks share cores"
+    )
+
+
+def set_threads(count: int) -> int:
+    """Have torch compute with so many threads. Return how many there were."""
+    import torch
+
+    before: int = torch.get_num_threads()
+    torch.set_num_threads(count)
+    return before

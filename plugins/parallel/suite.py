@@ -111,6 +111,47 @@ class CommunicatorContract(ContractSuite):
         assert found[0] == [9.0 * step + 3 for step in range(50)]
         assert found[1] == found[2] == [6.0 * step for step in range(50)]
 
+    def test_large_tensors(self) -> None:
+        """A chunk of a prompt: 512 tokens of a model with 1,000 numbers each, and as many ids."""
+        given = torch.randn(2, 512, 1000, generator=torch.Generator().manual_seed(1))
+        ids = torch.arange(100_001)
+
+        def all_of_it(comm: Communicator, index: int) -> tuple[Tensor, Tensor | None, Tensor]:
+            total, side = comm.all_reduce(given[index].clone()), comm.gather(given[index])
+            return total, side, comm.broadcast(ids.clone() if index == 0 else torch.zeros_like(ids))
+
+        (total, side, told), (other, _, heard) = self.ranks(2, all_of_it)
+        assert torch.allclose(total, given.sum(0))
+        assert torch.equal(total, other)
+        assert side is not None
+        assert torch.equal(side, torch.cat([given[0], given[1]], 1))
+        assert torch.equal(told, ids)
+        assert torch.equal(heard, ids)
+
+    def test_ranks_of_different_pace(self) -> None:
+        """Nobody is overtaken, whoever is late, and in whatever order calls come."""
+        kinds = torch.randint(3, (60,), generator=torch.Generator().manual_seed(2)).tolist()
+
+        def unevenly(comm: Communicator, index: int) -> list[float]:
+            said, late = [], torch.Generator().manual_seed(index)
+            for step, kind in enumerate(kinds):
+                if float(torch.rand((), generator=late)) < 0.2:
+                    time.sleep(0.003)
+                if kind == 0:
+                    said.append(float(comm.all_reduce(torch.full((3,), float(step + index)))[2]))
+                elif kind == 1:
+                    side = comm.gather(torch.full((2, 2), float(step + index)))
+                    said.append(-1.0 if side is None else side.sum().item())
+                else:
+                    said.append(float(comm.broadcast(torch.tensor([step if index == 0 else -1]))[0]))
+            return said
+
+        expected = [[3 * step + 3, 12 * step + 12, step][kind] for step, kind in enumerate(kinds)]
+        first, *others = self.ranks(3, unevenly)
+        assert first == expected
+        for other in others:
+            assert other == [-1.0 if kind == 1 else value for kind, value in zip(kinds, expected, strict=True)]
+
     def test_a_rank_that_leaves_is_noticed(self) -> None:
         made = self.made(2)
         left = threading.Event()

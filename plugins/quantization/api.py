@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from pegboard.toolkit.model.coded import CodedMatrix, StoredSlot
+    from pegboard.toolkit.model.experts import ExpertsMethod
     from pegboard.toolkit.model.layouts import Codes, Layout
     from pegboard.toolkit.model.linear import LinearMethod, Site
 
@@ -98,3 +99,11 @@ class Linears(abc.ABC, Generic[OptionsT]):
         Parts may differ in their layouts, and some may be PLAIN. The weights that it multiplies by are
         `layouts.exact` of each part, in the type of the context, or in float32, where it does not round them.
         """
+
+    def build_experts(self, site: Site, experts: Sequence[Sequence[tuple[Layout, Codes]]]) -> ExpertsMethod:
+        """Return the products of a site with experts, of the parts of each, which are given away. What is said of
+        `build` holds for each expert; by default each has a product of its own, made by that.
+        """
+        from pegboard.toolkit.model.experts import EachExpert
+
+        return EachExpert([self.build(site, parts) for parts in experts], site.rows)

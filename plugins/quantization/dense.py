@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pegboard.plugins.quantization.api import LinearContext, Linears
 from pegboard.plugins.quantization.options import DenseOptions
+from pegboard.toolkit.model.experts import ExpertsMethod, PlainExperts
 from pegboard.toolkit.model.layouts import Codes, Layout, exact
 from pegboard.toolkit.model.linear import LinearMethod, Site
 from pegboard.toolkit.model.packed import pack, packed_linear, why_not_packed
@@ -28,9 +29,15 @@ class Dense(Linears[DenseOptions]):
 
     def build(self, site: Site, parts: Sequence[tuple[Layout, Codes]]) -> LinearMethod:
         weight = torch.cat([exact(layout, codes, self.ctx.dtype) for layout, codes in parts])
-        if site.expert or why_not_packed(self.ctx.dtype, self.ctx.device) is not None:
+        if why_not_packed(self.ctx.dtype, self.ctx.device) is not None:
             return _Plain(weight)
         return _Packed(weight)
+
+    def build_experts(self, site: Site, experts: Sequence[Sequence[tuple[Layout, Codes]]]) -> ExpertsMethod:
+        weights = torch.empty(len(experts), site.rows, site.cols, dtype=self.ctx.dtype, device=self.ctx.device)
+        for weight, parts in zip(weights, experts, strict=True):
+            torch.cat([exact(layout, codes, self.ctx.dtype) for layout, codes in parts], out=weight)
+        return PlainExperts(weights)
 
 
 class _Plain(LinearMethod):

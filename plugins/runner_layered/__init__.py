@@ -25,6 +25,7 @@ plugin = Plugin(
                     "ranks",
                     "split_prefill",
                     "taps",
+                    "updates",
                 }
             ),
             rank=10,

@@ -23,6 +23,7 @@ from pegboard.toolkit.sampling.sample import sample
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.graphs import GraphCapture
+    from pegboard.core.interfaces.weights import WeightStore
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +153,9 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
 
     def ends(self) -> ModelEnds:
         return ModelEnds(self._network.embed, self._network.logits)
+
+    def weights(self) -> WeightStore:
+        return self._network.weights()
 
     def _sampled(self, logits: torch.Tensor, sampling: SamplingBatch, return_logits: bool) -> ForwardOutput:
         """Return what was sampled from the logits of a replay."""

@@ -102,13 +102,13 @@ PLAIN = Cell("normal", 16, "llama", "auto", 0, False, ROOMY)
 VALUES: tuple[Sequence[Any], ...] = (
     ("overlap", "normal"),
     (1, 16),
-    ("mistral", "llama"),
+    ("mistral", "qwen3_moe", "llama"),
     ("fp8_e4m3", "auto"),
     (32, 256),
     (False, True),
     (TIGHT, ROOMY),
 )
-"""Mistral has a window of 32 tokens."""
+"""Mistral has a window of 32 tokens, Qwen3-MoE experts."""
 ALL = [Cell(*values) for values in itertools.product(*VALUES)]
 FEW = [Cell("overlap", 16, "llama", "auto", 256, True, TIGHT)]
 REST = covering(ALL, beside=FEW)
@@ -269,8 +269,23 @@ def test_every_pair_of_settings(cell: Cell, world: World) -> None:
     run_cell(cell, world)
 
 
+def test_experts_are_part_of_graphs(world: World) -> None:
+    """In torch, whose products of experts take their numbers of tokens from the device."""
+    requests, found = make_requests()[:5], []
+    cell = PLAIN._replace(model="qwen3_moe")
+    for graphs in ("off", "on"):
+        capture = TapeCapture()
+        more = {"runner": {"use": "layered", "graphs": graphs, "graph_sizes": [4, 8], "prefill_graph_sizes": [128]}}
+        with engine_of(cell, world, capture, **more) as engine:
+            found.append([one.token_ids for one in engine.run([_shorter(one) for one in requests])])
+            figures = engine.stats()["runner"]
+    assert figures == {"replayed_steps": 7, "eager_decode_steps": 0, "replayed_prefills": 1, "eager_prefills": 0}
+    assert found[0] == found[1]
+
+
 @pytest.mark.full
-def test_kernels_are_part_of_graphs(world: World, interpreted_triton: None) -> None:
+@pytest.mark.parametrize("model", ["llama", "qwen3_moe"])
+def test_kernels_are_part_of_graphs(model: str, world: World, interpreted_triton: None) -> None:
     """Attention in Triton, interpreted: slow, so few requests and small graphs."""
     requests, found = make_requests()[:5], []
     for graphs in ("off", "on"):
@@ -279,7 +294,7 @@ def test_kernels_are_part_of_graphs(world: World, interpreted_triton: None) -> N
             "attention": {"use": "triton"},
             "runner": {"use": "layered", "graphs": graphs, "graph_sizes": [1, 2, 4], "prefill_graph_sizes": [64, 128]},
         }
-        with engine_of(PLAIN, world, capture, **more) as engine:
+        with engine_of(PLAIN._replace(model=model), world, capture, **more) as engine:
             found.append([one.token_ids[:8] for one in engine.run([_shorter(one) for one in requests])])
             figures = engine.stats()["runner"]
         assert capture.replayed == figures.get("replayed_steps", 0) + figures.get("replayed_prefills", 0)

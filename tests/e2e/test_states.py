@@ -96,7 +96,7 @@ def engine(directory: Path, setting: dict[str, Any], **plugins: Any) -> Engine:
             "memory": memory,
             "scheduler": scheduler,
             "prefix_cache": {"use": setting["cache"]},
-            "plugins": {"states": {"snapshot_every": 16, "slots": 32, **plugins}},
+            "plugins": {"recurrent_states": {"snapshot_every": 16, "slots": 32, **plugins}},
             "log_level": "error",
         }
     )

@@ -12,18 +12,18 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 17_790,
+    "conformance": 18_300,
     "core.cli": 180,
     "core.config": 1_980,
-    "core.engine": 2_040,
+    "core.engine": 2_110,
     "core.frontend": 930,
-    "core.interfaces": 6_050,
-    "core.pipeline": 5_710,
+    "core.interfaces": 6_240,
+    "core.pipeline": 5_780,
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 600,
-    "plugins": 66_580,
-    "toolkit": 18_160,
+    "plugins": 70_580,
+    "toolkit": 18_950,
     "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.plugins.parallel.gloo import Gloo
+from pegboard.plugins.parallel.shm import Shm
 from pegboard.plugins.parallel.suite import CommunicatorContract
 
 
@@ -73,7 +76,53 @@ class ClosesOnce(Gloo):
         super().close()
 
 
+class WaitsForNobody(Shm):
+    """Writes into a slot that others may still read."""
+
+    def _begin(self):
+        self._calls += 1
+        return self._calls % 2
+
+
+class HasOneSlot(Shm):
+    def _begin(self):
+        return super()._begin() * 0
+
+
+class ReadsTooEarly(Shm):
+    def _wait(self, counters, calls):
+        super()._wait(counters, calls - (calls == self._calls > 1))
+
+
+class CutsWhatIsLarge(Shm):
+    def all_reduce(self, x):
+        head = x.contiguous().view(-1)[:65536]
+        return super().all_reduce(head).view(x.shape) if head.numel() == x.numel() else x
+
+
+class AddsItsOwnFirst(Shm):
+    """Sums in another order on each rank."""
+
+    def all_reduce(self, x):
+        parts = [super(AddsItsOwnFirst, self).all_reduce(x * (rank == self.ctx.index)) for rank in range(self.ctx.size)]
+        first = parts.pop(self.ctx.index)
+        return sum(parts, first)
+
+
+class GoesOnAlone(Shm):
+    def all_reduce(self, x):
+        with contextlib.suppress(RuntimeError):
+            return super().all_reduce(x)
+        return x
+
+
 CAUGHT = {
+    WaitsForNobody: "test_ranks_of_different_pace",
+    HasOneSlot: "test_ranks_of_different_pace",
+    ReadsTooEarly: "test_all_reduce_sums",
+    CutsWhatIsLarge: "test_large_tensors",
+    AddsItsOwnFirst: "test_all_ranks_hold_the_same_bits",
+    GoesOnAlone: "test_a_rank_that_leaves_is_noticed",
     CountsItselfTwice: "test_all_reduce_sums",
     RoundsForItself: "test_all_ranks_hold_the_same_bits",
     TakesMemoryAsItLies: "test_tensors_with_gaps_between_their_rows",

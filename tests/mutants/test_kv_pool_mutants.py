@@ -253,6 +253,29 @@ MUTANTS = [
 ]
 
 
+class MovesAway(MHAPool):
+    def release(self) -> int:
+        self._keys = {one: keys.clone() for one, keys in self._keys.items()}
+        return self.nbytes
+
+
+class GivesHalfBack(MHAPool):
+    def release(self) -> int:
+        return super().release() // 2
+
+
+class LeavesNaN(MHAPool):
+    def release(self) -> int:
+        for buffer in self._all():
+            buffer.fill_(math.nan)
+        return self.nbytes
+
+
+@pytest.mark.parametrize("cls", [MovesAway, GivesHalfBack, LeavesNaN])
+def test_releasing_is_tested(cls: type[MHAPool]) -> None:
+    assert_caught(Mutant(cls, suite=KVPoolContract, caught_by="test_memory_is_given_back"))
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant}-{mutant.caught_by}")
 def test_caught(mutant: Mutant) -> None:
     assert_caught(mutant)

@@ -226,7 +226,7 @@ class ResumesBeforeWhatItSaid(Resumes):
 
 class ResumesAndKeeps(Resumes):
     def resumable(self, req: Req, length: int) -> int:
-        self.reqs[f"{req.rid}, {length}"] = length
+        self.reqs[f"{req.rid}, {length}"] = req
         return super().resumable(req, length)
 
 

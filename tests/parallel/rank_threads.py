@@ -29,7 +29,7 @@ class _Thread(RankHandle):
         self._thread.start()
 
     def _run(self) -> None:
-        follow(self._orders, ResolvedConfig.from_json(self._orders.config, registry()))
+        follow(self._orders, lambda: ResolvedConfig.from_json(self._orders.config, registry()))
 
     @property
     def pid(self) -> int:

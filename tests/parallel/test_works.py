@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,25 @@ import pytest
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.config.compose import compose
+from pegboard.core.engine import build, following
+from pegboard.core.engine.choose import pages_for
 from pegboard.core.engine.engine import Engine
+from pegboard.core.engine.followers import facts
 from pegboard.core.engine.following import FollowingModel
 from pegboard.core.interfaces.batch import ModelWorkerBatch, TableChanges
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import ConfigError, ModelError, OutOfMemory
 from pegboard.core.interfaces.sampling import Grammar, SamplingParams
 from pegboard.core.pipeline.recovery import DeviceFailed
+from pegboard.plugins.model_dense.network import DenseNetwork
 from pegboard.plugins.parallel.group import GroupLost
+from pegboard.toolkit.model.moe import MixtureOfExperts
 from tests.e2e.reference import Comparison, Reference
-from tests.parallel.rank_threads import in_threads
+from tests.parallel.rank_threads import in_threads, registry
 
 LENGTH = 24
+PAGE = 1
+"""Tokens; `memory.page_size` as it is by default."""
 PROMPTS = ([5, 6, 7, 8], [9, 10, 11] * 20, [40, 41] * 9, [9, 10, 11] * 15 + [3])
 SOME = np.arange(1)
 TOLERANCE = 1e-3
@@ -179,6 +187,50 @@ def test_a_rank_that_cannot_start_fails_the_start(model: Path, monkeypatch: pyte
         Engine(in_threads(config(model), 2))
 
 
+def test_memory_is_what_all_ranks_have_room_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them counts, once it has its weights, and the least is what all get."""
+    load, room, order = FollowingModel.load, FollowingModel.room, []
+
+    def slowly(self: FollowingModel) -> None:
+        time.sleep(0.5)
+        load(self)
+        order.append("load")
+
+    def counted(self: FollowingModel, sharing: int) -> int:
+        order.append(f"room of 1/{sharing}")
+        assert room(self, sharing) == 2048 // PAGE
+        return 100
+
+    def own(*given: Any) -> int:
+        order.append("rank 0")
+        return pages_for(*given)
+
+    monkeypatch.setattr(FollowingModel, "load", slowly)
+    monkeypatch.setattr(FollowingModel, "room", counted)
+    monkeypatch.setattr(build, "pages_for", own)
+    with Engine(in_threads(config(model), 2)) as engine:
+        assert engine.built.scheduler.components.memory.allocator.total_tokens == 100 * PAGE
+        assert order == ["load", "room of 1/2", "rank 0"]
+        assert len(engine.run(asked(PROMPTS[:1]))[0].token_ids) == LENGTH
+
+
+@pytest.mark.parametrize("name", ["weights", "versions", "providers"])
+def test_a_rank_that_differs_is_refused(model: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it reads weights."""
+    monkeypatch.setattr(following, "facts", lambda chosen: {**facts(chosen), name: "of another kind"})
+    monkeypatch.setattr(FollowingModel, "load", lambda self: pytest.fail("weights are read"))
+    with pytest.raises(GroupLost, match=rf"rank 1 \(process \d+\) differs from rank 0 in {name}: of another kind, and"):
+        Engine(in_threads(config(model), 2))
+
+
+def test_plugins_that_differ_are_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved, found = in_threads(config(model), 2), registry()
+    fewer = [name for name in found.lock.names if name != "logits_custom"]
+    monkeypatch.setattr("tests.parallel.rank_threads.registry", lambda: found.restricted(fewer))
+    with pytest.raises(GroupLost, match=r"rank 1 \(process \d+\) failed: .*logits_custom"):
+        Engine(resolved)
+
+
 @pytest.mark.parametrize(
     ("more", "tensor", "said"),
     [
@@ -205,11 +257,19 @@ def test_what_does_not_work_is_refused(model: Path, more: dict[str, Any], tensor
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(("architecture", "said"), [("qwen3_moe", "a mixture of experts is computed by one rank only")])
-def test_models_that_are_not_cut_are_refused(checkpoints: Path, architecture: str, said: str) -> None:
-    with pytest.raises((ConfigError, ModelError)) as caught:
-        Engine(in_threads(config(tiny_checkpoint(checkpoints, architecture, num_hidden_layers=2)), 2))
-    assert said in str(caught.value)
+def test_experts_are_shared(checkpoints: Path, reference_dir: Path) -> None:
+    """Each rank has some rows and columns of each expert."""
+    directory = tiny_checkpoint(checkpoints, "qwen3_moe", num_hidden_layers=2)
+    with Engine(in_threads(config(directory), 2)) as engine:
+        answers, comparison = engine.run(asked()), Comparison()
+        whole = engine.built.runner.ctx.network
+        assert isinstance(whole, DenseNetwork)
+        (experts, *_) = [one for one in whole.modules() if isinstance(one, MixtureOfExperts)]
+        assert experts.gate_up.weight.shape[1] == experts.spec.intermediate_size, "half of the rows of gate and up"
+    reference = Reference(directory, reference_dir)
+    for answer, expected in zip(answers, reference.answers(PROMPTS, LENGTH), strict=True):
+        comparison.add(answer.token_ids, expected, answer.rid)
+    comparison.finish()
 
 
 def test_too_few_cores(model: Path) -> None:

@@ -15,6 +15,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SAMPLING_DEFAULTS, SamplingParams
 from pegboard.toolkit.http.bodies import RequestModel
 from pegboard.toolkit.http.processors import processors_of
+from pegboard.toolkit.http.weight_version import DEFAULT, VERSION, told_versions
 from pegboard.toolkit.media.inputs import MediaPrompt
 
 Submit = Callable[[Sequence[GenerateRequest]], Awaitable[list[OutputStream]]]
@@ -161,6 +162,8 @@ class Answer:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     cached_from: Mapping[str, int] = field(default_factory=dict)
+    weights: dict[str, object] = field(default_factory=lambda: {VERSION: DEFAULT})
+    """Which weights it came from, by the names of `told_versions`."""
     media_tokens: Mapping[str, int] = field(default_factory=dict)
     """Of the prompt's tokens those of media, by kind."""
 
@@ -173,6 +176,8 @@ class Answer:
             self.input_logprobs += chunk.input_logprobs or ()
             self.hidden_states += chunk.hidden_states or ()
             self.extra.update(chunk.extra or {})
+        if chunk.extra:
+            self.weights.update(told_versions(chunk.extra))
         self.finish_reason = chunk.finish_reason
         self.prompt_tokens, self.completion_tokens = chunk.prompt_tokens, chunk.completion_tokens
         self.cached_tokens, self.num_retractions = chunk.cached_tokens, chunk.num_retractions

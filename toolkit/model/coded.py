@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_family import ModelContext
+from pegboard.toolkit.model.experts import ExpertsMethod
 from pegboard.toolkit.model.layouts import PLAIN, Codes, Layout, exact
 from pegboard.toolkit.model.linear import LinearMethod, Site
 from pegboard.toolkit.model.weights import StoredTensor, checkpoint_files, read_header, read_tensor
@@ -146,6 +147,9 @@ class MakesLinear(Protocol):
     def build(self, site: Site, parts: Sequence[tuple[Layout, Codes]]) -> LinearMethod:
         """Return a site's product, of the layout and the codes of each of its parts, which are given away."""
 
+    def build_experts(self, site: Site, experts: Sequence[Sequence[tuple[Layout, Codes]]]) -> ExpertsMethod:
+        """Return the products of a site with experts, likewise, of the parts of each expert."""
+
 
 class QuantizedWeights:
     """The quantised weights of a checkpoint: `matrices` by the names of the plain tensors that they stand for, and the
@@ -166,11 +170,15 @@ class QuantizedWeights:
 
     def linear(self, site: Site, names: Sequence[str], device: torch.device) -> LinearMethod:
         """Return the product of a site, whose parts have these names in the checkpoint. Some of them may be plain."""
-        parts = []
-        for name in names:
-            matrix = self.matrices.get(name) or _plain(self._tensors[name])
-            parts.append((matrix.layout, matrix.read(device)))
-        return self._linears.build(site, parts)
+        return self._linears.build(site, self._read(names, device))
+
+    def experts(self, site: Site, names: Sequence[Sequence[str]], device: torch.device) -> ExpertsMethod:
+        """Return the products of a site with experts, of whose parts these are the names, expert by expert."""
+        return self._linears.build_experts(site, [self._read(parts, device) for parts in names])
+
+    def _read(self, names: Sequence[str], device: torch.device) -> list[tuple[Layout, Codes]]:
+        matrices = [self.matrices.get(name) or _plain(self._tensors[name]) for name in names]
+        return [(matrix.layout, matrix.read(device)) for matrix in matrices]
 
 
 def _plain(slot: StoredSlot) -> CodedMatrix:

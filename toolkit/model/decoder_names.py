@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -24,6 +24,9 @@ _HEADS = ("language_model.lm_head.",)
 _VISION = ("visual.", "model.visual.")
 
 
+_MIXTRAL = {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}
+"""Parts of names, and what Mixtral's checkpoints call them."""
+
 _GATE_UP, _DOWN = ".experts.gate_up_proj", ".experts.down_proj"
 
 
@@ -36,7 +39,7 @@ class Experts(enum.Enum):
     TURNED = "turned"
     """In the same two with their last dimensions exchanged, as Qwen3-VL-MoE is published."""
     SINGLE = "single"
-    """Each in three matrices of its own, `experts.0.gate_proj.weight` and so on, as Qwen3-MoE is."""
+    """Each in three matrices of its own, `experts.0.gate_proj.weight` and so on, as Qwen3-MoE and Mixtral are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class DecoderNames:
     body: str = _BODY
     head: str = _HEAD
     experts: Experts = Experts.TOGETHER
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Parts of names that are other ones in the checkpoint."""
 
     @classmethod
     def of(cls, spec: DecoderSpec, directory: str | os.PathLike[str]) -> DecoderNames:
@@ -59,7 +64,8 @@ class DecoderNames:
         stored = {name: one for file in checkpoint_files(directory) for name, one in read_header(file).items()}
         experts = Experts.TOGETHER if spec.moe is None else _experts(spec.moe, spec.hidden_size, stored)
         if not spec.tower:
-            return cls(tied=spec.tied_embeddings, experts=experts)
+            parts = _MIXTRAL if any(_MIXTRAL[".mlp."] in name for name in stored) else {}
+            return cls(tied=spec.tied_embeddings, experts=experts, parts=parts)
         body, head = _first(_BODIES, stored, _BODY), _first(_HEADS, stored, _HEAD)
         return cls(spec.tied_embeddings, True, body, head, experts)
 
@@ -67,15 +73,14 @@ class DecoderNames:
         """Return buffers by the checkpoint's names, given by the decoder's: the same, and parts and views of them."""
         found: dict[str, Target] = {}
         for name, target in targets.items():
-            stored = self.stored(name)
-            if not stored.endswith((_GATE_UP, _DOWN)) or self.experts is Experts.TOGETHER:
-                found[stored] = target
+            if not name.endswith((_GATE_UP, _DOWN)) or self.experts is Experts.TOGETHER:
+                found[self.stored(name)] = target
                 continue
             assert isinstance(target, Tensor), "experts are not sliced"
             if self.experts is Experts.TURNED:
-                found[stored] = target.transpose(1, 2)
+                found[self.stored(name)] = target.transpose(1, 2)
             else:
-                found |= _singly(stored, target)
+                found |= {self.stored(one): part for one, part in _singly(name, target).items()}
         return found
 
     def ignores(self, name: str) -> bool:
@@ -92,6 +97,8 @@ class DecoderNames:
         """Return the checkpoint's name of a tensor of the decoder, experts of a layer together."""
         if name.startswith(_HEAD):
             return self.head + name.removeprefix(_HEAD)
+        for part, stored in self.parts.items():
+            name = name.replace(part, stored)
         return self.body + name.removeprefix(_BODY)
 
 
@@ -99,7 +106,7 @@ def _experts(moe: MoeSpec, hidden: int, stored: Mapping[str, StoredTensor]) -> E
     """Look at the shapes: of the two kinds of matrices, one is not square in any model."""
     inter = moe.intermediate_size
     for name, tensor in stored.items():
-        if ".mlp.experts.0." in name:
+        if ".experts.0." in name:
             return Experts.SINGLE
         turned = (hidden, 2 * inter) if name.endswith(_GATE_UP) else (inter, hidden) if name.endswith(_DOWN) else None
         if turned is not None and turned[0] != turned[1] and tensor.shape[1:] == turned:

@@ -18,14 +18,12 @@ def shared(spec: DecoderSpec, ranks: Ranks) -> DecoderSpec:
     """
     if ranks.size == 1:
         return spec
-    if spec.moe is not None:
-        raise ModelError(f"parallel.tensor: {ranks.size}, but a mixture of experts is computed by one rank only")
     if not _divides(spec, ranks.size):
         able = [str(size) for size in range(1, spec.num_heads + 1) if _divides(spec, size)]
         shown = f"{', '.join(able[:-1])} or {able[-1]}" if len(able) > 1 else able[0]
         raise ModelError(
-            f"parallel.tensor: {spec.num_heads} query heads, {spec.num_kv_heads} KV heads and an intermediate size of "
-            f"{spec.intermediate_size} do not divide by {ranks.size}; tensor may be {shown}"
+            f"parallel.tensor: {spec.num_heads} query heads, {spec.num_kv_heads} KV heads and {_described(spec)} "
+            f"do not divide by {ranks.size}; tensor may be {shown}"
         )
     return replace(
         spec,
@@ -35,7 +33,19 @@ def shared(spec: DecoderSpec, ranks: Ranks) -> DecoderSpec:
     )
 
 
+def _widths(spec: DecoderSpec) -> list[int]:
+    """Return the intermediate sizes of the MLPs and the experts that the decoder has."""
+    if spec.moe is None:
+        return [spec.intermediate_size]
+    return [spec.moe.intermediate_size, *([] if all(spec.moe.layers) else [spec.intermediate_size])]
+
+
+def _described(spec: DecoderSpec) -> str:
+    widths = _widths(spec)
+    return f"{'an intermediate size' if len(widths) == 1 else 'intermediate sizes'} of {' and '.join(map(str, widths))}"
+
+
 def _divides(spec: DecoderSpec, size: int) -> bool:
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
     kv_fits = kv_heads % size == 0 or size % kv_heads == 0
-    return heads % size == 0 and spec.intermediate_size % size == 0 and kv_fits
+    return heads % size == 0 and kv_fits and all(width % size == 0 for width in _widths(spec))

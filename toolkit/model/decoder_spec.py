@@ -46,6 +46,7 @@ class _Family:
     moe: MoeDefaults | None = None
     rms_norm_eps: float = 1e-6
     windows: _Windows = _Windows.NONE
+    window: int | None = 4096
     window_layers: int = 28
     qkv_bias: bool = False
     bias_option: bool = False
@@ -80,6 +81,15 @@ _QWEN3_VL = _Family(
 _FAMILIES = {
     "LlamaForCausalLM": _Family(bias_option=True, mlp_bias_option=True),
     "MistralForCausalLM": _Family(kv_heads=8, max_position=131072, windows=_Windows.ALL),
+    "MixtralForCausalLM": _Family(
+        kv_heads=8,
+        max_position=131072,
+        rope=RopeDefaults(theta=1e6),
+        rms_norm_eps=1e-5,
+        windows=_Windows.ALL,
+        window=None,
+        moe=MoeDefaults(8, 2, 14336, normalised=True, size_key="intermediate_size"),
+    ),
     "Qwen2ForCausalLM": _Family(kv_heads=32, max_position=32768, qkv_bias=True, windows=_Windows.BY_LAYER),
     "Qwen3ForCausalLM": _Family(
         kv_heads=32, head_dim=128, max_position=32768, bias_option=True, qk_norm=True, windows=_Windows.BY_LAYER
@@ -295,8 +305,8 @@ def _windows(config: Mapping[str, object], family: _Family, layers: int) -> tupl
     if family.windows is _Windows.NONE:
         return (None,) * layers
     if family.windows is _Windows.ALL:
-        value = config.get("sliding_window", 4096)
-        return (None if value is None else size(config, "sliding_window", 4096),) * layers
+        value = config.get("sliding_window", family.window)
+        return (None if value is None else size(config, "sliding_window", family.window),) * layers
     if not flag(config, "use_sliding_window") or config.get("sliding_window", 4096) is None:
         return (None,) * layers
     window = size(config, "sliding_window", 4096)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pegboard.toolkit.kernels import operations
+from pegboard.toolkit.model.experts import ExpertLinear
 from pegboard.toolkit.model.linear import LinearMethod, Part, Site
 from pegboard.toolkit.model.packed import pack, packed_linear
 from pegboard.toolkit.model.ranks import Cut, Ranks, nothing
@@ -102,6 +103,8 @@ class FusedLinear(nn.Module):
         where = torch.device("meta") if coded else device
         self.weight = empty_parameter(sum(sizes), in_size, dtype=dtype, device=where)
         self.bias = empty_parameter(sum(sizes), dtype=dtype, device=device) if bias else None
+        self.parts: tuple[str, ...] = ()
+        """The names of its parts in the network, if `Linears` made it."""
         self.site: Site | None = None
         """Where it stands in the network; None where nothing is added to its products."""
         self._packed: Tensor | None = None
@@ -135,18 +138,35 @@ class FusedLinear(nn.Module):
             self._packed = pack(self.weight)
             del self.weight
 
+    @property
+    def packed(self) -> bool:
+        """Whether its weight is kept as `packed` does it."""
+        return self._packed is not None
+
+    @property
+    def coded(self) -> bool:
+        """Whether a LinearMethod has its weight."""
+        return self._method is not None
+
+    def unpack(self, *, read: bool = True) -> None:
+        """Undo `pack`, so that the weight can change; without `read` it has no meaning until it is written."""
+        assert self._packed is not None
+        self.weight = unpacked(self._packed, read=read)
+        self._packed = None
+
     def use(self, method: LinearMethod) -> None:
         """Multiply by a method's weights. There are no `targets` any more."""
         self._method = method
         del self.weight
 
     def targets(self, names: Sequence[str]) -> dict[str, Target]:
-        """Checkpoint name -> buffer, with one name per part."""
-        share = self.share or Share(Ranks())
-        weights = torch.split(self.weight, list(self.sizes))
-        found = {
-            f"{name}.weight": share.of_weight(place, part) for place, (name, part) in enumerate(_named(names, weights))
-        }
+        """Checkpoint name -> buffer, with one name per part. A packed weight has none."""
+        share, found = self.share or Share(Ranks()), dict[str, Target]()
+        if self._packed is None:
+            weights = torch.split(self.weight, list(self.sizes))
+            found = {
+                f"{name}.weight": share.of_weight(at, part) for at, (name, part) in enumerate(_named(names, weights))
+            }
         if self.bias is not None:
             biases = torch.split(self.bias, list(self.sizes))
             found |= {
@@ -205,6 +225,7 @@ class Linears:
         self.sites: list[Site] = []
         """All that were made, but experts."""
         self._coded: list[tuple[FusedLinear, Site, list[str]]] = []
+        self._coded_experts: list[tuple[ExpertLinear, Site, list[list[str]]]] = []
 
     def coded(self, parts: Iterable[str]) -> bool:
         """Return whether weights of linear layers of these names are quantised."""
@@ -218,7 +239,6 @@ class Linears:
         parts: Mapping[str, int],
         *,
         bias: bool,
-        expert: bool = False,
         split: Literal["", "out", "in"] = "",
         unit: int = 1,
     ) -> FusedLinear:
@@ -227,17 +247,31 @@ class Linears:
         """
         names, coded = [self._stored(f"{name}.weight") for name in parts], self.coded(parts)
         whole = tuple(Part(name, rows) for name, rows in parts.items())
-        site = Site(self._made, whole, in_size, expert)
+        site = Site(self._made, whole, in_size)
         sizes, share = tuple(parts.values()), self._share(split, in_size, tuple(parts.values()), unit)
         if share is not None:
             sizes = tuple(cut.length for cut in share.rows) or sizes
             in_size = in_size if share.columns is None else share.columns.length
         made = FusedLinear(in_size, sizes, bias=bias, dtype=self.dtype, device=self.device, coded=coded, share=share)
+        made.parts = tuple(parts)
         if coded:
             self._coded.append((made, site, names))
-        if not expert:
-            made.site = site
-            self.sites.append(site)
+        made.site = site
+        self.sites.append(site)
+        self._made += 1
+        return made
+
+    def experts(self, count: int, in_size: int, parts: Mapping[str, int]) -> ExpertLinear:
+        """Return the layer of `count` experts, each of the parts of these names, which have so many rows each. A * in a
+        name stands for the expert's number. They are quantised if some of them is.
+        """
+        named = [[name.replace("*", str(expert)) for name in parts] for expert in range(count)]
+        coded, rows = self.coded(name for names in named for name in names), sum(parts.values())
+        made = ExpertLinear(count, rows, in_size, dtype=self.dtype, device=self.device, coded=coded)
+        if coded:
+            site = Site(self._made, tuple(Part(name, size) for name, size in parts.items()), in_size, count)
+            stored = [[self._stored(f"{name}.weight") for name in names] for names in named]
+            self._coded_experts.append((made, site, stored))
         self._made += 1
         return made
 
@@ -253,6 +287,8 @@ class Linears:
         if self._weights is not None:
             for made, site, names in self._coded:
                 made.use(self._weights.linear(site, names, self.device))
+            for experts, site, stored in self._coded_experts:
+                experts.use(self._weights.experts(site, stored, self.device))
 
 
 class GatedMLP(nn.Module):
@@ -345,3 +381,22 @@ class Embedding(nn.Module):
         self._packed = pack(self.weight)
         if not looked_up:
             del self.weight
+
+    @property
+    def packed(self) -> bool:
+        """Whether it keeps its weight as `packed` does it."""
+        return self._packed is not None
+
+    def unpack(self, *, read: bool = True) -> None:
+        """Undo `pack`, as FusedLinear does."""
+        assert self._packed is not None
+        if not hasattr(self, "weight"):
+            self.weight = unpacked(self._packed, read=read)
+        self._packed = None
+
+
+def unpacked(packed: Tensor, *, read: bool) -> nn.Parameter:
+    """Return a packed weight as a plain one; without `read` only memory for it."""
+    if read:
+        return nn.Parameter(packed.to_dense(), requires_grad=False)
+    return empty_parameter(*packed.shape, dtype=packed.dtype, device=packed.device)

@@ -19,14 +19,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One product of a network: [tokens, cols] -> [tokens, rows of all parts]. `number` is unique in the network. The
-    product of an `expert` is one of many, of which a pass computes a few.
+    """One product of a network: [tokens, cols] -> [tokens, rows of all parts]. `number` is unique in the network. Where
+    it has `experts`, there is a matrix of this size for each of them, and parts have a * for the expert's number.
     """
 
     number: int
     parts: tuple[Part, ...]
     cols: int
-    expert: bool = False
+    experts: int = 0
 
     @property
     def rows(self) -> int:

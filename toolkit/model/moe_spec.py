@@ -26,12 +26,13 @@ class MoeSpec:
 
 @dataclass(frozen=True, slots=True)
 class MoeDefaults:
-    """What an architecture's experts are where a config does not say."""
+    """What an architecture's experts are where a config does not say, and the key that says their size."""
 
     num_experts: int
     per_token: int
     intermediate_size: int
     normalised: bool
+    size_key: str = "moe_intermediate_size"
 
 
 def moe_from_config(config: Mapping[str, object], layers: int, defaults: MoeDefaults) -> MoeSpec:
@@ -44,7 +45,7 @@ def moe_from_config(config: Mapping[str, object], layers: int, defaults: MoeDefa
     return MoeSpec(
         num_experts=experts,
         per_token=per_token,
-        intermediate_size=size(config, "moe_intermediate_size", defaults.intermediate_size),
+        intermediate_size=size(config, defaults.size_key, defaults.intermediate_size),
         normalised=flag(config, "norm_topk_prob", defaults.normalised),
         layers=_layers(config, layers),
     )

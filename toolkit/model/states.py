@@ -1,6 +1,6 @@
 """Memory for what layers keep beside keys and values: a tensor per state of the model, with a slot per kept state.
 
-Slot 0 belongs to nobody, as page 0 of a KV pool does: padding reads and writes it.
+Slot 0 is for padding, as page 0 of a KV pool is.
 """
 
 from __future__ import annotations
@@ -47,5 +47,5 @@ def state_round(
 def _dtype(state: StateSpec) -> torch.dtype:
     dtype = getattr(torch, state.dtype, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ValueError(f"state {state.name!r}: {state.dtype!r} is no floating type of torch")
+        raise ValueError(f"state {state.name!r}: {state.dtype!r} is not a floating type of torch")
     return dtype

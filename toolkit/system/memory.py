@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
 
 import torch
@@ -24,3 +25,25 @@ def large_buffer(nbytes: int) -> torch.Tensor:
     begin = -ctypes.addressof(ctypes.c_char.from_buffer(mapping)) % _LARGE_PAGE
     # The tensor keeps the mapping.
     return torch.frombuffer(mapping, dtype=torch.uint8, count=nbytes, offset=begin)
+
+
+def give_back(buffer: torch.Tensor) -> int:
+    """Give the memory of a `large_buffer`, or of a view of all of it, back to the system. It is zero from then on, at
+    the same addresses, and is taken anew as it is written to. Return its bytes. Raises OSError.
+    """
+    page = mmap.PAGESIZE
+    nbytes = -(-buffer.nbytes // page) * page  # the mapping goes on behind it
+    if _libc().madvise(ctypes.c_void_p(buffer.data_ptr()), ctypes.c_size_t(nbytes), mmap.MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), "the system does not take memory back")
+    return buffer.nbytes
+
+
+def trim() -> None:
+    """Give memory that was freed back to the system, as far as it can be."""
+    with contextlib.suppress(AttributeError):  # not every C library has it
+        _libc().malloc_trim(0)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-// One forward pass of a dense decoder (Llama, Mistral, Qwen2, Qwen3, the text of Qwen-VL) on a CPU, over paged KV, in
+// One forward pass of a decoder (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, Mixtral, the text of Qwen-VL) on a CPU, over paged KV, in
 // one call.
 //
 // All threads run the same program and meet at barriers; between two of them they take pieces of the work from a
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "experts.h"
 #include "forward.h"
 #include "fused.h"
 #include "model.h"
@@ -104,10 +105,11 @@ void* pb_create(const PbShape* shape) {
 
 void pb_destroy(void* handle) { delete static_cast<Model*>(handle); }
 
-// Copies, packed, of a layer's matrix or the head. 0, or 1 where memory does not suffice.
-int pb_set_matrix(void* handle, int layer, int site, const PbWeights* parts) {
+// Copies, packed, of a layer's matrix, or that of an expert unless its number is below 0, or the head. 0, or 1 where
+// memory does not suffice.
+int pb_set_matrix(void* handle, int layer, int site, int expert, const PbWeights* parts) {
   try {
-    pack_site(*static_cast<Model*>(handle), layer, Site(site), parts);
+    pack_site(*static_cast<Model*>(handle), layer, Site(site), expert, parts);
     return 0;
   } catch (...) {
     return 1;
@@ -151,6 +153,10 @@ void pb_count_weights(void* handle, int64_t* counts) {
     count(layer.o);
     count(layer.gate_up);
     count(layer.down);
+    for (const Expert& expert : layer.experts) {
+      count(expert.gate_up);
+      count(expert.down);
+    }
   }
   count(m.head);
 }
@@ -166,6 +172,11 @@ int pb_forward(void* handle, const PbBatch* batch) {
     m.qkv.need(rows * m.layers[0].qkv.n_pad);
     m.attended.need(Left::size(m.q_size(), int(rows)));
     m.act.need(Left::size(m.shape.inter, int(rows)));
+    if (m.shape.experts) {
+      m.chosen.need(rows * m.shape.per_token);
+      m.shares.need(rows * m.shape.per_token);
+      m.expert_act.need(most_rows(m.shape, batch->tokens) * round_up(m.shape.expert_inter, KB));
+    }
     plan_attention(m, *batch);
     place_logits(m, *batch);
     m.begin();

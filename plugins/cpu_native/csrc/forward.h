@@ -13,6 +13,7 @@
 #include "fused.h"
 #include "model.h"
 #include "product.h"
+#include "routing.h"
 #include "rows.h"
 #include "team.h"
 
@@ -34,8 +35,13 @@ class Forward {
       if (turn_first) turn_heads(layer, l);
       attend(layer, l);
       project_out(layer);
-      project_gate_up(layer);
-      project_down(layer, l + 1 < shape.layers ? model.layers[l + 1].qkv : model.head);
+      const Matrix& next = l + 1 < shape.layers ? model.layers[l + 1].qkv : model.head;
+      if (layer.experts.empty()) {
+        project_gate_up(layer);
+        project_down(layer, next);
+      } else {
+        mix_experts(layer);
+      }
       if (l < batch.deep_levels) deepen(l);
     }
     tap(shape.layers);
@@ -59,6 +65,7 @@ class Forward {
   const bool turn_first;
   int counter = 0;  // runs of work that were shared so far
   int tapped = 0;   // places that have come by
+  int gathered = -1;  // the expert, of those that have tokens, whose rows this thread has gathered last
 
   // A query that one task answers alone is turned there; where tasks share one, all are turned before.
   bool some_share_queries() const {
@@ -127,6 +134,7 @@ class Forward {
   void project_out(const Layer& layer);
   void project_gate_up(const Layer& layer);
   void project_down(const Layer& layer, const Matrix& next);
+  void mix_experts(const Layer& layer);
   void deepen(int l);
   void give_hidden();
   void norm_sampled();
@@ -136,7 +144,10 @@ class Forward {
   const float* embedded(int64_t token) const;
   Left normed(const std::vector<float>& weight);
   void enter_head(const Layer& layer, int l, int token, int kvh);
-  void add_to_residual(const Left& a, const Matrix& w, const std::vector<float>& bias, const Matrix& next);
+  void add_to_residual(const Left& a, const Matrix& w, const std::vector<float>& bias, const Matrix* next);
+  Routed route(const Layer& layer);
+  void expert_up(const Layer& layer, const Routed& routed, int one, int from, int to);
+  void expert_down(const Layer& layer, const Routed& routed, int one, int from, int to);
   void gate(const float* sums, const float* bias, int columns, bf16* out) const;
 };
 
@@ -240,8 +251,8 @@ inline void Forward::attend(const Layer& layer, int l) {
 }
 
 inline void Forward::add_to_residual(const Left& a, const Matrix& w, const std::vector<float>& all_bias,
-                                     const Matrix& next) {
-  multiply(a, tokens, w, &next, [&](int r, int rows, int nb, const float* sums) {
+                                     const Matrix* next) {
+  multiply(a, tokens, w, next, [&](int r, int rows, int nb, const float* sums) {
     const int columns = std::min(NB, hidden - nb * NB);
     const float* bias = bias_of_block(all_bias, nb);
     for (int i = 0; i < rows; ++i) {
@@ -252,7 +263,7 @@ inline void Forward::add_to_residual(const Left& a, const Matrix& w, const std::
 }
 
 inline void Forward::project_out(const Layer& layer) {
-  add_to_residual(attended, layer.o, layer.o_bias, layer.gate_up);
+  add_to_residual(attended, layer.o, layer.o_bias, layer.experts.empty() ? &layer.gate_up : nullptr);
   meet(OUT);
 }
 
@@ -275,7 +286,7 @@ inline void Forward::project_gate_up(const Layer& layer) {
 }
 
 inline void Forward::project_down(const Layer& layer, const Matrix& next) {
-  add_to_residual(act, layer.down, layer.down_bias, next);
+  add_to_residual(act, layer.down, layer.down_bias, &next);
   meet(DOWN);
 }
 

@@ -17,7 +17,8 @@
 extern "C" {
 
 struct PbShape {
-  int32_t vocab, hidden, inter, layers, heads, kv_heads, head_dim, act, qk_norm, threads, wanted;
+  int32_t vocab, hidden, inter, layers, heads, kv_heads, head_dim, act, qk_norm, threads, wanted, experts, per_token,
+      expert_inter, normalised;
   float eps, scale;
 };
 
@@ -30,7 +31,8 @@ struct PbWeights {
 };
 
 struct PbVectors {
-  const float *norm1, *norm2, *q_norm, *k_norm, *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias;
+  const float *norm1, *norm2, *q_norm, *k_norm, *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias,
+      *router;
   int32_t window;
 };
 
@@ -67,9 +69,15 @@ namespace {
 // Parts of a forward pass, each between two meetings of all threads.
 enum Stage { EMBED, QKV, ROPE, ATTENTION, OUT, NORM, GATE_UP, DOWN, HEAD, SAMPLE, STAGES };
 
+struct Expert {
+  Matrix gate_up, down;
+};
+
+// With `experts` it has no gate_up and down of its own, and `router` float [experts, hidden].
 struct Layer {
   Matrix qkv, o, gate_up, down;
-  std::vector<float> norm1, norm2, q_norm, k_norm, qkv_bias, o_bias, gate_up_bias, down_bias;
+  std::vector<Expert> experts;
+  std::vector<float> norm1, norm2, q_norm, k_norm, qkv_bias, o_bias, gate_up_bias, down_bias, router;
   int window = 0;
 };
 
@@ -78,12 +86,23 @@ struct Best {
   int32_t id;
 };
 
+// Pairs of a token and one of its experts, number token * per_token + place, in the order of experts and then of tokens.
+// Of the experts that have some, one after the other: their number, where their pairs begin, where the rows of their
+// activations begin in memory, and the first of their items of work.
+struct Pairs {
+  std::vector<int> order, experts, begin, item;
+  std::vector<size_t> rows;
+  int count(int one) const { return begin[one + 1] - begin[one]; }
+};
+
 struct ThreadSpace {
+  Pairs pairs;
+  Buffer<int32_t> chosen;
   Buffer<Best> best;
   SampleSpace sample;
   ProductSpace product;
-  Buffer<float> scores, sums, single, joined, best_score, total;
-  Buffer<bf16> normed, queries, keys, values, weights;
+  Buffer<float> scores, sums, single, joined, best_score, total, shares, routed;
+  Buffer<bf16> normed, queries, keys, values, weights, gathered;
 };
 
 struct Model {
@@ -97,8 +116,9 @@ struct Model {
   std::vector<ThreadSpace> space;
   Plan plan;                      // of the attention of this step
   std::vector<float*> logits_to;  // of each sampled row
-  Buffer<float> residual, qkv, parts, own_logits;
-  Buffer<bf16> normed, attended, act;
+  Buffer<float> residual, qkv, parts, own_logits, shares;
+  Buffer<bf16> normed, attended, act, expert_act;
+  Buffer<int32_t> chosen;
   std::vector<std::atomic<int>> counters;  // see `taken`
   double seconds[STAGES] = {};             // of all passes since the last question
   std::chrono::steady_clock::time_point mark;

@@ -45,9 +45,11 @@ inline void pack_parts(Team& team, Arena& arena, Matrix& to, int n, int k, Wante
   });
 }
 
-// `parts` are q, k and v; gate and up; or one.
-inline void pack_site(Model& m, int index, Site site, const PbWeights* parts) {
-  const int hidden = m.shape.hidden, inter = m.shape.inter, q = m.q_size(), kv = m.kv_size();
+// `parts` are q, k and v; gate and up; or one. Gate, up and down may be those of an expert, which is below 0 for none.
+inline void pack_site(Model& m, int index, Site site, int expert, const PbWeights* parts) {
+  const int hidden = m.shape.hidden, q = m.q_size(), kv = m.kv_size();
+  const int inter = expert < 0 ? m.shape.inter : m.shape.expert_inter;
+  if (expert >= 0) m.layers[index].experts.resize(m.shape.experts);
   const auto pack = [&](Matrix& to, int n, int k, auto&& at) {
     const int count = site == SITE_QKV ? 3 : site == SITE_GATE_UP ? 2 : 1;
     pack_parts(m.team, m.arena, to, n, k, Wanted(m.shape.wanted), parts, count, at);
@@ -60,11 +62,12 @@ inline void pack_site(Model& m, int index, Site site, const PbWeights* parts) {
       });
     case SITE_O: return pack(m.layers[index].o, hidden, q, whole);
     case SITE_GATE_UP:  // 16 rows of the gate, then the same 16 of the other
-      return pack(m.layers[index].gate_up, round_up(inter, 16) * 2, hidden, [&](int i) {
+      return pack(expert < 0 ? m.layers[index].gate_up : m.layers[index].experts[expert].gate_up, round_up(inter, 16) * 2, hidden, [&](int i) {
         const int row = i / 32 * 16 + i % 16;
         return At{row < inter ? i % 32 / 16 : -1, row};
       });
-    case SITE_DOWN: return pack(m.layers[index].down, hidden, inter, whole);
+    case SITE_DOWN:
+      return pack(expert < 0 ? m.layers[index].down : m.layers[index].experts[expert].down, hidden, inter, whole);
     case SITE_HEAD: return pack(m.head, m.shape.vocab, hidden, whole);
   }
 }
@@ -78,6 +81,7 @@ inline void keep_vectors(const Model& m, Layer& layer, const PbVectors& w) {
   keep(layer.k_norm, w.k_norm, dim, dim);
   keep(layer.o_bias, w.o_bias, hidden, layer.o.n_pad);
   keep(layer.down_bias, w.down_bias, hidden, layer.down.n_pad);
+  keep(layer.router, w.router, m.shape.experts * hidden, m.shape.experts * hidden);
   if (w.q_bias) {
     layer.qkv_bias.assign(layer.qkv.n_pad, 0.0f);
     std::copy(w.q_bias, w.q_bias + q, layer.qkv_bias.begin());

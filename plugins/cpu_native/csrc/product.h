@@ -43,6 +43,12 @@ struct Division {
     groups = apart * each;
     part = (items() + threads - 1) / threads;
   }
+  // All rows as one group.
+  static Division whole(const Matrix& w, int m) {
+    Division made(w, 1, 1);
+    made.together = round_up(m, MB);
+    return made;
+  }
   int items() const { return groups * blocks; }
 
   // Rows of a thread, where each has its own.

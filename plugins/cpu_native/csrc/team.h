@@ -119,6 +119,9 @@ struct Shared {
     return Shared{taken, total, std::max(1, part), own, std::max(1, piece), threads, id};
   }
 
+  // The items [from, to), which no one shares.
+  static Shared only(int from, int to) { return Shared{nullptr, to, from, to - from, 1, 0, 1}; }
+
   bool take(int& from, int& to) {
     if (!begun && own > 0) {
       begun = true;

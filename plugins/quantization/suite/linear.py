@@ -13,6 +13,7 @@ from pegboard.conformance.rig.no_looks import NoLooks
 from pegboard.conformance.suite import ContractSuite
 from pegboard.core.interfaces.options import Options
 from pegboard.plugins.quantization.api import LinearContext, Linears
+from pegboard.toolkit.kernels.experts import Groups, grouped
 from pegboard.toolkit.model.layouts import PLAIN, Code, Codes, Layout, exact, pack
 from pegboard.toolkit.model.linear import LinearMethod, Part, Site
 
@@ -34,6 +35,7 @@ LAYOUTS = (
 """One of each kind. 128 divides none of the sizes below."""
 
 COLS = 192
+EXPERTS = 5
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """The largest relative error of one rounding."""
 
@@ -139,6 +141,78 @@ class LinearContract(ContractSuite):
         for site, parts in sites():
             method: LinearMethod = _built(linears, site, parts)
             assert 0 < method.nbytes <= 8 * site.rows * site.cols
+
+    def test_experts_have_weights_of_their_own(self, linears: Linears[Options], ctx: LinearContext) -> None:
+        """Of tokens that are spread unevenly, and of rows that are in the order of experts already."""
+        for layout in LAYOUTS:
+            site, experts = _experts(layout)
+            method = linears.build_experts(site, [_moved_all(parts, ctx.device) for parts in experts])
+            weights = [_weights(parts, ctx.dtype) for parts in experts]
+            for tokens, gather in ((1, True), (9, True), (80, True), (80, False)):
+                chosen = (torch.arange(tokens)[:, None] * 3 + torch.arange(2)) % 7 % (EXPERTS - 1)
+                groups = grouped(chosen.int().to(ctx.device), EXPERTS)
+                x = _random(ctx, tokens if gather else 2 * tokens, COLS)
+                found = method.apply(x, groups, gather=gather)
+                assert found.shape == (2 * tokens, site.rows)
+                assert found.dtype == ctx.dtype
+                _assert_experts(found, x[groups.rows] if gather else x, weights, groups, f"{layout}, {tokens} tokens")
+
+    def test_experts_and_no_tokens(self, linears: Linears[Options], ctx: LinearContext) -> None:
+        site, experts = _experts(LAYOUTS[1])
+        method = linears.build_experts(site, [_moved_all(parts, ctx.device) for parts in experts])
+        groups = grouped(torch.empty(0, 2, dtype=torch.int32, device=ctx.device), EXPERTS)
+        x = torch.empty(0, COLS, dtype=ctx.dtype, device=ctx.device)
+        assert method.apply(x, groups, gather=True).shape == (0, site.rows)
+
+    def test_experts_of_several_layouts(self, linears: Linears[Options], ctx: LinearContext) -> None:
+        """One of them is plain."""
+        site, _ = _experts(PLAIN)
+        some = [[(layout, drawn(layout, 40, n))] for n, layout in enumerate((PLAIN, *LAYOUTS[1:EXPERTS]))]
+        method = linears.build_experts(site, [_moved_all(parts, ctx.device) for parts in some])
+        groups = grouped(torch.arange(EXPERTS, dtype=torch.int32, device=ctx.device)[:, None], EXPERTS)
+        x = _random(ctx, EXPERTS, COLS)
+        found = method.apply(x, groups, gather=True)
+        for expert, parts in enumerate(some):
+            one = slice(expert, expert + 1)
+            _assert_product(found[one], x[one], _weights(parts, ctx.dtype), None, f"expert {expert}")
+
+    def test_experts_never_look_at_data(self, linears: Linears[Options], ctx: LinearContext) -> None:
+        """Or say that the host has to wait."""
+        groups = grouped(torch.tensor([[0, 1], [2, 0]], dtype=torch.int32, device=ctx.device), EXPERTS)
+        x = _random(ctx, 2, COLS)
+        for layout in (LAYOUTS[1], LAYOUTS[8]):
+            site, experts = _experts(layout)
+            method = linears.build_experts(site, [_moved_all(parts, ctx.device) for parts in experts])
+            assert 0 < method.nbytes <= 8 * EXPERTS * site.rows * site.cols
+            reason = method.why_it_waits()
+            method.apply(x, groups, gather=True)
+            if reason is not None:
+                assert reason.strip(), "a reason says something"
+                continue
+            with NoLooks(ctx.device):
+                method.apply(x, groups, gather=True)
+
+
+def _experts(layout: Layout) -> tuple[Site, list[Parts]]:
+    """Return a site with experts of two parts each, of which the last gets no token."""
+    experts = [[(layout, drawn(layout, rows, 10 * expert + rows)) for rows in (24, 16)] for expert in range(EXPERTS)]
+    if layout.ordered:  # parts of one expert have the columns in one order
+        for (_, first), (_, second) in experts:
+            second.groups = first.groups
+    return Site(0, (Part("experts.*.gate", 24), Part("experts.*.up", 16)), COLS, EXPERTS), [*experts]
+
+
+def _assert_experts(found: Tensor, x: Tensor, weights: Sequence[Sequence[Tensor]], groups: Groups, what: str) -> None:
+    """Compare each position with the product of its row of x and its expert's weights."""
+    begin = 0
+    for expert, end in enumerate(groups.offsets.tolist()):
+        rows = slice(begin, end)
+        _assert_product(found[rows], x[rows], weights[expert], None, f"{what}, expert {expert}")
+        begin = end
+
+
+def _moved_all(parts: Parts, device: torch.device) -> Parts:
+    return [(layout, _moved(codes, device)) for layout, codes in parts]
 
 
 def _built(linears: Linears[Options], site: Site, parts: Parts) -> LinearMethod:

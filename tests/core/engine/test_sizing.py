@@ -38,7 +38,8 @@ def size(context: int = 512, kv_dtype: torch.dtype | None = None, **memory: Any)
     config = compose((), data={"model": {"path": "x"}, "memory": memory}).engine
     model = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
     spec = SimpleNamespace(layers=(), max_context_len=context)
-    return sizing.size_memory(cast(Any, Choice()), config, cast(Any, model), cast(Any, spec), kv_dtype=kv_dtype)
+    about: tuple[Any, Any, Any, Any] = (Choice(), config, model, spec)
+    return sizing.make_memory(*about, sizing.count_pages(*about, kv_dtype=kv_dtype), kv_dtype=kv_dtype)
 
 
 def test_the_config_decides() -> None:

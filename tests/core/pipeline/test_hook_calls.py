@@ -232,8 +232,16 @@ class Modelling:
         EVENTS.append(Event("kv_layers", {"services": ctx.model.services}))
 
 
+ROOM = 50
+"""Pages of KV that followers have room for: fewer than the engine itself."""
+
+
 class Led(Followers):
     """Followers that are not there: batches run here alone."""
+
+    def room(self) -> int:
+        EVENTS.append(Event("room"))
+        return ROOM
 
     def lead(self, local: Executor, num_pages: int, table: tuple[int, int]) -> Executor:
         EVENTS.append(Event("lead", {"pages": num_pages, "table": table}))
@@ -494,14 +502,15 @@ class TestSteps:
             assert not pool.keys(len(layers)).any()
 
     def test_followers_run_what_the_engine_runs(self, checkpoint: Path) -> None:
-        """They are started before weights are read, and lead once KV memory is sized."""
+        """They are started before weights are read, say what room they have, and lead once KV memory is sized."""
         with start(checkpoint, Leading) as engine:
             engine.generate([[3, 4]], greedy(3))
             slots = engine.built.pool.num_slots
-        begin, lead, *_ = [event for event in EVENTS if event.hook in ("followers", "lead")]
-        assert (begin.hook, lead.hook) == ("followers", "lead")
+        begin, room, lead, *_ = [event for event in EVENTS if event.hook in ("followers", "room", "lead")]
+        assert (begin.hook, room.hook, lead.hook) == ("followers", "room", "lead")
         assert begin.facts["ctx"].offers
-        assert 0 < lead.facts["pages"] < slots
+        assert begin.facts["ctx"].facts.keys() == {"versions", "config.json", "weights", "providers"}
+        assert lead.facts["pages"] == ROOM < slots
 
     def test_one_plugin_may_start_followers(self, checkpoint: Path) -> None:
         with pytest.raises(PluginError, match="one plugin may start followers, not recorder0 and recorder1"):

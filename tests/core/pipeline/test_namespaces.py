@@ -170,3 +170,32 @@ def test_a_verdict_without_a_namespace_changes_none() -> None:
     assert keeper.arrive(req) is None
     assert req.namespace == "naming=3:red/salt:s"
     assert OPEN.namespace is None
+
+
+def test_a_stage_changes_what_its_gate_adds() -> None:
+    """Of a request without memory, with a new memo; not of one with memory."""
+    core = Core()
+    harness = harness_of(("naming", Naming()), ("other", Naming("other")), joining=[core])
+    params = {"naming": {"name": "red"}, "other": {"name": "blue"}}
+    for rid in ("a", "b"):
+        harness.submit(rid, PROMPT, 4, params=params, namespace="salt:s", **IGNORE)
+    harness.submit("plain", PROMPT, 4, **IGNORE)
+    waiting = {req.rid: req for req in harness.scheduler.waiting}
+    memo = waiting["b"].memo
+    core.services.rename(waiting["b"], "naming", "green")
+    core.services.rename(waiting["plain"], "naming", "green")
+    assert waiting["b"].namespace == "naming=5:green/other=4:blue/salt:s"
+    assert waiting["b"].memo is not memo
+    assert waiting["a"].namespace == "naming=3:red/other=4:blue/salt:s"
+    assert waiting["plain"].namespace == "", "no gate is concerned with it"
+    harness.step()
+    for rid in ("a", "b"):
+        with pytest.raises(TypeError, match="has memory"):
+            core.services.rename(waiting[rid], "naming", "white")
+        core.services.rename(waiting[rid], "naming", {"a": "red", "b": "green"}[rid])
+    harness.run()
+    assert [harness.outputs[rid][-1].cached_tokens for rid in ("a", "b")] == [0, 0]
+    for rid, name in (("c", "green"), ("d", "white")):
+        harness.submit(rid, PROMPT, 4, params={**params, "naming": {"name": name}}, namespace="salt:s", **IGNORE)
+        harness.run()
+        assert (harness.outputs[rid][-1].cached_tokens > 0) is (name == "green")

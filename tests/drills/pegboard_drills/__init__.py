@@ -1,4 +1,6 @@
-"""A gate for tests and drills: slow, failing, or silent, as asked; and a speculator that knows what will be said."""
+"""For tests and drills: a gate that is slow, failing, or silent, as asked; a speculator that knows what will be said;
+and forward passes that raise on one rank.
+"""
 
 from pegboard.core.interfaces.plugin import Plugin, Provider
 
@@ -35,4 +37,12 @@ speculation = Plugin(
             rank=-1,
         ),
     ),
+)
+
+ranks = Plugin(
+    name="rank_drill",
+    version="0.1.0",
+    summary="forward passes that raise, or end their process, on a rank that a test names",
+    hooks=("pegboard_drills.ranks:RankDrillHooks",),
+    config="pegboard_drills.options:RankDrillOptions",
 )

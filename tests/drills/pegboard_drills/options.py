@@ -100,3 +100,10 @@ class DrillSpeculatorOptions(Options):
 
     def provides(self, declared: frozenset[str]) -> frozenset[str]:
         return declared if self.shape == "tree" else declared - {"branches"}
+
+
+class RankDrillOptions(Options):
+    """Of the forward passes that raise."""
+
+    directory: str
+    """Where a file named as a process's number has its next pass raise; one that says "leave" ends the process."""

@@ -55,7 +55,7 @@ class Rig:
         sites.all = SITES
         section = AdapterSection(preload={"a": str(directory / "a")}, directories=(str(directory),))
         self.part = AdapterPart(section, sites, torch.float32, self._make)
-        model = LoadedModel(lambda: None, None, torch.device("cpu"), None)  # type: ignore[arg-type,return-value]
+        model = LoadedModel(lambda: None, lambda: None, None, torch.device("cpu"), None)  # type: ignore[arg-type,return-value]
         self.part.attach(model)
 
     def _make(self, ctx: AdapterContext) -> Backend:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from pegboard.conformance.asgi import PATIENCE
 from pegboard.core.interfaces.client import GenerateRequest, OutputStream
 from pegboard.plugins.api_native.options import NativeOptions
+from pegboard.toolkit.http.weight_version import ServedWeights
 from tests.faults.whole_api import ask, bearer, whole_app
 from tests.plugins.api_native.asking import CheckedClient, Server, played
 
@@ -102,6 +104,32 @@ def test_the_model() -> None:
             assert "grammar.regex" in info["features"]
         assert (await server.get("/get_weight_version")).json() == {"weight_version": "default"}
         assert (await server.get("/version")).json() == {"version": "0"}
+
+    played(scene)
+
+
+def test_weights_that_have_no_meaning() -> None:
+    """The server is not healthy until they have one again, and everything tells their version."""
+    weights = ServedWeights()
+
+    class Lending(CheckedClient):
+        @property
+        def services(self) -> Mapping[str, object]:
+            return {"acme": weights}
+
+    async def scene(server: Server) -> None:
+        server.client = Lending()
+        server.app = Server.of(server.client, NativeOptions(health_timeout=1.0)).app
+        weights.learn("v2")
+        assert (await server.get("/health")).status == 200
+        assert (await server.get("/get_weight_version")).json() == {"weight_version": "v2"}
+        assert (await server.get("/model_info")).json()["weight_version"] == "v2"
+        weights.fault = "an update has failed"
+        for path in ("/health", "/ping", "/ready", "/health_generate"):
+            answer = await server.get(path)
+            assert (answer.status, answer.json()["error"]["code"]) == (503, "weights_broken")
+        weights.learn("v3")
+        assert (await server.get("/health")).status == 200
 
     played(scene)
 

@@ -25,6 +25,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 2},
     "qwen3": WIDE,
     "mistral": {**WIDE, "sliding_window": 50},
+    "qwen3_moe": {**WIDE, "num_experts": 10, "num_experts_per_tok": 3},
+    "mixtral": {**WIDE, "num_local_experts": 5, "intermediate_size": 88},
 }
 ARRANGEMENTS: dict[str, dict[str, Any]] = {
     "plain": {"scheduler": {"chunked_prefill_size": 0}},

@@ -62,6 +62,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "moe-every-other-layer": ("qwen3_moe", {"decoder_sparse_step": 2, "mlp_only_layers": []}),
     "moe-one-expert": ("qwen3_moe", {"num_experts_per_tok": 1, "hidden_act": "gelu"}),
     "moe-all-experts": ("qwen3_moe", {"num_experts_per_tok": 6, "attention_bias": True}),
+    "mixtral": ("mixtral", {}),
     "moe-window": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 16}),
 }
 

@@ -137,6 +137,42 @@ def test_pausing_twice_and_going_on_twice() -> None:
     assert harness.tokens("a") == oracle(PROMPTS["a"], 20, ignore_eos=True)
 
 
+def test_who_has_paused_goes_on() -> None:
+    """Steps start when nobody pauses any more."""
+    harness = operated()
+    begun(harness, 3)
+    view = SchedulerView(harness.scheduler, Hooks())
+    view.pause("retract", "acme")
+    control(harness, "pause_generation", mode="in_place")
+    assert not view.resume("others")
+    control(harness, "continue_generation")
+    assert harness.scheduler.info()["paused"] is True
+    rest(harness)
+    assert view.resume("acme")
+    harness.run()
+    assert harness.tokens("a") == oracle(PROMPTS["a"], 20, ignore_eos=True)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_what_is_under_way_is_settled(settings: dict[str, Any]) -> None:
+    harness = operated(**settings)
+    begun(harness, 3)
+    view = SchedulerView(harness.scheduler, Hooks())
+    view.pause("in_place", "acme")
+    view.settle()
+    assert harness.scheduler.loop.in_flight is None
+    assert not harness.scheduler.planner.under_way
+    view.drop_prefixes()
+    assert harness.memory.cache.evictable_tokens == 0
+    view.resume("acme")
+    harness.run()
+    for rid, prompt in PROMPTS.items():
+        assert harness.tokens(rid) == oracle(prompt, 20, ignore_eos=True)
+    assert harness.memory.cache.cached_tokens > 0
+    view.drop_prefixes()
+    assert harness.memory.cache.cached_tokens == 0
+
+
 @pytest.mark.parametrize("mode", ["sleep", 3, ["abort"]])
 def test_unknown_modes_are_refused_and_nothing_is_paused(mode: object) -> None:
     harness = operated()

@@ -26,7 +26,7 @@ from pegboard.plugins.quantization.api import FormatContext, LinearContext
 from pegboard.plugins.quantization.formats.fp8 import Fp8
 from pegboard.plugins.quantization.torch_products import TorchProducts
 from pegboard.toolkit.model.coded import SERVICE, QuantizedWeights, slots_of
-from pegboard.toolkit.model.moe import CodedExperts
+from pegboard.toolkit.model.moe import MixtureOfExperts
 from tests.e2e.reference import Comparison, Reference, assert_logits_agree, forced_logits
 from tests.plugins.quantization.published import WRITERS, Writer, awq, published, tiny
 
@@ -135,7 +135,7 @@ def test_experts_stay_codes(written: Write) -> None:
     family = DenseFamily(DenseOptions(), ModelContext(coded, config, torch.float32, cpu, services=services))
     network = family.load()
     assert isinstance(network, torch.nn.Module)
-    assert any(isinstance(one, CodedExperts) for one in network.modules())
+    assert any(isinstance(one, MixtureOfExperts) for one in network.modules())
     plain = {name for name in slots if name not in services[SERVICE].parts}
     held, stored = sum(one.numel() for one in network.parameters()), sum(math.prod(slots[one].shape) for one in plain)
     assert held == stored, "the quantised matrices are not parameters"

@@ -34,7 +34,7 @@ def test_defaults_are_those_of_transformers(architecture: str) -> None:
     import transformers
 
     kv = {"num_key_value_heads": 4} if architecture.startswith("Qwen") else {}
-    kv |= {"num_key_value_heads": 2} if architecture.startswith("Mistral") else {}
+    kv |= {"num_key_value_heads": 2} if architecture.startswith(("Mistral", "Mixtral")) else {}
     name = architecture.replace("ForCausalLM", "Config").replace("ForConditionalGeneration", "TextConfig")
     theirs = getattr(transformers, name)(**WIDE, **kv)
     ours = spec(architecture, **WIDE, **kv)
@@ -45,15 +45,17 @@ def test_defaults_are_those_of_transformers(architecture: str) -> None:
     assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
     # A tower's is the whole model's to say: see test_which_config_ties_a_tower.
     assert ours.tied_embeddings == (not ours.tower and theirs.tie_word_embeddings)
-    assert ours.windows == (getattr(theirs, "sliding_window", None) if "Mistral" in architecture else None,) * 4
+    windows = architecture.startswith(("Mistral", "Mixtral"))
+    assert ours.windows == (getattr(theirs, "sliding_window", None) if windows else None,) * 4
     assert ours.qkv_bias == architecture.startswith("Qwen2")
     if ours.moe is not None:
         moe = (ours.moe.num_experts, ours.moe.per_token, ours.moe.intermediate_size)
-        assert moe == (theirs.num_experts, theirs.num_experts_per_tok, theirs.moe_intermediate_size)
+        inter = getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)
+        assert moe == (theirs.num_experts, theirs.num_experts_per_tok, inter)
         # Qwen3-VL-MoE divides in any case, and has no key for that.
         assert ours.moe.normalised == getattr(theirs, "norm_topk_prob", True)
         assert all(ours.moe.layers)
-    assert (ours.moe is not None) == ("Moe" in architecture)
+    assert (ours.moe is not None) == ("Moe" in architecture or "Mixtral" in architecture)
     assert ours.position_axes == ours.model_spec().position_axes == (3 if name.endswith("TextConfig") else 1)
 
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pegboard.conformance.rig.no_looks import NoLooks
+from pegboard.toolkit.model.layers import Linears
 from pegboard.toolkit.model.moe import MixtureOfExperts
 from pegboard.toolkit.model.moe_spec import MoeSpec
 
@@ -16,7 +18,7 @@ def moe(
     experts: int, per_token: int, *, normalised: bool = True, dtype: torch.dtype = torch.float32
 ) -> MixtureOfExperts:
     spec = MoeSpec(experts, per_token, INTER, normalised, (True,))
-    layer = MixtureOfExperts(spec, HIDDEN, "silu", dtype=dtype, device=torch.device("cpu"))
+    layer = MixtureOfExperts("mlp", spec, HIDDEN, "silu", Linears(dtype, torch.device("cpu")))
     draw = torch.Generator().manual_seed(experts)
     for weight in layer.parameters():
         weight.copy_(torch.randn(weight.shape, generator=draw) * 0.3)
@@ -36,8 +38,8 @@ def plainly(layer: MixtureOfExperts, x: torch.Tensor) -> torch.Tensor:
         whole = sum(float(shares[e]) for e in chosen) if layer.spec.normalised else 1.0
         row = torch.zeros(HIDDEN, dtype=torch.float64)
         for e in chosen:
-            gate, up = (layer.gate_up[e].double() @ token).chunk(2)
-            row += shares[e] / whole * (layer.down[e].double() @ (F.silu(gate) * up))
+            gate, up = (layer.gate_up.weight[e].double() @ token).chunk(2)
+            row += shares[e] / whole * (layer.down.weight[e].double() @ (F.silu(gate) * up))
         rows.append(row)
     return torch.stack(rows) if rows else torch.zeros(0, HIDDEN, dtype=torch.float64)
 
@@ -64,14 +66,14 @@ def test_other_experts_are_not_looked_at() -> None:
     used = set(F.linear(x, layer.router).topk(2).indices.flatten().tolist())
     assert len(used) < 6
     for expert in set(range(6)) - used:
-        layer.gate_up[expert], layer.down[expert] = torch.nan, torch.inf
+        layer.gate_up.weight[expert], layer.down.weight[expert] = torch.nan, torch.inf
     assert torch.equal(layer(x), expected)
 
 
 def test_of_equal_experts_the_first_are_taken() -> None:
     layer, x = moe(40, 3), tokens(5)
     layer.router.zero_()
-    layer.gate_up[3:] = torch.nan
+    layer.gate_up.weight[3:] = torch.nan
     assert bool(layer(x).isfinite().all())
 
 
@@ -79,8 +81,27 @@ def test_the_router_sees_more_than_half_precision_does() -> None:
     """Two experts whose shares bfloat16 cannot tell apart."""
     layer = moe(2, 1, dtype=torch.bfloat16)
     layer.router[0], layer.router[1] = 1.0, 1.0 + 2.0**-12
-    layer.gate_up[0] = torch.nan
+    layer.gate_up.weight[0] = torch.nan
     x = torch.ones(4, HIDDEN, dtype=torch.bfloat16)
     found = layer(x)
     assert found.dtype == torch.bfloat16
     assert bool(found.isfinite().all()), "the second one is larger"
+
+
+def test_a_token_gets_the_same_whoever_stands_beside_it() -> None:
+    """Its experts are added in the router's order. Products of other shapes may sum in another order: 24 terms."""
+    layer, x = moe(9, 3), tokens(12)
+    together = layer(x)
+    for token in range(12):
+        torch.testing.assert_close(layer(x[token : token + 1]), together[token : token + 1], rtol=3e-6, atol=3e-6)
+
+
+def test_the_host_waits_where_rows_have_odd_sizes() -> None:
+    """10 numbers of 2 bytes are no multiple of 16 bytes, and so torch has no grouped product of them."""
+    assert "16 bytes" in str(moe(4, 2).why_it_waits())
+    spec = MoeSpec(4, 2, 16, True, (True,))
+    layer = MixtureOfExperts("mlp", spec, HIDDEN, "silu", Linears(torch.float32, torch.device("cpu")))
+    assert layer.why_it_waits() is None
+    layer.router.normal_()
+    with NoLooks(torch.device("cpu")):
+        layer(tokens(5))

@@ -9,8 +9,8 @@ import numpy as np
 
 from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.interfaces.stage import Interest, Stage, Wait
-from pegboard.plugins.states.messages import NAME, HowMany, Round, StateWork
-from pegboard.plugins.states.slots import USE
+from pegboard.plugins.recurrent_states.messages import NAME, HowMany, Round, StateWork
+from pegboard.plugins.recurrent_states.slots import USE
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.admission_gate import AdmissionGateContext
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.stage import StepResult, StepView
     from pegboard.core.interfaces.step import AnySource, CoreServices
-    from pegboard.plugins.states.slots import Span, StateSlots
+    from pegboard.plugins.recurrent_states.slots import Span, StateSlots
 
 
 class States(Stage):

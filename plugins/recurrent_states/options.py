@@ -1,4 +1,4 @@
-"""The section ``plugins.states``."""
+"""The section ``plugins.recurrent_states``."""
 
 from __future__ import annotations
 

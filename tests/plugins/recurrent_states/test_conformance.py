@@ -7,8 +7,8 @@ from typing import Any
 from pegboard.conformance.stage import StageContract
 from pegboard.conformance.stage.rig import StageRig
 from pegboard.core.interfaces.stage import Stage
-from pegboard.plugins.states.slots import StateSlots
-from pegboard.plugins.states.stage import States
+from pegboard.plugins.recurrent_states.slots import StateSlots
+from pegboard.plugins.recurrent_states.stage import States
 
 SLOTS = 12
 

@@ -14,9 +14,9 @@ from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.stage import Stage
 from pegboard.core.pipeline.executor import Done
-from pegboard.plugins.states.messages import NAME, StateWork
-from pegboard.plugins.states.slots import StateSlots
-from pegboard.plugins.states.stage import States
+from pegboard.plugins.recurrent_states.messages import NAME, StateWork
+from pegboard.plugins.recurrent_states.slots import StateSlots
+from pegboard.plugins.recurrent_states.stage import States
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from tests.core.pipeline.harness import EOS, VOCAB, FakeModel, Harness
 
@@ -117,6 +117,6 @@ class StateHarness(Harness):
         return outputs
 
     def _uses(self) -> Any:
-        from pegboard.plugins.states.slots import USE
+        from pegboard.plugins.recurrent_states.slots import USE
 
         return [use for req in self.scheduler.requests.alive.values() if (use := USE.peek(req)) is not None]

@@ -3,9 +3,9 @@
 from pegboard.core.interfaces.plugin import Plugin
 
 plugin = Plugin(
-    name="states",
+    name="recurrent_states",
     version="0.1.0",
     summary="keeps what recurrent and convolution layers keep of each request, and snapshots of it for shared prefixes",
-    config="pegboard.plugins.states.options:StateOptions",
-    hooks=("pegboard.plugins.states.hooks:StateHooks",),
+    config="pegboard.plugins.recurrent_states.options:StateOptions",
+    hooks=("pegboard.plugins.recurrent_states.hooks:StateHooks",),
 )

@@ -8,10 +8,10 @@ from collections.abc import Set as AbstractSet
 import pytest
 
 from pegboard.core.interfaces.req import Req
-from pegboard.plugins.states import snapshots
-from pegboard.plugins.states.slots import USE, Span, StateSlots
-from pegboard.plugins.states.snapshots import Snapshot
-from tests.plugins.states import state_harness, test_states
+from pegboard.plugins.recurrent_states import snapshots
+from pegboard.plugins.recurrent_states.slots import USE, Span, StateSlots
+from pegboard.plugins.recurrent_states.snapshots import Snapshot
+from tests.plugins.recurrent_states import state_harness, test_states
 
 
 class TwoSlotsEach(StateSlots):

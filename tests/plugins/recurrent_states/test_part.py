@@ -18,13 +18,13 @@ from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.layers import ModelSpec, StateSpec
 from pegboard.plugins.adapters.hooks import AdapterHooks
 from pegboard.plugins.adapters.options import AdapterSection
+from pegboard.plugins.recurrent_states.hooks import StateHooks
+from pegboard.plugins.recurrent_states.messages import HowMany, StateWork
+from pegboard.plugins.recurrent_states.options import StateOptions
+from pegboard.plugins.recurrent_states.part import StatePart
+from pegboard.plugins.recurrent_states.slots import Mark, Span
+from pegboard.plugins.recurrent_states.stage import rounds_of
 from pegboard.plugins.speculation.checks import check
-from pegboard.plugins.states.hooks import StateHooks
-from pegboard.plugins.states.messages import HowMany, StateWork
-from pegboard.plugins.states.options import StateOptions
-from pegboard.plugins.states.part import StatePart
-from pegboard.plugins.states.slots import Mark, Span
-from pegboard.plugins.states.stage import rounds_of
 
 STATES = (StateSpec("a.conv", (4, 3), "float32"), StateSpec("a.recurrent", (2, 8, 8), "bfloat16"))
 EACH = 4 * 4 * 3 + 2 * 2 * 8 * 8
@@ -58,11 +58,11 @@ def test_slots_for_all_that_may_run(loop: str, slots: int) -> None:
 
 def test_memory_that_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     for options, free, error, says in (
-        (StateOptions(slots=8), 8 * EACH, ConfigError, r"plugins.states.slots: .* lower it to at most 7"),
+        (StateOptions(slots=8), 8 * EACH, ConfigError, r"plugins.recurrent_states.slots: .* lower it to at most 7"),
         (StateOptions(slots=4), 100 * EACH, ConfigError, "must be at least 5"),
-        (StateOptions(), 8 * EACH, OutOfMemory, "need room for 5; set plugins.states.slots"),
+        (StateOptions(), 8 * EACH, OutOfMemory, "need room for 5; set plugins.recurrent_states.slots"),
     ):
-        monkeypatch.setattr("pegboard.plugins.states.part._free_bytes", lambda device, free=free: free)
+        monkeypatch.setattr("pegboard.plugins.recurrent_states.part._free_bytes", lambda device, free=free: free)
         with pytest.raises(error, match=says):
             StatePart(STATES, options, 10, 3).attach(MODEL)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.req import ReqSlot
 from pegboard.core.interfaces.status import FinishType
-from pegboard.plugins.states.snapshots import Snapshot, Snapshots
+from pegboard.plugins.recurrent_states.snapshots import Snapshot, Snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
 
 FRESH = 0
-"""The source of a request that begins: nobody's slot."""
+"""The source of a request that begins: the slot of padding."""
 
 
 @dataclass(slots=True)

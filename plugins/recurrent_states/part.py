@@ -12,7 +12,7 @@ import torch
 from pegboard.core.interfaces.errors import ConfigError, OutOfMemory, Problem
 from pegboard.core.interfaces.forward import BatchStates
 from pegboard.core.interfaces.stage import DevicePart
-from pegboard.plugins.states.messages import NAME, HowMany, StateWork
+from pegboard.plugins.recurrent_states.messages import NAME, HowMany, StateWork
 from pegboard.toolkit.model.states import bytes_per_slot, state_memory, state_round
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.ahead import DeviceServices, LoadedModel
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import StateSpec
-    from pegboard.plugins.states.options import StateOptions
+    from pegboard.plugins.recurrent_states.options import StateOptions
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _BESIDE = 1
 """Slots for snapshots, for each request that may run, beside those that the request takes."""
 _SHARE_CPU, _MOST_CPU = 0.125, 4 * 2**30
 _SHARE_GPU = 0.3
-"""What states take of the memory that is free at the start, where `plugins.states.slots` does not say."""
+"""What states take of the memory that is free at the start, where `plugins.recurrent_states.slots` does not say."""
 
 
 class StatePart(DevicePart):
@@ -52,11 +52,13 @@ class StatePart(DevicePart):
         each = bytes_per_slot(self._states)
         free = _free_bytes(model.device)
         if self._options.slots is not None and self._options.slots < self._least:
-            raise ConfigError(Problem("plugins.states.slots", f"must be at least {self._least}"))
+            raise ConfigError(Problem("plugins.recurrent_states.slots", f"must be at least {self._least}"))
         self.count = self._options.slots or self._automatic(each, free, model.device)
         if (self.count + 1) * each > free:
             text = f"{self.count} states take {_gib(self.count * each)}, but only {_gib(free)} are free"
-            raise ConfigError(Problem("plugins.states.slots", f"{text}; lower it to at most {free // each - 1}"))
+            raise ConfigError(
+                Problem("plugins.recurrent_states.slots", f"{text}; lower it to at most {free // each - 1}")
+            )
         self._memory = state_memory(self._states, self.count, model.device)
         if model.device.type == "cpu":
             self.device_bytes = (self.count + 1) * each  # a GPU's are taken already
@@ -82,7 +84,7 @@ class StatePart(DevicePart):
         if found < self._least:
             raise OutOfMemory(
                 f"{_gib(free)} are free, and the states of one request take {_gib(each)}: they may have "
-                f"{_gib(int(most))}, and need room for {self._least}; set plugins.states.slots"
+                f"{_gib(int(most))}, and need room for {self._least}; set plugins.recurrent_states.slots"
             )
         return found
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-NAME = "states"
+NAME = "recurrent_states"
 
 
 @dataclass(frozen=True, slots=True)

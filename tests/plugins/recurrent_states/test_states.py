@@ -9,7 +9,7 @@ import pytest
 
 from pegboard.core.interfaces.messages import AbortRequest
 from tests.core.pipeline.harness import IGNORE, prompts
-from tests.plugins.states.state_harness import StateHarness, oracle
+from tests.plugins.recurrent_states.state_harness import StateHarness, oracle
 
 
 def arrangement(rng: random.Random) -> dict[str, Any]:

@@ -1,0 +1,67 @@
+"""The weights of a model of transformers, to be replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+
+from pegboard.core.interfaces.weights import TensorSpec, WeightStore
+from pegboard.toolkit.model.weight_memory import WeightMemory, check_put
+
+
+class TransformersStore(WeightStore):
+    """Writes into the parameters and the buffers that a model saves. `stored` are the names of its checkpoint's
+    tensors: one that is not among the model's is not needed.
+    """
+
+    def __init__(self, model: torch.nn.Module, stored: Collection[str]) -> None:
+        self._tensors, self._others = named(model, stored)
+        self._specs = {name: TensorSpec(tuple(one.shape), one.dtype) for name, one in self._tensors.items()}
+        self._memory = WeightMemory()
+        self._missing: set[str] = set()
+
+    def expected(self) -> Mapping[str, TensorSpec]:
+        return self._specs
+
+    def ignores(self, name: str) -> bool:
+        return name in self._others
+
+    @torch.inference_mode()
+    def begin(self) -> None:
+        if self._memory.released:
+            self._memory.resume()
+            self._missing = set(self._tensors)
+
+    @torch.inference_mode()
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        check_put(name, tensor, self._specs[name].shape)
+        self._tensors[name].copy_(tensor)
+        self._missing.discard(name)
+
+    def finish(self) -> None:
+        if self._missing:
+            raise ValueError(
+                f"memory was given back, and {len(self._missing)} tensors did not come: {min(self._missing)}"
+            )
+
+    @torch.inference_mode()
+    def read(self, name: str, most: int) -> torch.Tensor:
+        return self._tensors[name].reshape(-1)[:most].cpu().clone()
+
+    @torch.inference_mode()
+    def release(self) -> int:
+        return self._memory.release(self._tensors.values())
+
+
+def named(model: torch.nn.Module, stored: Collection[str]) -> tuple[dict[str, torch.Tensor], frozenset[str]]:
+    """Return the tensors that a model saves, once where several names mean the same memory, by the name that the
+    checkpoint has; and the other names that it may have.
+    """
+    by_memory: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    state = model.state_dict(keep_vars=True)
+    for name, tensor in state.items():
+        by_memory.setdefault((tensor.data_ptr(), tuple(tensor.shape)), []).append(name)
+    chosen = {next((one for one in names if one in stored), names[0]) for names in by_memory.values()}
+    others = (frozenset(state) | frozenset(stored)) - chosen
+    return {name: tensor for name, tensor in state.items() if name in chosen}, others

@@ -1,0 +1,189 @@
+"""Control actions: replace weights, look at them, give memory back and take it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeGuard, TypeVar, get_args
+
+from pegboard.core.interfaces.engine_view import PauseMode
+from pegboard.core.interfaces.errors import InvalidRequest, Unsupported
+from pegboard.plugins.weight_updates.messages import TAGS, Check, Numbers, Read, Release, Tag
+from pegboard.plugins.weight_updates.update import Order, Update
+
+if TYPE_CHECKING:
+    import torch
+
+    from pegboard.core.interfaces.engine_view import EngineView, Later
+    from pegboard.plugins.weight_updates.stage import WeightUpdates
+
+T = TypeVar("T", str, bool, int)
+MODES: tuple[PauseMode, ...] = get_args(PauseMode)
+MAX_VERSION = 256
+MEMORY = "memory"
+"""By which memory that was given back keeps the scheduler paused."""
+_MOST_NUMBERS = 100_000
+
+
+class Controls:
+    """The actions `update_weights`, `get_weights_by_name`, `release_memory` and `resume_memory`. `directory` has the
+    weights of the start.
+    """
+
+    def __init__(self, stage: WeightUpdates, directory: str) -> None:
+        self._stage = stage
+        self._view: EngineView
+        self._last = directory  # where the weights of now can be read again, "" if nowhere
+        self._released: set[Tag] = set()
+        self._busy = False
+
+    def add_to(self, engine: EngineView) -> None:
+        self._view = engine
+        engine.add_control("update_weights", self.update)
+        engine.add_control("get_weights_by_name", self.read)
+        engine.add_control("release_memory", self.release)
+        engine.add_control("resume_memory", self.resume)
+
+    # ---- weights ---------------------------------------------------------------------------------------------------
+
+    def update(self, args: dict[str, object]) -> Later:
+        """Replace weights by those of a `path`, of a `file` of the API's process, or by `tensors` by name (in process).
+
+        `mode` says what becomes of the requests that are there (see `EngineView.pause`): `retract` by default, so that
+        they are computed again with the new weights and go on. Without `partial` all tensors must be there.
+        """
+        self._check_free()
+        path, file, partial = _of(args, "path", ""), _of(args, "file", ""), _of(args, "partial", False)
+        tensors = args.get("tensors")
+        if tensors is not None and not _are_tensors(tensors):
+            raise InvalidRequest("tensors must map names to tensors", param="tensors")
+        if sum((bool(path), bool(file), tensors is not None)) != 1:
+            raise InvalidRequest("exactly one of path, file and tensors is needed", param="path")
+        mode = args.get("mode") or "retract"
+        if not _is_mode(mode):
+            raise InvalidRequest(f"mode must be one of {', '.join(MODES)}, got {mode!r:.100}", param="mode")
+        self._check_whole(partial=partial)
+        last = path if path and not partial else ""
+        order = Order(Check(path, file, tensors, partial), mode, self._version(args))
+        return self._begun(order, last)
+
+    def _begun(self, order: Order, last: str) -> Update:
+        def then() -> None:
+            self._last = last
+            self._taken_again("weights")
+
+        made = Update(self._stage, self._view, order, then, self._over)
+        self._busy = True
+        return made
+
+    def _over(self) -> None:
+        self._busy = False
+
+    def _check_whole(self, *, partial: bool) -> None:
+        why = "an update has failed" if self._stage.broken else "their memory was given back"
+        if partial and (self._stage.broken or "weights" in self._released):
+            raise InvalidRequest(f"all weights are needed, since {why}", param="partial")
+
+    def _version(self, args: dict[str, object]) -> str:
+        """Return the version that the weights will have: what is said, or a number."""
+        found = _of(args, "weight_version", "") or str(self._stage.updates + 1)
+        if len(found) > MAX_VERSION:
+            raise InvalidRequest(f"weight_version has at most {MAX_VERSION} characters", param="weight_version")
+        return found
+
+    def _check_free(self) -> None:
+        if self._busy:
+            raise InvalidRequest("an update of the weights is under way", code="update_under_way", status=409)
+
+    def read(self, args: dict[str, object]) -> dict[str, object]:
+        """Return the first numbers of the tensor `name`, `truncate_size` at most."""
+        self._check_free()
+        name, most = _of(args, "name", ""), _of(args, "truncate_size", 100)
+        if not 0 < most <= _MOST_NUMBERS:
+            raise InvalidRequest(f"truncate_size must be from 1 to {_MOST_NUMBERS}", param="truncate_size")
+        if self._stage.broken or "weights" in self._released:
+            raise InvalidRequest("there are no weights now", code="no_weights", status=409)
+        try:
+            found = self._stage.ask(Read(name, most))
+        except KeyError:
+            raise InvalidRequest(f"there is no tensor {name!r:.300}", param="name", status=404) from None
+        except Unsupported as error:
+            raise InvalidRequest(str(error), param="name") from None
+        assert isinstance(found, Numbers)
+        return {"values": found.values, "shape": list(found.shape), "dtype": found.dtype}
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def release(self, args: dict[str, object]) -> dict[str, object]:
+        """Give the memory of `tags` back; by default that of KV and of the weights. Requests wait until it is there
+        again.
+        """
+        self._check_free()
+        tags = tuple(tag for tag in _tags(args) if tag not in self._released)
+        stats = self._view.stats()
+        if used := stats["running_requests"] or stats["held_tokens"] or stats["locked_tokens"]:
+            text = f"{stats['running_requests']} requests run, or memory is kept for them ({used}); "
+            text += "wait, or pause generation with the mode retract"
+            raise InvalidRequest(text, code="busy", status=409)
+        self._view.pause("in_place", MEMORY)
+        self._view.settle()
+        try:
+            if "kv_cache" in tags:
+                self._view.drop_prefixes()
+            found = self._stage.ask(Release(tags))
+            self._released.update(tags)
+        except Unsupported as error:
+            raise InvalidRequest(f"memory cannot be given back: {error}", param="tags") from None
+        finally:
+            if not self._released:
+                self._view.resume(MEMORY)
+        assert isinstance(found, dict)
+        return {"released_bytes": found}
+
+    def resume(self, args: dict[str, object]) -> dict[str, object] | Later:
+        """Take the memory of `tags` again. Weights are read from where they came from; if they came as tensors, they
+        wait for an update.
+        """
+        self._check_free()
+        tags = _tags(args)
+        if "kv_cache" in tags:
+            self._taken_again("kv_cache")
+        if "weights" not in tags or "weights" not in self._released:
+            return {}
+        if not self._last:
+            return {"waits_for": "update_weights"}
+        return self._begun(Order(Check(self._last), "retract", self._stage.version), self._last)
+
+    def _taken_again(self, tag: Tag) -> None:
+        self._released.discard(tag)
+        if not self._released:
+            self._view.resume(MEMORY)
+
+
+def _tags(args: dict[str, object]) -> tuple[Tag, ...]:
+    tags = args.get("tags")
+    if tags is None:
+        return TAGS
+    if not isinstance(tags, list) or not all(tag in TAGS for tag in tags):
+        raise InvalidRequest(f"tags must be a list of {' and '.join(TAGS)}, got {tags!r:.100}", param="tags")
+    return tuple(tag for tag in TAGS if tag in tags)
+
+
+def _of(args: dict[str, object], name: str, otherwise: T) -> T:
+    value = args.get(name)
+    if value is None:
+        return otherwise
+    if type(value) is not type(otherwise):
+        raise InvalidRequest(f"{name} must be {type(otherwise).__name__}, got {value!r:.100}", param=name)
+    return value
+
+
+def _is_mode(mode: object) -> TypeGuard[PauseMode]:
+    return mode in MODES
+
+
+def _are_tensors(found: object) -> TypeGuard[Mapping[str, torch.Tensor]]:
+    import torch
+
+    return isinstance(found, Mapping) and all(
+        isinstance(name, str) and isinstance(one, torch.Tensor) for name, one in found.items()
+    )

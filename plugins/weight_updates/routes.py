@@ -1,0 +1,204 @@
+"""Routes with which trainers replace weights, and give memory back, as SGLang has them."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from fastapi import Query, Request, Response
+from pydantic import BaseModel, Field
+from starlette.requests import ClientDisconnect
+
+from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.plugins.weight_updates.controls import MAX_VERSION
+from pegboard.plugins.weight_updates.messages import NAME, Tag
+from pegboard.toolkit.http.answers import json_response
+from pegboard.toolkit.http.bodies import RequestModel, parse_body
+from pegboard.toolkit.http.errors import ClientDisconnected
+from pegboard.toolkit.http.levels import ADMIN, LARGE
+from pegboard.toolkit.http.openapi import body_docs, error_responses, json_answer
+from pegboard.toolkit.http.routing import api_router
+from pegboard.toolkit.http.weight_version import BROKEN
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from pegboard.core.interfaces.client import EngineClient
+    from pegboard.toolkit.http.weight_version import ServedWeights
+
+Mode = Literal["retract", "abort", "in_place"]
+Version = Annotated[str, Field(max_length=MAX_VERSION)]
+
+
+class DiskBody(RequestModel):
+    """New weights in a directory."""
+
+    model_path: str = Field(min_length=1, max_length=4096)
+    """A model directory with safetensors, below one of `weight_updates.directories`, or the model's own."""
+    weight_version: Version = ""
+    """What answers call the new weights; by default a number."""
+    mode: Mode = "retract"
+    """What becomes of the requests that are there: they are computed again and go on (`retract`), end (`abort`), or
+    keep what was computed with the old weights (`in_place`)."""
+    abort_all_requests: bool = False
+    """The same as the mode `abort`, as SGLang calls it."""
+    partial: bool = False
+    """Whether tensors may be missing, which stay what they are."""
+
+
+class NameBody(RequestModel):
+    """A tensor to look at."""
+
+    name: str = Field(min_length=1, max_length=1024)
+    """As the checkpoint calls it."""
+    truncate_size: int = Field(default=100, ge=1, le=100_000)
+    """How many numbers are answered at most."""
+
+
+class TagsBody(RequestModel):
+    """Whose memory is meant."""
+
+    tags: list[Tag] | None = None
+    """`kv_cache`, `weights`, or both, which is the default."""
+
+
+class Updated(BaseModel):
+    """The weights are new; it took so many seconds during which no step began."""
+
+    success: bool
+    message: str
+    weight_version: str
+    tensors: int
+    seconds: float
+
+
+class Values(BaseModel):
+    """The first numbers of a tensor, row after row, and its whole shape."""
+
+    values: list[float]
+    shape: list[int]
+    dtype: str
+
+
+class Done(BaseModel):
+    """It has been done."""
+
+    success: bool
+    message: str
+
+
+class Routes:
+    """The routes. `known` learns of each update; tensors pass through files in `scratch`."""
+
+    def __init__(self, client: EngineClient, known: ServedWeights, scratch: Path) -> None:
+        self._client = client
+        self._known = known
+        self._scratch = scratch
+        self._tasks: set[asyncio.Task[Mapping[str, object]]] = set()
+
+    def router(self) -> APIRouter:
+        router = api_router(tags=["weights"], dependencies=[ADMIN])
+        errors = error_responses(404, 409)
+        docs = body_docs(DiskBody, {"model_path": "/checkpoints/step-100"})
+        updated = {**json_answer(Updated), **errors}
+        disk, tensor = "Replace the weights by those of a directory", "Replace weights by a safetensors file, the body"
+        router.post("/update_weights_from_disk", summary=disk, openapi_extra=docs, responses=updated)(self.from_disk)
+        docs = {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}}
+        path = "/update_weights_from_tensor"
+        add = router.post(path, summary=tensor, openapi_extra=docs, responses=updated, dependencies=[LARGE])
+        add(self.from_tensor)
+        docs = body_docs(NameBody, {"name": "model.norm.weight"})
+        values = {**json_answer(Values), **errors}
+        look = "The first numbers of a tensor"
+        router.post("/get_weights_by_name", summary=look, openapi_extra=docs, responses=values)(self.by_name)
+        docs, done = body_docs(TagsBody, {"tags": ["kv_cache"]}), {**json_answer(Done), **errors}
+        for path, what, run in (
+            ("/release_memory_occupation", "Give memory back; requests wait", self.release),
+            ("/resume_memory_occupation", "Take memory again", self.resume),
+        ):
+            router.post(path, summary=what, openapi_extra=docs, responses=done)(run)
+        return router
+
+    async def from_disk(self, request: Request) -> Response:
+        body = await parse_body(request, DiskBody)
+        mode = "abort" if body.abort_all_requests else body.mode
+        args = {"path": body.model_path, "mode": mode, "partial": body.partial, "weight_version": body.weight_version}
+        return await self._updated(args, {"path": "model_path"})
+
+    async def from_tensor(
+        self,
+        request: Request,
+        weight_version: Annotated[str, Query(max_length=MAX_VERSION)] = "",
+        mode: Mode = "retract",
+        partial: bool = False,
+    ) -> Response:
+        if "json" in request.headers.get("content-type", ""):
+            raise InvalidRequest(
+                "the body must be a safetensors file (application/octet-stream); pickled tensors are not taken",
+                code="not_safetensors",
+            )
+        file = self._scratch / f"{NAME}-{uuid.uuid4().hex}.safetensors"
+        try:
+            await self._kept(request, file)
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
+        args = {"file": str(file), "mode": mode, "partial": partial, "weight_version": weight_version}
+        return await self._updated(args, {}, file)
+
+    async def _kept(self, request: Request, file: Path) -> None:
+        """Write a body to a file as it comes."""
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        try:
+            with file.open("xb") as stream:
+                async for piece in request.stream():
+                    await asyncio.to_thread(stream.write, piece)
+        except ClientDisconnect:
+            raise ClientDisconnected from None
+
+    async def _updated(self, args: dict[str, object], names: Mapping[str, str], file: Path | None = None) -> Response:
+        try:
+            found = await self._told("update_weights", args, file)
+        except InvalidRequest as error:
+            raise error.called(names) from None
+        return json_response({"success": True, "message": "the weights are replaced", **found})
+
+    async def _told(self, action: str, args: dict[str, object], file: Path | None = None) -> Mapping[str, object]:
+        """Run an action that may replace weights, and note what it says of them: also where the client leaves."""
+        task = asyncio.ensure_future(self._run(action, args, file))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _run(self, action: str, args: dict[str, object], file: Path | None) -> Mapping[str, object]:
+        try:
+            found = await self._client.control(action, args)
+        except InvalidRequest as error:
+            if error.code == BROKEN:
+                self._known.fault = error.message
+            raise
+        finally:
+            if file is not None:
+                file.unlink(missing_ok=True)
+        if "weight_version" in found:
+            self._known.learn(found["weight_version"])
+        return found
+
+    async def by_name(self, request: Request) -> Response:
+        body = await parse_body(request, NameBody)
+        args = {"name": body.name, "truncate_size": body.truncate_size}
+        return json_response(await self._client.control("get_weights_by_name", args))
+
+    async def release(self, request: Request) -> Response:
+        return await self._memory(request, "release_memory", "memory is given back, and requests wait")
+
+    async def resume(self, request: Request) -> Response:
+        return await self._memory(request, "resume_memory", "memory is taken again")
+
+    async def _memory(self, request: Request, action: str, message: str) -> Response:
+        body = await parse_body(request, TagsBody)
+        found = await self._told(action, {"tags": body.tags})
+        return json_response({"success": True, "message": message, **found})

@@ -298,8 +298,9 @@ def _check_modules(model: Any, modules: tuple[str, ...], states: tuple[StateModu
     config = model.config.get_text_config()
     declared = getattr(config, "num_hidden_layers", None)
     known = {layer_name(name) or name for name in (*modules, *(module.name for module in states))}
-    if states:
-        known |= _alone(config)
+    if states:  # then some layers may look at each token by itself, as the config says
+        kinds = getattr(config, "layer_types", None) or ()
+        known |= {str(place) for place, kind in enumerate(kinds) if kind in _TOKENWISE}
     if isinstance(declared, int) and declared != len(known):
         raise NotServable(
             f"attends or keeps a state in {len(known)} of its {declared} layers; the others would keep a state of "
@@ -312,12 +313,6 @@ def layer_name(module: str) -> str | None:
     parts = module.split(".")
     number = next((index for index, part in enumerate(parts) if part.isdigit()), None)
     return None if number is None else ".".join(parts[: number + 1])
-
-
-def _alone(config: object) -> set[str]:
-    """Return stand-ins for the layers that, by their names in the config, look at each token by itself."""
-    kinds = getattr(config, "layer_types", None) or ()
-    return {str(place) for place, kind in enumerate(kinds) if kind in _TOKENWISE}
 
 
 def _check_head(model: torch.nn.Module, found: Trace, hidden: torch.Tensor, recorder: _Recorder) -> None:

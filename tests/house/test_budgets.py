@@ -22,8 +22,8 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 600,
-    "plugins": 66_580,
-    "toolkit": 18_160,
+    "plugins": 66_960,
+    "toolkit": 18_620,
     "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -115,7 +115,8 @@ def test_threads_do_not_change_answers(directory: Path) -> None:
 def test_experts_that_are_stored_together(directory: Path, tmp_path: Path, turned: bool) -> None:
     """In one tensor, as transformers 5 keeps them, either way round: the same answers."""
     checkpoint = tiny_checkpoint(directory, "qwen3_moe")
-    tensors, joined = load_file(checkpoint / "model.safetensors"), {}
+    joined: dict[str, torch.Tensor] = {}
+    tensors = load_file(checkpoint / "model.safetensors")
     for layer in (1, 2):
         base = f"model.layers.{layer}.mlp.experts"
         up = [torch.cat([tensors.pop(f"{base}.{e}.{one}_proj.weight") for one in ("gate", "up")]) for e in range(6)]

@@ -11,6 +11,7 @@ highest: in wall time, and in CPU seconds of the process, which count what other
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import statistics
 import subprocess
@@ -34,11 +35,10 @@ def main() -> None:
     rng = random.Random(0)
     with native, torch:
         for length in args.prompts:
-            compare(f"prompt of {length}", (native, torch), args.rounds, length, lambda one, n: prompt(one, n, rng))
+            compare(f"prompt of {length}", (native, torch), args.rounds, length, functools.partial(prompt, rng=rng))
         for streams in args.streams:
-            count = streams * args.output
-            title = f"decode, {streams} streams"
-            compare(title, (native, torch), args.rounds, count, lambda one, n, s=streams: decode(one, s, n // s, rng))
+            run = functools.partial(decode, streams=streams, rng=rng)
+            compare(f"decode, {streams} streams", (native, torch), args.rounds, streams * args.output, run)
 
 
 def arguments() -> argparse.Namespace:
@@ -73,10 +73,9 @@ def prompt(one: Engine, length: int, rng: random.Random) -> float:
     return measure(one, 1, length, 1, rng)["wall s"]
 
 
-def decode(one: Engine, streams: int, count: int, rng: random.Random) -> float:
-    """Return seconds of decode steps."""
-    row = measure(one, streams, 4, count, rng)
-    return row["wall s"]
+def decode(one: Engine, tokens: int, streams: int, rng: random.Random) -> float:
+    """Return seconds of so many tokens, of all streams together, after short prompts."""
+    return measure(one, streams, 4, tokens // streams, rng)["wall s"]
 
 
 def compare(

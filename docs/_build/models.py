@@ -37,10 +37,10 @@ _OWN = """\
 ## In our own code
 
 The model family `dense` serves these architectures (`architectures` in `config.json`) in float32, bfloat16 or
-float16. The native runner, the fastest on a CPU, serves those without experts, in bfloat16.
+float16. The native runner, the fastest on a CPU, serves them in bfloat16.
 
-| architecture | experts | sliding windows | pictures and video | native runner |
-|---|---|---|---|---|
+| architecture | experts | sliding windows | pictures and video |
+|---|---|---|---|
 """
 _THEIRS = """\
 ## Through transformers
@@ -100,7 +100,7 @@ def _own() -> Iterator[str]:
     rows = []
     for architecture in ARCHITECTURES:
         spec = DecoderSpec.from_config(_config(architecture))
-        facts = (spec.moe is not None, any(spec.windows), spec.tower, spec.moe is None)
+        facts = (spec.moe is not None, any(spec.windows), spec.tower)
         rows.append(f"| `{architecture}` | {' | '.join('yes' if fact else '' for fact in facts)} |")
     yield _OWN + "\n".join(rows) + "\n"
 

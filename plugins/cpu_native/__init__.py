@@ -12,7 +12,7 @@ plugin = Plugin(
             name="cpu_native",
             factory="pegboard.plugins.cpu_native.runner:CpuNativeRunner",
             config="pegboard.plugins.cpu_native.options:CpuNativeOptions",
-            summary="Llama, Mistral, Qwen2, Qwen3 and Qwen-VL's text in bf16, one call per step, attention included",
+            summary="the models of `dense` in bf16, experts included, one call per step, with attention of its own",
             provides=frozenset(
                 {
                     "ends",

@@ -16,7 +16,7 @@ def test_few_launches() -> None:
     assert {one.model for one in found} == set(MODELS)
     assert problems(found) == []
     for one in found:
-        assert one.layer.count("mm") == 4
+        assert one.layer.count("mm") == (3 if "route_kernel" in one.layer else 4)
         assert {"decode_kernel", "reduce_kernel", "qk_norm_rope_store_kernel"} <= set(one.layer)
         assert "sample_kernel" in one.outside
 

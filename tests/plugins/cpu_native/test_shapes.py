@@ -127,9 +127,8 @@ class TestDeclined:
                 {"hidden_size": 96, "num_attention_heads": 24, "num_key_value_heads": 1, "head_dim": 8},
                 "24 query heads share 1 KV heads; at most 16",
             ),
-            ("qwen3_moe", {}, "it has no mixture of experts, and the model's layers have 6 experts each"),
         ],
-        ids=["gemma2", "gpt_neox", "24-share-1", "experts"],
+        ids=["gemma2", "gpt_neox", "24-share-1"],
     )
     def test_models(
         self, directory: Path, caplog: pytest.LogCaptureFixture, architecture: str, changes: dict[str, Any], reason: str

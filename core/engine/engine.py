@@ -286,7 +286,8 @@ class Engine:
             self._step()
             with self._watched() as scheduler:
                 replies = scheduler.receive([])
-        assert isinstance(reply := replies[0], ControlReply)
+        (reply,) = replies
+        assert isinstance(reply, ControlReply)
         reply.check(action)
         return reply.payload
 

@@ -119,7 +119,7 @@ def test_weights_that_have_no_meaning() -> None:
 
     async def scene(server: Server) -> None:
         server.client = Lending()
-        server.app = Server.of(server.client, NativeOptions()).app
+        server.app = Server.of(server.client, NativeOptions(health_timeout=1.0)).app
         weights.learn("v2")
         assert (await server.get("/health")).status == 200
         assert (await server.get("/get_weight_version")).json() == {"weight_version": "v2"}

@@ -77,8 +77,9 @@ class Reception:
                 self._abort(message)
             elif isinstance(message, ControlRequest):
                 replies += self._control(message.call_id, message.action, partial(self._run, message))
-        for call_id, (action, later) in list(self.later.items()):
-            replies += self._control(call_id, action, later.poll)
+        if self.later:
+            for call_id, (action, later) in list(self.later.items()):
+                replies += self._control(call_id, action, later.poll)
         return replies
 
     def _accept(self, message: TokenizedRequest) -> Accepted | Rejected:

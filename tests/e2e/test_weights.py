@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.conformance.rig.other_weights import another, other_weights, tensors_of
 from pegboard.core.engine.engine import GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
-from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.errors import ConfigError, InvalidRequest
 from pegboard.core.interfaces.messages import ControlReply, ControlRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.plugins.weight_updates.source import FileSource, MemorySource
+from tests.plugins.adapters.peft_files import agrees, merged, write_adapter
 
 PROMPTS = ([40, 41, 42, 43, 50, 51, 52, 53, 54] * 2, [70, 71, 40, 41, 90], list(range(100, 135)))
 LENGTH = 16
@@ -213,6 +215,26 @@ def test_many_updates_under_load(base: Path, other: Path, mode: str) -> None:
         assert engine.stats()["book_errors"] == 0
     assert [one.token_ids for one in found] == fresh(base)
     assert [one.cached_tokens for one in found] == [0, 0, 0]
+
+
+def test_adapters_and_drafts(base: Path, other: Path) -> None:
+    """Adapters add to the new weights, and drafts are verified with them."""
+    adapter = write_adapter(base.parent / "adapters" / "a0", base, seed=1, r=4, lora_alpha=16)
+    sections = {"adapters": {"preload": {"a0": str(adapter)}}, "speculation": {"use": "ngram"}}
+    prompt = PROMPTS[0]
+    with Engine.from_config(config(base, more=sections)) as engine:
+        asked = [request(prompt, 2 * LENGTH), replace(request(prompt), params={"adapter": "a0"})]
+        engine.run(asked)
+        engine.control("update_weights", path=str(other))
+        found = engine.run(asked)
+        assert [one.cached_tokens for one in found] == [0, 0]
+        assert agrees(merged(other, adapter, lambda module: 4.0), prompt, found[1].token_ids) > 0.8 * LENGTH
+        assert found[0].token_ids[:LENGTH] == fresh(other)[0]
+
+
+def test_ranks_are_refused(base: Path) -> None:
+    with pytest.raises(ConfigError, match=r"parallel.tensor: the stage 'weight_updates' .* switch it off"):
+        Engine.from_config(config(base, more={"parallel": {"tensor": 2}}))
 
 
 # ---- what is refused, and what fails --------------------------------------------------------------------------------

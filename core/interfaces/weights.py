@@ -51,8 +51,8 @@ class WeightStore(abc.ABC):
 
     @abc.abstractmethod
     def read(self, name: str, most: int) -> torch.Tensor:
-        """Return the first numbers of a tensor, `most` at most, flat and row after row: a copy on the CPU in the type
-        in which they are kept. Raises KeyError for an unknown name, and Unsupported where they cannot be read.
+        """Return the first numbers of a tensor, `most` at most: a flat copy on the CPU, in the type in which they are
+        kept. Raises KeyError for an unknown name, and Unsupported where they cannot be read.
         """
 
     @abc.abstractmethod

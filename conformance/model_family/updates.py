@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -44,10 +44,13 @@ class UpdateTests(ModelSuite):
     def _needed(self, store: WeightStore, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: one for name, one in tensors.items() if not store.ignores(name)}
 
-    def _update(self, store: WeightStore, tensors: Mapping[str, torch.Tensor], names: Iterable[str]) -> None:
-        store.begin()
+    def _update(self, store: WeightStore, tensors: Mapping[str, torch.Tensor], names: Collection[str]) -> None:
+        """Put tensors, whose memory is then used for something else."""
+        store.begin(list(names))
         for name in names:
-            store.put(name, tensors[name])
+            tensor = tensors[name].clone()
+            store.put(name, tensor)
+            tensor.zero_()
         store.finish()
 
     def _check(self, run: PagedRun, checkpoint: Path, row: int = 0) -> None:
@@ -68,13 +71,11 @@ class UpdateTests(ModelSuite):
 
     @capability("updates")
     def test_new_weights_count(self, architecture: str, checkpoint: Path) -> None:
-        """In any order, and once more. What was put is the caller's again afterwards."""
+        """In any order, and once more."""
         run, store = self._lent(checkpoint)
         for row, directory in enumerate((other_weights(checkpoint), checkpoint)):
             tensors = self._needed(store, tensors_of(directory))
             self._update(store, tensors, sorted(tensors, reverse=row == 0))
-            for tensor in tensors.values():
-                tensor.zero_()
             self._check(run, directory, row)
 
     @capability("updates")
@@ -107,7 +108,7 @@ class UpdateTests(ModelSuite):
         run, store = self._lent(updatable)
         tensors = self._needed(store, tensors_of(updatable))
         name = min(tensors)
-        store.begin()
+        store.begin(tensors)
         with pytest.raises(KeyError):
             store.put("model.nobodys.weight", torch.zeros(3))
         for wrong in (tensors[name][:-1], tensors[name].unsqueeze(0), tensors[name].to(torch.int32)):
@@ -124,11 +125,21 @@ class UpdateTests(ModelSuite):
         run, store = self._lent(updatable)
         other = other_weights(updatable)
         tensors = self._needed(store, tensors_of(other))
-        store.begin()
+        store.begin(tensors)
         for name in sorted(tensors)[: len(tensors) // 2]:
             store.put(name, torch.zeros_like(tensors[name]))
         self._update(store, tensors, tensors)
         self._check(run, other)
+
+    @capability("updates")
+    def test_what_was_named_must_come(self, updatable: Path) -> None:
+        _, store = self._lent(updatable)
+        tensors = self._needed(store, tensors_of(updatable))
+        store.begin(tensors)
+        for name in sorted(tensors)[1:]:
+            store.put(name, tensors[name])
+        with pytest.raises(ValueError, match=min(tensors)):
+            store.finish()
 
     @capability("updates")
     def test_released_memory(self, updatable: Path) -> None:
@@ -141,6 +152,8 @@ class UpdateTests(ModelSuite):
         names = sorted(tensors)
         with pytest.raises(ValueError, match=names[0]):
             self._update(store, tensors, names[1:])
+        with pytest.raises(ValueError, match=names[1]):
+            self._update(store, tensors, [names[0], *names[2:]])
         self._update(store, tensors, names)
         self._check(run, other)
 

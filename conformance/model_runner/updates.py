@@ -27,10 +27,10 @@ class RunnerUpdateTests(RunnerSuite):
         self._put(store, tensors_of(self.make_model().model.directory))
 
     def _put(self, store: WeightStore, tensors: dict[str, torch.Tensor]) -> None:
-        store.begin()
-        for name, tensor in tensors.items():
-            if not store.ignores(name):
-                store.put(name, tensor)
+        needed = {name: tensor for name, tensor in tensors.items() if not store.ignores(name)}
+        store.begin(needed)
+        for name, tensor in needed.items():
+            store.put(name, tensor)
         store.finish()
 
     @capability("updates")

@@ -286,10 +286,9 @@ class Engine:
             self._step()
             with self._watched() as scheduler:
                 replies = scheduler.receive([])
-        (reply,) = replies
-        assert isinstance(reply, ControlReply)
-        reply.check(action)
-        return reply.payload
+        assert isinstance(replies[0], ControlReply)
+        replies[0].check(action)
+        return replies[0].payload
 
     def flush_cache(self) -> None:
         """Forget every cached prefix."""

@@ -90,9 +90,8 @@ class DeviceServices:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model whose weights are read. `ends` lends its embedding and head, and `weights` its weights; both raise
-    Unsupported where the runner cannot. `attention` attends over the layers of `KVLayers`, too; `bring` brings arrays
-    to the device.
+    """A model whose weights are read. `ends` lends its embedding and head, `weights` these; both raise Unsupported if
+    the runner cannot. `attention` attends over `KVLayers`, too; `bring` brings arrays to the device.
     """
 
     ends: Callable[[], ModelEnds]

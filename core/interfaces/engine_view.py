@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.options import Options
@@ -18,10 +18,9 @@ class Later(Protocol):
         """Once per turn: go on for a short time. Return the answer, None for not yet; raise as the action does."""
 
 
-Control = Callable[[dict[str, object]], "dict[str, object] | Later"]
-"""A control action: plain values in and out. Runs between two steps, so be short, or answer later. Raises
-InvalidRequest for bad arguments.
-"""
+Answer: TypeAlias = "dict[str, object] | Later"
+Control = Callable[[dict[str, object]], Answer]
+"""A control action: plain values in and out, or an answer later. Runs between two steps. Raises InvalidRequest."""
 
 PauseMode = Literal["abort", "retract", "in_place"]
 """What becomes of the requests that are there when the scheduler is paused."""
@@ -70,8 +69,8 @@ class EngineView(Protocol):
         """Call a life-cycle hook of all plugins, so that a plugin may define the occasion (`register_metrics`)."""
 
     def pause(self, mode: PauseMode, by: str = "") -> None:
-        """Start no more steps until `resume` for all who have paused: plugins do so `by` their name, "" stands for the
-        operator. New requests are accepted and wait; control actions and aborts work.
+        """Start no more steps until all who have paused `resume`, a plugin `by` its name. New requests are accepted and
+        wait; control actions and aborts work.
 
         `abort` ends all requests, `in_place` leaves them as they are, `retract` puts the running ones back into the
         queue with their output kept, so that their memory is free. If paused already, only the mode is applied.
@@ -81,7 +80,7 @@ class EngineView(Protocol):
         """Start steps again, unless others have paused, too. Return whether this one had."""
 
     def settle(self) -> None:
-        """Take the results of what is under way, and give up what needs more launches: its requests wait again."""
+        """Take the results of what is under way; what needs more launches is given up, and its requests wait again."""
 
     def drop_prefixes(self) -> None:
         """Drop all cached prefixes, or those that no request uses."""

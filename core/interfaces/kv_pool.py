@@ -106,9 +106,7 @@ class KVPool(Component[OptionsT, KVPoolContext]):
         return self.num_slots
 
     def release(self) -> int:
-        """Give the memory of all slots back, whose numbers are lost; it is taken anew as slots are written. Its bytes.
-        Raises Unsupported without the capability `release`, and where buffers cannot do so, such as on a GPU.
-        """
+        """Give the memory of all slots back until they are written to; its bytes. Raises Unsupported."""
         raise Unsupported(f"the KV pool {type(self).__name__}", "release")
 
     @property

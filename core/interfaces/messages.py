@@ -118,13 +118,11 @@ class ControlReply(Message):
 
     def check(self, action: str) -> None:
         """Raise InvalidRequest where the action was refused or has failed."""
-        problem = self.payload
+        told = self.payload
         if not self.ok:
+            message, code = told.get("message") or f"{action} was refused", told.get("code") or "refused"
             raise InvalidRequest(
-                str(problem.get("message") or f"{action} was refused"),
-                param=problem.get("param"),
-                code=str(problem.get("code") or "refused"),
-                status=int(problem.get("status") or 400),
+                str(message), param=told.get("param"), code=str(code), status=told.get("status") or 400
             )
 
 

@@ -65,9 +65,7 @@ class Network(abc.ABC):
         raise Unsupported(f"the network {type(self).__name__}", "taps")
 
     def weights(self) -> WeightStore:
-        """Lend the weights, to replace them. Raises Unsupported without the capability `updates`, and with it for a
-        model that keeps them in a way that does not allow it.
-        """
+        """Lend the weights, to replace them. Raises Unsupported where this model, or the family, cannot."""
         raise Unsupported(f"the network {type(self).__name__}", "updates")
 
     def capture_objection(self) -> str | None:

@@ -119,9 +119,7 @@ class ModelRunner(Component[OptionsT, ModelRunnerContext]):
         raise Unsupported(f"the runner {type(self).__name__}", "ends")
 
     def weights(self) -> WeightStore:
-        """Lend the model's weights, to replace them; see `Network.weights`, whose it returns where it runs a network.
-        Raises Unsupported.
-        """
+        """Lend the model's weights, to replace them: those of its network, if it runs one. Raises Unsupported."""
         raise Unsupported(f"the runner {type(self).__name__}", "updates")
 
     def numerics(self) -> str:

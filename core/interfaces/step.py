@@ -139,9 +139,7 @@ class CoreServices(Protocol):
         """Note that a batch is through, or is not going to run. Once for each whole batch, after the above."""
 
     def rename(self, req: Req, stage: str, namespace: str) -> None:
-        """Change what the gate of a stage adds to a request's namespace: what it computes from now on is shared within
-        that one. Raises TypeError for a request with memory, whose KV was found in the old one.
-        """
+        """Change what a stage's gate adds to a request's namespace. Raises TypeError for one with memory."""
 
     def reserve(self, req: Req) -> bool:
         """Give a blocked request memory for its prompt, after the `req.kv.cache_len` tokens of it that are cached.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,23 +36,23 @@ class WeightStore(abc.ABC):
         return False
 
     @abc.abstractmethod
-    def begin(self) -> None:
-        """Begin an update, after one that was broken off, too."""
+    def begin(self, names: Collection[str]) -> None:
+        """Begin an update of the tensors with these names, after one that was broken off, too."""
 
     @abc.abstractmethod
     def put(self, name: str, tensor: torch.Tensor) -> None:
-        """Replace a tensor by one of its shape and of any float type, which is converted. It may be on another device,
-        and is not kept beyond `finish`. Raises KeyError for a name and ValueError for a shape that is not expected.
+        """Replace a tensor by one of its shape and of any float type, which is converted; it may be on another device,
+        and is not kept. Raises KeyError for a name and ValueError for a shape that is not expected.
         """
 
     @abc.abstractmethod
     def finish(self) -> None:
-        """End the update. Raises ValueError if tensors of a group are missing, or any tensor after `release`."""
+        """End the update. Raises ValueError if tensors that `begin` named did not come, or any after `release`."""
 
     @abc.abstractmethod
     def read(self, name: str, most: int) -> torch.Tensor:
-        """Return the first numbers of a tensor, `most` at most, flat and row after row: a copy on the CPU in the type
-        in which they are kept. Raises KeyError for an unknown name, and Unsupported where they cannot be read.
+        """Return the first numbers of a tensor, `most` at most: a flat copy on the CPU, in the type in which they are
+        kept. Raises KeyError for an unknown name, and Unsupported where they cannot be read.
         """
 
     @abc.abstractmethod

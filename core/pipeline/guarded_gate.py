@@ -149,9 +149,7 @@ def rename(req: Req, progress: GateProgress, gate: str, added: str) -> None:
     parts = {**progress.added, gate: added}
     namespace = composed({name: part for name, part in parts.items() if part}, progress.namespace)
     if namespace != req.namespace and req.kv.row != NO_ROW:
-        raise TypeError(
-            "the namespace of a request cannot change once it has memory, whose KV was found in the old one"
-        )
+        raise TypeError("the namespace of a request cannot change once it has memory, whose KV was found in it")
     progress.added = parts
     move(req, namespace)
 

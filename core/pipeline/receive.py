@@ -28,7 +28,7 @@ from pegboard.toolkit.system.log_lines import quoted
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.clock import Clock
-    from pegboard.core.interfaces.engine_view import Control, Later
+    from pegboard.core.interfaces.engine_view import Answer, Control, Later
     from pegboard.core.interfaces.req import Req
     from pegboard.core.pipeline.components import Components, Limits
     from pegboard.core.pipeline.counters import Counters
@@ -64,9 +64,7 @@ class Reception:
         self._clock = clock
 
     def receive(self, messages: Iterable[ToScheduler]) -> list[FromScheduler]:
-        """Take messages. Every request is answered Accepted or Rejected, every control call with a ControlReply, which
-        may come in a later turn.
-        """
+        """Take messages. Requests are answered Accepted or Rejected, control calls with a ControlReply, in time."""
         replies: list[FromScheduler] = []
         for message in messages:
             if isinstance(message, TokenizedRequest):
@@ -77,8 +75,9 @@ class Reception:
                 self._abort(message)
             elif isinstance(message, ControlRequest):
                 replies += self._control(message.call_id, message.action, partial(self._run, message))
-        for call_id, (action, later) in list(self.later.items()):
-            replies += self._control(call_id, action, later.poll)
+        if self.later:
+            for call_id, (action, later) in list(self.later.items()):
+                replies += self._control(call_id, action, later.poll)
         return replies
 
     def _accept(self, message: TokenizedRequest) -> Accepted | Rejected:
@@ -144,25 +143,22 @@ class Reception:
             if req is not None:
                 self._requests.end(req, reason)
 
-    def _run(self, message: ControlRequest) -> dict[str, object] | Later:
+    def _run(self, message: ControlRequest) -> Answer:
         run = self.controls.get(message.action)
         if run is None:
             raise InvalidRequest(f"unknown control action {message.action!r}", code="unknown_action", status=404)
         return run(message.args)
 
-    def _control(
-        self, call_id: int, action: str, run: Callable[[], dict[str, object] | Later | None]
-    ) -> list[ControlReply]:
+    def _control(self, call_id: int, action: str, run: Callable[[], Answer | None]) -> list[ControlReply]:
         """Return the reply to a call, if what is run for it now gives one."""
         try:
             found = run()
-            if found is None:
-                return []
-            if not isinstance(found, dict):
+            if isinstance(found, dict):
+                self.later.pop(call_id, None)
+                return [ControlReply(call_id=call_id, ok=True, payload=found)]
+            if found is not None:
                 self.later[call_id] = action, found
-                return []
-            self.later.pop(call_id, None)
-            return [ControlReply(call_id=call_id, ok=True, payload=found)]
+            return []
         except InvalidRequest as error:
             problem = {"message": str(error), "status": error.status, "code": error.code, "param": error.param}
         except Exception as error:

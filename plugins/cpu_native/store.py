@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -53,7 +53,7 @@ class NativeStore(WeightStore):
     def ignores(self, name: str) -> bool:
         return self._names.ignores(name)
 
-    def begin(self) -> None:
+    def begin(self, names: Collection[str]) -> None:
         self._arrived, self._left = {}, set(self._shapes)
         self._model.renew()
 

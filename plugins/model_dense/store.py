@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,6 +38,8 @@ class DenseStore(WeightStore):
         self._targets: dict[str, Target] = {}
         self._open: dict[FusedLinear | Embedding, set[str]] = {}
         self._missing: set[str] = set()
+        self._whole = False
+        """Whether the next update must be one of all tensors, since memory was given back."""
 
     def _packing(self) -> dict[FusedLinear | Embedding, frozenset[str]]:
         """Return what `DenseNetwork.pack` packs and does not keep beside that, with the names of its parts."""
@@ -57,10 +59,11 @@ class DenseStore(WeightStore):
         return self._names.ignores(name)
 
     @torch.inference_mode()
-    def begin(self) -> None:
+    def begin(self, names: Collection[str]) -> None:
         if self._memory.released:
             self._memory.resume()
-            self._missing = set(self._specs)
+            self._whole = True
+        self._missing = set(self._specs) if self._whole else set(names)
         self._open = {module: set(parts) for module, parts in self._packed_parts.items() if not module.packed}
         self._targets = self._names.targets(self._network.targets())
 
@@ -70,7 +73,7 @@ class DenseStore(WeightStore):
         module = self._module_of.get(name)
         if module is not None and module not in self._open:
             if module.packed:
-                module.unpack()
+                module.unpack(read=not self._packed_parts[module] <= self._missing)
             self._open[module] = set(self._packed_parts[module])
             self._targets |= self._targets_of(module)
         target = self._targets[name]
@@ -100,9 +103,8 @@ class DenseStore(WeightStore):
     @torch.inference_mode()
     def finish(self) -> None:
         if self._missing:
-            raise ValueError(
-                f"memory was given back, and {len(self._missing)} tensors did not come: {min(self._missing)}"
-            )
+            raise ValueError(f"{len(self._missing)} tensors did not come: {min(self._missing)}")
+        self._whole = False
         for module in list(self._open):
             self._close(module)
         self._targets = {}

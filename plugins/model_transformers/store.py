@@ -20,6 +20,8 @@ class TransformersStore(WeightStore):
         self._specs = {name: TensorSpec(tuple(one.shape), one.dtype) for name, one in self._tensors.items()}
         self._memory = WeightMemory()
         self._missing: set[str] = set()
+        self._whole = False
+        """Whether the next update must be one of all tensors, since memory was given back."""
 
     def expected(self) -> Mapping[str, TensorSpec]:
         return self._specs
@@ -28,10 +30,11 @@ class TransformersStore(WeightStore):
         return name in self._others
 
     @torch.inference_mode()
-    def begin(self) -> None:
+    def begin(self, names: Collection[str]) -> None:
         if self._memory.released:
             self._memory.resume()
-            self._missing = set(self._tensors)
+            self._whole = True
+        self._missing = set(self._tensors) if self._whole else set(names)
 
     @torch.inference_mode()
     def put(self, name: str, tensor: torch.Tensor) -> None:
@@ -41,9 +44,8 @@ class TransformersStore(WeightStore):
 
     def finish(self) -> None:
         if self._missing:
-            raise ValueError(
-                f"memory was given back, and {len(self._missing)} tensors did not come: {min(self._missing)}"
-            )
+            raise ValueError(f"{len(self._missing)} tensors did not come: {min(self._missing)}")
+        self._whole = False
 
     @torch.inference_mode()
     def read(self, name: str, most: int) -> torch.Tensor:

@@ -108,7 +108,7 @@ class WeightPart(DevicePart):
                 if changed := source.changed():
                     return Written(error=f"{changed}; nothing was written", begun=False)
                 self._begun = True
-                self._store.begin()
+                self._store.begin(self._left)
             while self._left:
                 name = self._left.pop(0)
                 self._store.put(name, source.read(name))

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.toolkit.model.hf_files import read_json_object
 from pegboard.toolkit.model.weights import CODES, StoredTensor, checkpoint_files, read_header, read_tensor
 
 if TYPE_CHECKING:
-    import torch
-
     from pegboard.core.interfaces.weights import TensorSpec, WeightStore
 
 _SHOWN = 5
@@ -42,7 +42,7 @@ class Source(Protocol):
         """All of them by name, in the order in which they are read best."""
 
     def read(self, name: str) -> torch.Tensor:
-        """Return one of them. Raises ModelError."""
+        """Return one of them, whose memory the next one may take. Raises ModelError."""
 
     def changed(self) -> str:
         """Return what has changed since it was opened, "" for nothing."""
@@ -54,6 +54,7 @@ class FileSource:
     def __init__(self, files: Mapping[Path, Sequence[str]]) -> None:
         self._stamps = {file: _stamp(file) for file in files}
         self._stored: dict[str, tuple[Path, StoredTensor]] = {}
+        self._memory = torch.empty(0, dtype=torch.uint8)
         for file, promised in files.items():
             header = read_header(file)
             if missing := [name for name in promised if name not in header]:
@@ -68,16 +69,24 @@ class FileSource:
         return {name: Offered(one.shape, one.dtype, f"{file}: ") for name, (file, one) in self._stored.items()}
 
     def read(self, name: str) -> torch.Tensor:
+        file, stored = self._stored[name]
         try:
-            return read_tensor(*self._stored[name])
+            # Memory that was there before costs no page faults, which are dearer than what is read into it.
+            self._memory = into = memory_for(stored, self._memory)
+            return read_tensor(file, stored, into)
         except OSError as error:
-            raise ModelError(f"{self._stored[name][0]} cannot be read: {error}") from error
+            raise ModelError(f"{file} cannot be read: {error}") from error
 
     def changed(self) -> str:
         for file, stamp in self._stamps.items():
             if _stamp(file) != stamp:
                 return f"{file} has changed since it was looked at"
         return ""
+
+
+def memory_for(stored: StoredTensor, memory: torch.Tensor) -> torch.Tensor:
+    """Return uint8 memory for a tensor at least: what there is, or new."""
+    return memory if memory.numel() >= stored.nbytes else torch.empty(stored.nbytes, dtype=torch.uint8)
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:

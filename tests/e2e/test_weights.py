@@ -18,10 +18,11 @@ from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.conformance.rig.other_weights import another, other_weights, tensors_of
 from pegboard.core.engine.engine import GenerateOutput
 from pegboard.core.interfaces.client import GenerateRequest
-from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.errors import ConfigError, InvalidRequest
 from pegboard.core.interfaces.messages import ControlReply, ControlRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.plugins.weight_updates.source import FileSource, MemorySource
+from tests.plugins.adapters.peft_files import agrees, merged, write_adapter
 
 PROMPTS = ([40, 41, 42, 43, 50, 51, 52, 53, 54] * 2, [70, 71, 40, 41, 90], list(range(100, 135)))
 LENGTH = 16
@@ -52,9 +53,10 @@ def config(path: Path, arrangement: str = "dense", more: Mapping[str, object] | 
     return {**found, "memory": {"max_total_tokens": 2048}, "weight_updates": updates, **(more or {})}
 
 
-def request(prompt: Sequence[int], length: int = LENGTH) -> GenerateRequest:
+def request(prompt: Sequence[int], length: int = LENGTH, adapter: str = "") -> GenerateRequest:
     sampling = SamplingParams(max_new_tokens=length, temperature=0.0, ignore_eos=True)
-    return GenerateRequest(prompt=list(prompt), sampling=sampling, stream=True)
+    params = {"adapter": adapter} if adapter else {}
+    return GenerateRequest(prompt=list(prompt), sampling=sampling, stream=True, params=params)
 
 
 def answers(engine: Engine) -> list[GenerateOutput]:
@@ -77,7 +79,7 @@ def refused(engine: Engine, action: str = "update_weights", **args: object) -> I
     return raised.value
 
 
-FULL = ("transformers", "unpacked")
+FULL = ("transformers", "unpacked", "packed")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,9 @@ def rest_of(engine: Engine, before: Mapping[str, list[int]]) -> dict[str, Genera
     return found
 
 
-@pytest.mark.parametrize(("loop", "cache"), [("normal", "radix"), ("overlap", "hiradix")])
+@pytest.mark.parametrize(
+    ("loop", "cache"), [pytest.param("normal", "radix", marks=pytest.mark.full), ("overlap", "hiradix")]
+)
 def test_retracted_requests_go_on_with_the_new_weights(base: Path, other: Path, loop: str, cache: str) -> None:
     """What comes after the update is what the new weights make of prompt and output so far, and of nothing cached."""
     sections = {"scheduler": {"loop": loop}, "prefix_cache": {"use": cache}}
@@ -172,6 +176,7 @@ def test_requests_that_are_left_in_place(base: Path, other: Path) -> None:
     assert found == [fresh(other)[0], fresh(other)[2]]
 
 
+@pytest.mark.full
 def test_requests_end_in_the_mode_abort(base: Path, other: Path) -> None:
     with Engine.from_config(config(base)) as engine:
         rids = {engine.submit(request(prompt)): 0 for prompt in PROMPTS}
@@ -213,6 +218,27 @@ def test_many_updates_under_load(base: Path, other: Path, mode: str) -> None:
         assert engine.stats()["book_errors"] == 0
     assert [one.token_ids for one in found] == fresh(base)
     assert [one.cached_tokens for one in found] == [0, 0, 0]
+
+
+@pytest.mark.full
+def test_adapters_and_drafts(base: Path, other: Path) -> None:
+    """Adapters add to the new weights, and drafts are verified with them."""
+    adapter = write_adapter(base.parent / "adapters" / "a0", base, seed=1, r=4, lora_alpha=16)
+    sections = {"adapters": {"preload": {"a0": str(adapter)}}, "speculation": {"use": "ngram"}}
+    prompt = PROMPTS[0]
+    with Engine.from_config(config(base, more=sections)) as engine:
+        asked = [request(prompt, 2 * LENGTH), request(prompt, adapter="a0")]
+        engine.run(asked)
+        engine.control("update_weights", path=str(other))
+        found = engine.run(asked)
+        assert [one.cached_tokens for one in found] == [0, 0]
+        assert agrees(merged(other, adapter, lambda module: 4.0), prompt, found[1].token_ids) > 0.8 * LENGTH
+        assert found[0].token_ids[:LENGTH] == fresh(other)[0]
+
+
+def test_ranks_are_refused(base: Path) -> None:
+    with pytest.raises(ConfigError, match=r"parallel.tensor: the stage 'weight_updates' .* switch it off"):
+        Engine.from_config(config(base, more={"parallel": {"tensor": 2}}))
 
 
 # ---- what is refused, and what fails --------------------------------------------------------------------------------

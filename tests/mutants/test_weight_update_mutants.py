@@ -114,6 +114,14 @@ class TakesHalfForAll(Broken):
             super().finish()
 
 
+class TakesAnyForAll(Broken):
+    class Store(DenseStore):
+        def finish(self) -> None:
+            if not self._whole:
+                self._missing = set()
+            super().finish()
+
+
 class LendsACopy(LayeredRunner):
     def weights(self):
         assert isinstance(self._network, DenseNetwork)
@@ -143,6 +151,7 @@ CAUGHT = {
     LendsItsMemory: "test_numbers_are_read_as_they_are",
     GivesNothingBack: "test_released_memory",
     TakesHalfForAll: "test_released_memory",
+    TakesAnyForAll: "test_what_was_named_must_come",
 }
 MUTANTS = [
     *(Mutant(cls, suite=OneLlama, caught_by=test, provides=frozenset({"updates"})) for cls, test in CAUGHT.items()),

@@ -46,7 +46,7 @@ def test_packed_matrices_are_replaced(tmp_path: Path, tied: bool, released: bool
     store = run.network.weights()
     if released:
         assert store.release() > 0
-    store.begin()
+    store.begin(tensors_of(other))
     for name, tensor in sorted(tensors_of(other).items()):
         store.put(name, tensor)
     store.finish()
@@ -56,7 +56,7 @@ def test_packed_matrices_are_replaced(tmp_path: Path, tied: bool, released: bool
         "model.embed_tokens.weight",
         *([] if tied else ["lm_head.weight"]),
     ]
-    store.begin()
+    store.begin(parts)
     for name in parts:
         store.put(name, tensors_of(base)[name])
     store.finish()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ class Store(WeightStore):
     def ignores(self, name: str) -> bool:
         return name == "ignored"
 
-    def begin(self) -> None:
+    def begin(self, names: Collection[str]) -> None:
         raise AssertionError("nothing is to be written")
 
     def put(self, name: str, tensor: torch.Tensor) -> None:

@@ -50,6 +50,6 @@ def _forward(
 
 def _weights(module: _Experts, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return a matrix per expert [experts, outputs, inputs], in whatever strides, and biases [experts, outputs]."""
-    weights = cast("torch.Tensor", getattr(module, name))
-    bias = cast("torch.Tensor", getattr(module, f"{name}_bias")) if module.has_bias else None
+    weights = module.get_parameter(name)
+    bias = module.get_parameter(f"{name}_bias") if module.has_bias else None
     return weights.transpose(1, 2) if module.is_transposed else weights, bias

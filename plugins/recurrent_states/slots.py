@@ -90,7 +90,7 @@ class StateSlots:
         self._every = every
         self._nearest = max(page_size, every // 4)
         """A branch is worth a snapshot so many tokens behind the one before."""
-        self._free = list(range(count, 0, -1))
+        self.free = list(range(count, 0, -1))
         self.snapshots = Snapshots()
         self.pending = 0
         """Slots of marks that will be snapshots."""
@@ -102,11 +102,11 @@ class StateSlots:
     @property
     def taken(self) -> int:
         """Slots of requests."""
-        return self.count - len(self._free) - len(self.snapshots) - self.pending
+        return self.count - len(self.free) - len(self.snapshots) - self.pending
 
     def room(self, needed: AbstractSet[int]) -> int:
         """Return how many slots requests can have, snapshots in `needed` slots left as they are."""
-        return len(self._free) + len(self.snapshots.slots - needed - self._held.keys())
+        return len(self.free) + len(self.snapshots.slots - needed - self._held.keys())
 
     def found(self, req: Req, length: int) -> Snapshot | None:
         """Return the longest snapshot within the first `length` tokens of a request, which the cache has, and note
@@ -157,7 +157,7 @@ class StateSlots:
             use.own.remove(last.slot)
         for span in use.spans:
             self._drop(span)
-        self._free += use.own
+        self.free += use.own
         use.own, use.spans, use.kept_at, use.branch = [], [], 0, 0
 
     def _worth(self, req: Req, use: Use, length: int) -> bool:
@@ -232,7 +232,7 @@ class StateSlots:
         return found
 
     def _take(self, needed: AbstractSet[int]) -> int | None:
-        return self._free.pop() if self._free else self.snapshots.evict(needed)
+        return self.free.pop() if self.free else self.snapshots.evict(needed)
 
     def _let_go(self, span: Span) -> None:
         self._held.subtract(span.slots)
@@ -247,4 +247,4 @@ class StateSlots:
             if mark.kept:
                 mark.kept = False
                 self.pending -= 1
-                self._free.append(mark.slot)
+                self.free.append(mark.slot)

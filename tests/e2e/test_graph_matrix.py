@@ -114,6 +114,12 @@ FEW = [Cell("overlap", 16, "llama", "auto", 256, True, TIGHT)]
 REST = covering(ALL, beside=FEW)
 
 
+def plain(**changes: object) -> Cell:
+    """The plain cell, with some settings changed."""
+    settings: dict[str, Any] = {**dict(zip(Cell.__annotations__, PLAIN, strict=True)), **changes}
+    return Cell(**settings)
+
+
 @dataclass
 class Answer:
     """What a request is answered without graphs. `gaps` says of each token how far the runner-up was behind."""
@@ -136,7 +142,7 @@ class World:
     def answers(self, cell: Cell) -> list[Answer]:
         key = cell.model, cell.kv
         if key not in self.found:
-            with engine_of(PLAIN._replace(model=cell.model, kv=cell.kv), self, None) as engine:
+            with engine_of(plain(model=cell.model, kv=cell.kv), self, None) as engine:
                 requests = make_requests()
                 answered = zip(requests, engine.run(requests), strict=True)
                 assert engine.stats()["runner"] == {}
@@ -272,7 +278,7 @@ def test_every_pair_of_settings(cell: Cell, world: World) -> None:
 def test_experts_are_part_of_graphs(world: World) -> None:
     """In torch, whose products of experts take their numbers of tokens from the device."""
     requests, found = make_requests()[:5], []
-    cell = PLAIN._replace(model="qwen3_moe")
+    cell = plain(model="qwen3_moe")
     for graphs in ("off", "on"):
         capture = TapeCapture()
         more = {"runner": {"use": "layered", "graphs": graphs, "graph_sizes": [4, 8], "prefill_graph_sizes": [128]}}
@@ -294,7 +300,7 @@ def test_kernels_are_part_of_graphs(model: str, world: World, interpreted_triton
             "attention": {"use": "triton"},
             "runner": {"use": "layered", "graphs": graphs, "graph_sizes": [1, 2, 4], "prefill_graph_sizes": [64, 128]},
         }
-        with engine_of(PLAIN._replace(model=model), world, capture, **more) as engine:
+        with engine_of(plain(model=model), world, capture, **more) as engine:
             found.append([one.token_ids[:8] for one in engine.run([_shorter(one) for one in requests])])
             figures = engine.stats()["runner"]
         assert capture.replayed == figures.get("replayed_steps", 0) + figures.get("replayed_prefills", 0)

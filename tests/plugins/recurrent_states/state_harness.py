@@ -111,7 +111,7 @@ class StateHarness(Harness):
     def step(self) -> Any:
         outputs = super().step()
         slots = self.stage.slots
-        free = len(slots._free) + len(slots.snapshots) + slots.pending
+        free = len(slots.free) + len(slots.snapshots) + slots.pending
         own = sum(len(use.own) for use in self._uses())
         assert free + own == slots.count, "slots are lost, or twice there"
         return outputs

@@ -54,7 +54,7 @@ class FreesWhatIsReadNext(StateSlots):
                     mark.kept = False
                     self.pending -= 1
                     if not self.snapshots.add(req, Snapshot(mark.slot, mark.stop)):
-                        self._free.append(mark.slot)
+                        self.free.append(mark.slot)
 
 
 MUTANTS = [

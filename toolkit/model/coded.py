@@ -7,7 +7,7 @@ find it as `quantized_weights` of their context: they read such matrices as numb
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_family import ModelContext
-from pegboard.toolkit.model.layouts import PLAIN, Codes, Layout, exact
-from pegboard.toolkit.model.linear import LinearMethod, Site
+from pegboard.toolkit.model.layouts import PLAIN, Codes, Layout, cut_codes, exact
+from pegboard.toolkit.model.linear import LinearMethod, Part, Site
+from pegboard.toolkit.model.ranks import Cut
 from pegboard.toolkit.model.weights import StoredTensor, checkpoint_files, read_header, read_tensor
 
 SERVICE = "quantized_weights"
@@ -164,13 +165,40 @@ class QuantizedWeights:
         self._tensors = tensors
         self._linears = linears
 
-    def linear(self, site: Site, names: Sequence[str], device: torch.device) -> LinearMethod:
-        """Return the product of a site, whose parts have these names in the checkpoint. Some of them may be plain."""
+    def linear(
+        self, site: Site, names: Sequence[str], device: torch.device, cuts: Sequence[tuple[int, Cut]] = ()
+    ) -> LinearMethod:
+        """Return the product of a site, whose parts have these names in the checkpoint. Some of them may be plain. Of
+        each part only the rows (0) or columns (1) of its cut are kept, if there are `cuts`, which the site's sizes
+        leave out of account. Raises ModelError where codes cannot be cut there.
+        """
         parts = []
-        for name in names:
+        for place, name in enumerate(names):
             matrix = self.matrices.get(name) or _plain(self._tensors[name])
-            parts.append((matrix.layout, matrix.read(device)))
-        return self._linears.build(site, parts)
+            codes = matrix.read(device)
+            if cuts:
+                codes = _cut(matrix, codes, *cuts[place])
+            parts.append((matrix.layout, codes))
+        return self._linears.build(_local(site, cuts), parts)
+
+
+def _cut(matrix: CodedMatrix, codes: Codes, dim: int, cut: Cut) -> Codes:
+    try:
+        return cut_codes(matrix.layout, codes, dim, cut.start, cut.start + cut.length)
+    except ValueError as error:
+        what = ("rows", "columns")[dim]
+        raise matrix.codes.wrong(f"is {matrix.layout}, and its {what} cannot be cut for ranks: {error}") from error
+
+
+def _local(site: Site, cuts: Sequence[tuple[int, Cut]]) -> Site:
+    """Return the site as it is on this rank."""
+    if not cuts:
+        return site
+    (dim, first), *_ = cuts
+    if dim == 1:
+        return replace(site, cols=first.length)
+    parts = zip(site.parts, cuts, strict=True)
+    return replace(site, parts=tuple(Part(part.name, cut.length) for part, (_, cut) in parts))
 
 
 def _plain(slot: StoredSlot) -> CodedMatrix:

@@ -23,7 +23,7 @@ ROOMS = {
     "core.server": 1_395,
     "core.worker": 600,
     "plugins": 67_400,
-    "toolkit": 18_160,
+    "toolkit": 18_270,
     "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

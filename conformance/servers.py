@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,18 +41,24 @@ class Served:
 
 @contextlib.contextmanager
 def serving(
-    config: Mapping[str, Any], *, env: Mapping[str, str] | None = None, start_s: float = START_S, port: int = 0
+    config: Mapping[str, Any],
+    *,
+    env: Mapping[str, str] | None = None,
+    start_s: float = START_S,
+    port: int = 0,
+    program: Sequence[str] = ("-m", "pegboard"),
 ) -> Iterator[Served]:
     """``pegboard serve`` with this config on a port of 127.0.0.1, 0 for a free one, until the block ends.
 
-    `env` replaces the environment. Its end is a SIGTERM, as an operator would send it. Raises RuntimeError with the log
-    where it does not answer ``/health`` within `start_s` seconds, or does not end within a minute.
+    `env` replaces the environment, `program` what Python runs with the arguments ``serve PATH``. Its end is a SIGTERM,
+    as an operator would send it. Raises RuntimeError with the log where it does not answer ``/health`` within `start_s`
+    seconds, or does not end within a minute.
     """
     with tempfile.TemporaryDirectory(prefix="pegboard-serving-") as directory:
         path, log_file = Path(directory, "config.json"), Path(directory, "server.log")
         data = {**config, "server": {**config.get("server", {}), "host": "127.0.0.1", "port": port}}
         path.write_text(json.dumps(data), encoding="utf-8")
-        command = [sys.executable, "-m", "pegboard", "serve", str(path)]
+        command = [sys.executable, *program, "serve", str(path)]
         with log_file.open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ if env is None else env))
         served = Served("", process, log_file)

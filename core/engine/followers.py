@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
-from importlib.metadata import version
 from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
 
 from pegboard.core import __version__
 from pegboard.core.engine.reserving import answers
@@ -58,11 +60,10 @@ def facts(chosen: Chosen) -> dict[str, str]:
     """Return what has to be the same where a model is computed together, by what it is called. The config is not among
     it, since it is sent, nor are plugins, which it is composed with.
     """
-    libraries = {name: version(name) for name in ("torch", "transformers", "numpy")}
     described = json.dumps(chosen.model.hf_config, sort_keys=True, default=str)
     choices = chosen.selection.choices.items()
     return {
-        "versions": f"Pegboard {__version__}, {', '.join(' '.join(one) for one in libraries.items())}",
+        "versions": f"Pegboard {__version__}, PyTorch {torch.__version__}, numpy {np.__version__}",
         "config.json": sha256(described.encode()).hexdigest(),
         "weights": weights_digest(chosen.model.directory).hex(),
         "providers": ", ".join(f"{contract} {one.name}" for contract, found in choices for one in found),

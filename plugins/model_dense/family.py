@@ -51,8 +51,8 @@ class DenseFamily(ModelFamily[DenseOptions]):
             shared(decoder, ranks)
         except ModelError as error:
             return str(error)
-        if coded and ranks.size > 1:
-            return f"codes of quantised weights are not cut for ranks, and parallel.tensor is {ranks.size}"
+        if coded and ranks.size > 1 and decoder.moe is not None:
+            return f"codes of experts are not cut for ranks, and parallel.tensor is {ranks.size}"
         return None
 
     @property

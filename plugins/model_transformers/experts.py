@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 
@@ -20,6 +20,8 @@ class _Experts(Protocol):
     has_bias: bool
     has_post_expert_norm: bool
     is_transposed: bool
+
+    def get_parameter(self, target: str) -> torch.nn.Parameter: ...
 
     def _apply_gate(self, both: torch.Tensor) -> torch.Tensor: ...
     def act_fn(self, up: torch.Tensor) -> torch.Tensor: ...

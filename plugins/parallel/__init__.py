@@ -18,7 +18,7 @@ COMMUNICATOR: Contract[Communicator, CommunicatorContext] = Contract(
     Cardinality.MATCHED,
     f"{_HERE}.api:Communicator",
     "what the ranks of a model compute together",
-    suite=f"{_HERE}.suite:CommunicatorContract",
+    suite=f"{_HERE}.suite.communicator:CommunicatorContract",
     optional=True,
 )
 
@@ -28,7 +28,7 @@ RANK_LAUNCHER: Contract[RankLauncher, LaunchContext] = Contract(
     Cardinality.MATCHED,
     f"{_HERE}.api:RankLauncher",
     "starts the ranks of a model",
-    suite=f"{_HERE}.launcher_suite:RankLauncherContract",
+    suite=f"{_HERE}.suite.launcher:RankLauncherContract",
     optional=True,
 )
 

@@ -175,7 +175,7 @@ class Group:
         for member in self.members:
             if self.lost is None:
                 member.handle.died(_CLOSE_SECONDS)
-            member.handle.kill()
+            _kill(member)
         os.write(self._wake_write, b"x")
         if self._watcher.ident is not None and self._watcher is not threading.current_thread():
             self._watcher.join()
@@ -194,10 +194,7 @@ class Group:
             return
         logger.error("%s; all ranks end", reason)
         for member in self.members:
-            try:
-                member.handle.kill()
-            except Exception:  # the others are to end all the same
-                logger.exception("%s does not end", member.name)
+            _kill(member)
         if self.serving:
             end_process(reason)
         self._ended.set()
@@ -265,3 +262,10 @@ class Group:
             member.pings += 1
             with contextlib.suppress(OSError):  # the next turn sees the end of its stream
                 member.link.try_send(encode(Ping()))
+
+
+def _kill(member: Member) -> None:
+    try:
+        member.handle.kill()
+    except Exception:  # the others are to end all the same
+        logger.exception("%s does not end", member.name)

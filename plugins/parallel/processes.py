@@ -20,25 +20,25 @@ _KILL_SECONDS = 10
 
 class _Process(RankHandle):
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+        self.process = process
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     def died(self, seconds: float) -> str | None:
         try:
-            code = self._process.wait(seconds)
+            code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
         return f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
 
     def kill(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait(_KILL_SECONDS)
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(_KILL_SECONDS)
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
 
 class Processes(RankLauncher[NoOptions]):

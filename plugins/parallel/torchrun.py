@@ -115,7 +115,7 @@ class Torchrun(RankLauncher[NoOptions]):
             raise PegboardError(f"no process of torchrun's has come within {COME_SECONDS:g} s") from None
         connection.settimeout(COME_SECONDS)
         socket.send_fds(connection, [b"\0"], [link.fileno()])
-        rank = _Attended(connection)
+        rank = Attended(connection)
         rank.begin(Job(self.ctx.module, line, link.fileno(), self._threads))
         return rank
 
@@ -124,17 +124,17 @@ class Torchrun(RankLauncher[NoOptions]):
         set_threads(self._before)
 
 
-class _Attended(RankHandle):
+class Attended(RankHandle):
     """A rank that a process of torchrun's runs. It ends with this connection."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._link = Link(connection)
+        self.link = Link(connection)
         self._lock = threading.Lock()
         self._pid = 0
         self._how: str | None = None
 
     def begin(self, job: Job) -> None:
-        self._link.send(_encode(job))
+        self.link.send(_encode(job))
         while not self._pid and self._how is None:
             self._hear()
 
@@ -146,21 +146,21 @@ class _Attended(RankHandle):
         deadline = time.monotonic() + seconds
         with self._lock:
             while self._how is None and (left := deadline - time.monotonic()) > 0:
-                if select.select([self._link.socket], [], [], left)[0]:
+                if select.select([self.link.socket], [], [], left)[0]:
                     self._hear()
         return self._how
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):
-            self._link.socket.shutdown(socket.SHUT_WR)
+            self.link.socket.shutdown(socket.SHUT_WR)
         how = self.died(_KILL_SECONDS)
-        self._link.close()
+        self.link.close()
         if how is None:
             raise PegboardError(f"process {self._pid} does not end")
 
     def _hear(self) -> None:
         try:
-            frames = self._link.receive()
+            frames = self.link.receive()
         except (OSError, LinkError):
             frames = None
         if frames is None:
@@ -174,7 +174,7 @@ class _Attended(RankHandle):
 
 
 def check_private(place: Path) -> None:
-    """Raise PegboardError unless a directory is this user's, and nobody else can enter it."""
+    """Raise PegboardError unless a directory is this user's, which other users cannot enter."""
     status = place.lstat()
     if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
         raise PegboardError(f"{place} is not a directory that only this user can use; remove it")
@@ -260,7 +260,7 @@ def serve(place: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             (place / _SERVER).unlink()
         alive.bind(str(place / _SERVER))
-        alive.listen(int(os.environ["WORLD_SIZE"]))  # nobody accepts: a connection ends with this process
+        alive.listen(int(os.environ["WORLD_SIZE"]))  # none is accepted: each ends with this process
         try:
             runpy.run_module("pegboard", run_name="__main__", alter_sys=True)
         finally:

@@ -23,7 +23,7 @@ ROOMS = {
     "core.server": 1_390,
     "core.worker": 600,
     "plugins": 70_600,
-    "toolkit": 18_950,
+    "toolkit": 19_030,
     "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

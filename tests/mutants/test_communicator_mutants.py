@@ -10,7 +10,7 @@ import torch
 from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.plugins.parallel.gloo import Gloo
 from pegboard.plugins.parallel.shm import Shm
-from pegboard.plugins.parallel.suite import CommunicatorContract
+from pegboard.plugins.parallel.suite.communicator import CommunicatorContract
 
 
 class CountsItselfTwice(Gloo):

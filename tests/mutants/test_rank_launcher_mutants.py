@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.plugins.parallel.launcher_suite import RankLauncherContract
 from pegboard.plugins.parallel.processes import Processes
+from pegboard.plugins.parallel.suite.launcher import RankLauncherContract
 
 
 class CutsLongLines(Processes):
@@ -23,7 +23,7 @@ class GivesAllCoresToEach(Processes):
 class ClosesItsInput(Processes):
     def start(self, line, link):
         handle = super().start(line, link)
-        handle._process.stdin.close()
+        vars(handle)["process"].stdin.close()
         return handle
 
 
@@ -43,7 +43,7 @@ class WithoutSignals(Handle):
 
 
 class Once(Handle):
-    told = None
+    told: str | None = None
 
     def died(self, seconds):
         if self.told is None:

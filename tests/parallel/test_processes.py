@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -144,3 +145,26 @@ def test_ranks_end_with_their_leader(model: Path) -> None:
         assert not rank.is_running()
         ready_again(server)
         assert generate(server, [5, 6, 7]).status_code == 200
+
+
+def test_torchrun(model: Path, reference_dir: Path, tmp_path: Path) -> None:
+    """As docs/parallel.md has it. A rank that is killed is replaced, torchrun's processes stay, and nothing is left."""
+    program = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pegboard.plugins.parallel.torchrun")
+    reference, environment = Reference(model, reference_dir), {**os.environ, "TMPDIR": str(tmp_path)}
+    with serving(settings(model), env=environment, program=program) as server:
+        right(server, reference)
+        (rank,) = ranks(server)
+        parent = rank.parent()
+        assert parent is not None
+        assert "pegboard.plugins.parallel.torchrun" in parent.cmdline()
+        rank.kill()
+        answer = generate(server, [5, 6, 7])
+        assert answer.status_code == 503 or answer.json()["output_ids"], answer.text
+        ready_again(server)
+        right(server, reference)
+        assert ranks(server)[0].parent() == parent
+        assert f"rank 1 (process {rank.pid}) was ended by signal 9" in server.log()
+        started = psutil.Process(server.process.pid).children(recursive=True)
+    _, left = psutil.wait_procs(started, PATIENCE)
+    assert not left, "processes go on after the server's end"
+    assert not list(tmp_path.glob("pegboard-*")), "files are left"

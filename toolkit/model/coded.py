@@ -7,7 +7,7 @@ find it as `quantized_weights` of their context: they read such matrices as numb
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -17,8 +17,9 @@ from torch import Tensor
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.toolkit.model.experts import ExpertsMethod
-from pegboard.toolkit.model.layouts import PLAIN, Codes, Layout, exact
-from pegboard.toolkit.model.linear import LinearMethod, Site
+from pegboard.toolkit.model.layouts import PLAIN, Codes, Layout, cut_codes, exact
+from pegboard.toolkit.model.linear import LinearMethod, Part, Site
+from pegboard.toolkit.model.ranks import Cut
 from pegboard.toolkit.model.weights import StoredTensor, checkpoint_files, read_header, read_tensor
 
 SERVICE = "quantized_weights"
@@ -168,17 +169,48 @@ class QuantizedWeights:
         self._tensors = tensors
         self._linears = linears
 
-    def linear(self, site: Site, names: Sequence[str], device: torch.device) -> LinearMethod:
-        """Return the product of a site, whose parts have these names in the checkpoint. Some of them may be plain."""
-        return self._linears.build(site, self._read(names, device))
+    def linear(
+        self, site: Site, names: Sequence[str], device: torch.device, cuts: Sequence[tuple[int, Cut]] = ()
+    ) -> LinearMethod:
+        """Return the product of a site, whose parts have these names in the checkpoint. Some of them may be plain. Of
+        each part only the rows (0) or columns (1) of its cut are kept, if there are `cuts`, which the site's sizes
+        leave out of account. Raises ModelError where codes cannot be cut there.
+        """
+        parts = self._read(names, device)
+        if cuts:
+            parts = [self._cut(name, part, *cut) for name, part, cut in zip(names, parts, cuts, strict=True)]
+        return self._linears.build(_local(site, cuts), parts)
 
     def experts(self, site: Site, names: Sequence[Sequence[str]], device: torch.device) -> ExpertsMethod:
         """Return the products of a site with experts, of whose parts these are the names, expert by expert."""
         return self._linears.build_experts(site, [self._read(parts, device) for parts in names])
 
     def _read(self, names: Sequence[str], device: torch.device) -> list[tuple[Layout, Codes]]:
-        matrices = [self.matrices.get(name) or _plain(self._tensors[name]) for name in names]
+        matrices = [self._matrix(name) for name in names]
         return [(matrix.layout, matrix.read(device)) for matrix in matrices]
+
+    def _matrix(self, name: str) -> CodedMatrix:
+        return self.matrices.get(name) or _plain(self._tensors[name])
+
+    def _cut(self, name: str, part: tuple[Layout, Codes], dim: int, cut: Cut) -> tuple[Layout, Codes]:
+        layout, codes = part
+        try:
+            return layout, cut_codes(layout, codes, dim, cut.start, cut.start + cut.length)
+        except ValueError as error:
+            what = ("rows", "columns")[dim]
+            text = f"is {layout}, and its {what} cannot be cut for ranks: {error}"
+            raise self._matrix(name).codes.wrong(text) from error
+
+
+def _local(site: Site, cuts: Sequence[tuple[int, Cut]]) -> Site:
+    """Return the site as it is on this rank."""
+    if not cuts:
+        return site
+    (dim, first), *_ = cuts
+    if dim == 1:
+        return replace(site, cols=first.length)
+    parts = zip(site.parts, cuts, strict=True)
+    return replace(site, parts=tuple(Part(part.name, cut.length) for part, (_, cut) in parts))
 
 
 def _plain(slot: StoredSlot) -> CodedMatrix:

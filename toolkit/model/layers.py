@@ -189,6 +189,11 @@ class Share:
     rows: tuple[Cut, ...] = ()
     columns: Cut | None = None
 
+    @property
+    def cuts(self) -> list[tuple[int, Cut]]:
+        """For each part the dimension of its weight that is cut, and its share."""
+        return [(0, cut) for cut in self.rows] if self.columns is None else [(1, self.columns)]
+
     def of_weight(self, part: int, weight: Tensor) -> Target:
         """Return where the checkpoint's weight of a part goes."""
         if self.columns is None:
@@ -286,7 +291,8 @@ class Linears:
         """Read the weights that are quantised, site by site, and have products made of them. Raises ModelError."""
         if self._weights is not None:
             for made, site, names in self._coded:
-                made.use(self._weights.linear(site, names, self.device))
+                cuts = made.share.cuts if made.share is not None else ()
+                made.use(self._weights.linear(site, names, self.device, cuts))
             for experts, site, stored in self._coded_experts:
                 experts.use(self._weights.experts(site, stored, self.device))
 

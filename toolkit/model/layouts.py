@@ -100,6 +100,30 @@ class Codes:
         return sum(one.nbytes for one in (self.codes, self.scales, self.zeros, self.groups) if one is not None)
 
 
+def cut_codes(layout: Layout, codes: Codes, dim: int, start: int, stop: int) -> Codes:
+    """Return the codes of rows (`dim` 0) or columns (1) [start, stop) alone, in memory of their own. Raises ValueError
+    where these begin or end within a block, or columns of a block are not neighbours.
+    """
+    rows, cols = codes.codes.shape[0], codes.codes.shape[1] * (2 if layout.code.packed else 1)
+    size = (layout.block[dim] or cols) if codes.scales is not None else 1
+    full = (rows, cols)[dim]
+    if dim == 1 and (layout.ordered or (layout.code.packed and (start % 2 or stop % 2))):
+        raise ValueError("columns are not cut where those of a block are not neighbours")
+    whole = size >= full
+    if not whole and (start % size or (stop % size and stop < full)):
+        raise ValueError(f"[{start}, {stop}) does not begin and end with a block of {size}")
+
+    def part(tensor: Tensor | None, step: int) -> Tensor | None:
+        if tensor is None or not step:
+            return tensor
+        return tensor.narrow(dim, start // step, -(-stop // step) - start // step).clone()
+
+    own = part(codes.codes, 2 if dim and layout.code.packed else 1)
+    assert own is not None
+    step = 0 if whole else size
+    return Codes(own, part(codes.scales, step), part(codes.zeros, step), codes.groups)
+
+
 def exact(layout: Layout, codes: Codes, dtype: torch.dtype) -> Tensor:
     """Return the matrix [rows, cols] that codes mean: (code - zero) * scale in float32, rounded to `dtype` once.
 

@@ -154,9 +154,7 @@ def load_weights(
     plain = sum(one.nbytes for stored in files.values() for one in stored.values())
     with progress("reading weights", plain + sum(one.nbytes for one in matrices.values())) as read:
         for name, matrix in matrices.items():
-            target = targets[name]
-            assert isinstance(target, Tensor), "quantised weights are not sliced"
-            matrix.fill(target)
+            _fill_coded(matrix, targets[name])
             read(matrix.nbytes)
         devices = {target.device for target in targets.values() if not target.is_meta}
         if len(devices) == 1 and (device := devices.pop()).type == "cuda":
@@ -168,6 +166,16 @@ def load_weights(
                 for name, tensor in stored.items():
                     _read_part(stream, tensor, targets[name])
                     read(tensor.nbytes)
+
+
+def _fill_coded(matrix: CodedTensor, target: Target) -> None:
+    """Write a matrix's numbers, or those of them that a Slice is for, into `target`."""
+    if isinstance(target, Tensor):
+        matrix.fill(target)
+        return
+    whole = torch.empty(matrix.shape, dtype=target.into.dtype, device=target.device)
+    matrix.fill(whole)
+    target.into.detach().copy_(whole.narrow(target.dim, target.start, target.into.shape[target.dim]))
 
 
 class WeightsReader:

@@ -323,8 +323,12 @@ class TestFlags:
         [
             (["serve", "x", "--max-model-len", "8192"], "use --set model.context_length=..."),
             (["serve", "x", "--max_model_len=8192"], "use --set model.context_length=..."),
-            (["serve", "x", "--tensor-parallel-size", "2"], "not supported yet: a server uses one device"),
-            (["serve", "x", "-tp", "2"], "not supported yet: a server uses one device"),
+            (["serve", "x", "--tensor-parallel-size", "2"], "use --set parallel.tensor=..."),
+            (["serve", "x", "-tp", "2"], "use --set parallel.tensor=..."),
+            (
+                ["serve", "x", "--pp", "2"],
+                "not supported yet: processes share every layer, parallel.tensor, and not the",
+            ),
             (["serve", "--model", "x"], "name it on the command line: pegboard serve MODEL"),
             (["chat", "x", "--gpu-memory-utilization", "0.9"], "use --set memory.gpu_share=..."),
             (["generate", "Hi", "--port", "1"], "use --set server.port=..."),

@@ -48,7 +48,7 @@ def test_a_file_in_the_spelling_of_another_server(tmp_path: Path) -> None:
         "model": "'Qwen/Qwen3-8B' must be a section: keys and values, such as {path: Qwen/Qwen3-8B}",
         "host": "there is no such key; did you mean 'server.host'?",
         "port": "there is no such key; did you mean 'server.port'?",
-        "tensor-parallel-size": "there is no such key; not supported yet: a server uses one device (docs/limits.md)",
+        "tensor-parallel-size": "there is no such key; use parallel.tensor (on CPUs; docs/parallel.md)",
         "max-model-len": "there is no such key; use model.context_length",
         "gpu_memory_utilization": "there is no such key; use memory.gpu_share (of what the weights leave free)",
         "enable-lora": "there is no such key; use adapters.directories (docs/adapters.md)",
@@ -66,8 +66,7 @@ def test_keys_of_a_section_come_first(tmp_path: Path) -> None:
         prefix_cache: {evction: lru}
     """
     assert problems(tmp_path, text) == {
-        "model.tensor_parallel_size": "there is no such key; not supported yet: a server uses one device "
-        "(docs/limits.md)",
+        "model.tensor_parallel_size": "there is no such key; use parallel.tensor (on CPUs; docs/parallel.md)",
         "server.prot": "there is no such key; did you mean 'port'?",
         "server.max-connections": "there is no such key; did you mean 'max_connections'?",
         "server.page_size": "there is no such key; did you mean 'memory.page_size'?",

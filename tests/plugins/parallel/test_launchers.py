@@ -17,7 +17,7 @@ from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.parallel import torchrun
 from pegboard.plugins.parallel.api import LaunchContext, RankLauncher
-from pegboard.plugins.parallel.launcher_suite import RankLauncherContract
+from pegboard.plugins.parallel.suite.launcher import RankLauncherContract
 
 PATIENCE = 60.0
 
@@ -81,8 +81,8 @@ class TestTorchrun(RankLauncherContract):
         """The scheduler's process was killed: nothing runs on for it."""
         with attending(self.place, 1), super().launcher() as launcher, self.rank(launcher) as (handle, ours):
             ours.recv(100)
-            assert isinstance(handle, torchrun._Attended)
-            handle._link.socket.shutdown(socket.SHUT_RDWR)
+            assert isinstance(handle, torchrun.Attended)
+            handle.link.socket.shutdown(socket.SHUT_RDWR)
             assert ours.recv(100) == b""
 
     def test_a_process_of_torchruns_that_is_killed(self) -> None:

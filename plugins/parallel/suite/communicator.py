@@ -129,7 +129,7 @@ class CommunicatorContract(ContractSuite):
         assert torch.equal(heard, ids)
 
     def test_ranks_of_different_pace(self) -> None:
-        """Nobody is overtaken, whoever is late, and in whatever order calls come."""
+        """No rank is overtaken, whichever is late, in any order of calls."""
         kinds = torch.randint(3, (60,), generator=torch.Generator().manual_seed(2)).tolist()
 
         def unevenly(comm: Communicator, index: int) -> list[float]:

@@ -15,7 +15,7 @@ import pytest
 from pegboard.conformance.suite import ContractSuite
 from pegboard.plugins.parallel.api import LaunchContext, RankHandle, RankLauncher
 
-MODULE = "pegboard.plugins.parallel.launcher_suite"
+MODULE = "pegboard.plugins.parallel.suite.launcher"
 SECONDS = 60.0
 SOON = 0.2
 

@@ -1,0 +1,1 @@
+"""The conformance suites of communicators and of what starts ranks."""

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pegboard.toolkit.model.layers import FusedLinear, GatedMLP, Linears, RMSNorm, activation, empty_parameter
+from pegboard.toolkit.model.layers import FusedLinear, Linears, RMSNorm, activation, empty_parameter
+from pegboard.toolkit.model.mlp import GatedMLP
 
 if TYPE_CHECKING:
     from pegboard.plugins.mm_qwen_vl.vision_spec import VisionSpec

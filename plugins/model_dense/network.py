@@ -12,7 +12,8 @@ from pegboard.core.interfaces.model_family import Network
 from pegboard.toolkit.kernels import usable
 from pegboard.toolkit.model.attending import attended
 from pegboard.toolkit.model.decoder_ranks import shared
-from pegboard.toolkit.model.layers import Embedding, GatedMLP, Linears, RMSNorm
+from pegboard.toolkit.model.layers import Embedding, Linears, RMSNorm
+from pegboard.toolkit.model.mlp import GatedMLP
 from pegboard.toolkit.model.moe import MixtureOfExperts
 from pegboard.toolkit.model.rope import RotaryEmbedding
 

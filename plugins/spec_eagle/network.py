@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from pegboard.toolkit.model.attending import attended
-from pegboard.toolkit.model.layers import Embedding, FusedLinear, GatedMLP, Linears, RMSNorm
+from pegboard.toolkit.model.layers import Embedding, FusedLinear, Linears, RMSNorm
+from pegboard.toolkit.model.mlp import GatedMLP
 from pegboard.toolkit.model.rope import RotaryEmbedding
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ class Cell(NamedTuple):
         return "-".join((*parts, "mixed" if self.mixed else "apart", "tight" if self.tokens == TIGHT else "roomy"))
 
 
-PLAIN = Cell("normal", 16, "llama", "auto", 0, False, ROOMY)
+PLAIN, EXPERTS = (Cell("normal", 16, model, "auto", 0, False, ROOMY) for model in ("llama", "qwen3_moe"))
 VALUES: tuple[Sequence[Any], ...] = (
     ("overlap", "normal"),
     (1, 16),
@@ -272,11 +272,10 @@ def test_every_pair_of_settings(cell: Cell, world: World) -> None:
 def test_experts_are_part_of_graphs(world: World) -> None:
     """In torch, whose products of experts take their numbers of tokens from the device."""
     requests, found = make_requests()[:5], []
-    cell = PLAIN._replace(model="qwen3_moe")
     for graphs in ("off", "on"):
         capture = TapeCapture()
         more = {"runner": {"use": "layered", "graphs": graphs, "graph_sizes": [4, 8], "prefill_graph_sizes": [128]}}
-        with engine_of(cell, world, capture, **more) as engine:
+        with engine_of(EXPERTS, world, capture, **more) as engine:
             found.append([one.token_ids for one in engine.run([_shorter(one) for one in requests])])
             figures = engine.stats()["runner"]
     assert figures == {"replayed_steps": 7, "eager_decode_steps": 0, "replayed_prefills": 1, "eager_prefills": 0}
@@ -284,8 +283,8 @@ def test_experts_are_part_of_graphs(world: World) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("model", ["llama", "qwen3_moe"])
-def test_kernels_are_part_of_graphs(model: str, world: World, interpreted_triton: None) -> None:
+@pytest.mark.parametrize("cell", [PLAIN, EXPERTS], ids=str)
+def test_kernels_are_part_of_graphs(cell: Cell, world: World, interpreted_triton: None) -> None:
     """Attention in Triton, interpreted: slow, so few requests and small graphs."""
     requests, found = make_requests()[:5], []
     for graphs in ("off", "on"):
@@ -294,7 +293,7 @@ def test_kernels_are_part_of_graphs(model: str, world: World, interpreted_triton
             "attention": {"use": "triton"},
             "runner": {"use": "layered", "graphs": graphs, "graph_sizes": [1, 2, 4], "prefill_graph_sizes": [64, 128]},
         }
-        with engine_of(PLAIN._replace(model=model), world, capture, **more) as engine:
+        with engine_of(cell, world, capture, **more) as engine:
             found.append([one.token_ids[:8] for one in engine.run([_shorter(one) for one in requests])])
             figures = engine.stats()["runner"]
         assert capture.replayed == figures.get("replayed_steps", 0) + figures.get("replayed_prefills", 0)

@@ -45,7 +45,7 @@ _QWEN3 = _COMMON | {
     "rms_norm_eps": 1e-6,
     "rope_theta": 1000000.0,
 }
-_MOE: dict[str, Any] = {
+_MOE = _COMMON | {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
     "tie_word_embeddings": True,

@@ -13,15 +13,21 @@ EXPERTS = "pegboard_pairs"
 
 
 class _Experts(Protocol):
-    """What transformers makes of a module of experts: sizes, and how its weights lie."""
+    """What transformers makes of a module of experts: how its weights lie, and those of them that it has: a matrix
+    [experts, outputs, inputs] each, or `is_transposed`, and biases [experts, outputs].
+    """
 
     num_experts: int
     has_gate: bool
     has_bias: bool
     has_post_expert_norm: bool
     is_transposed: bool
-
-    def get_parameter(self, target: str) -> torch.nn.Parameter: ...
+    gate_up_proj: torch.Tensor
+    up_proj: torch.Tensor
+    down_proj: torch.Tensor
+    gate_up_proj_bias: torch.Tensor
+    up_proj_bias: torch.Tensor
+    down_proj_bias: torch.Tensor
 
     def _apply_gate(self, both: torch.Tensor) -> torch.Tensor: ...
     def act_fn(self, up: torch.Tensor) -> torch.Tensor: ...
@@ -39,8 +45,13 @@ def _forward(
     module: _Experts, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """Return the weighted sum of each token's experts [tokens, hidden], of their numbers and weights [tokens, k]."""
-    up, up_bias = _weights(module, "gate_up_proj" if module.has_gate else "up_proj")
-    down, down_bias = _weights(module, "down_proj")
+    up, down = module.gate_up_proj if module.has_gate else module.up_proj, module.down_proj
+    if module.is_transposed:
+        up, down = up.transpose(1, 2), down.transpose(1, 2)
+    up_bias = down_bias = None
+    if module.has_bias:
+        up_bias = module.gate_up_proj_bias if module.has_gate else module.up_proj_bias
+        down_bias = module.down_proj_bias
     groups = grouped(top_k_index.int(), module.num_experts)
     both = product(hidden_states.to(up.dtype), up, up_bias, groups, gather=True)
     inside = module._apply_gate(both) if module.has_gate else module.act_fn(both)
@@ -48,10 +59,3 @@ def _forward(
     if module.has_post_expert_norm:
         out = module.post_expert_norm(out)
     return combined(out, top_k_weights.float(), groups).to(hidden_states.dtype)
-
-
-def _weights(module: _Experts, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return a matrix per expert [experts, outputs, inputs], in whatever strides, and biases [experts, outputs]."""
-    weights = module.get_parameter(name)
-    bias = module.get_parameter(f"{name}_bias") if module.has_bias else None
-    return weights.transpose(1, 2) if module.is_transposed else weights, bias

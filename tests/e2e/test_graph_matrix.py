@@ -98,7 +98,7 @@ class Cell(NamedTuple):
         return "-".join((*parts, "mixed" if self.mixed else "apart", "tight" if self.tokens == TIGHT else "roomy"))
 
 
-PLAIN = Cell("normal", 16, "llama", "auto", 0, False, ROOMY)
+PLAIN, EXPERTS = (Cell("normal", 16, model, "auto", 0, False, ROOMY) for model in ("llama", "qwen3_moe"))
 VALUES: tuple[Sequence[Any], ...] = (
     ("overlap", "normal"),
     (1, 16),
@@ -112,12 +112,6 @@ VALUES: tuple[Sequence[Any], ...] = (
 ALL = [Cell(*values) for values in itertools.product(*VALUES)]
 FEW = [Cell("overlap", 16, "llama", "auto", 256, True, TIGHT)]
 REST = covering(ALL, beside=FEW)
-
-
-def plain(**changes: object) -> Cell:
-    """The plain cell, with some settings changed."""
-    settings: dict[str, Any] = {**dict(zip(Cell.__annotations__, PLAIN, strict=True)), **changes}
-    return Cell(**settings)
 
 
 @dataclass
@@ -142,7 +136,7 @@ class World:
     def answers(self, cell: Cell) -> list[Answer]:
         key = cell.model, cell.kv
         if key not in self.found:
-            with engine_of(plain(model=cell.model, kv=cell.kv), self, None) as engine:
+            with engine_of(PLAIN._replace(model=cell.model, kv=cell.kv), self, None) as engine:
                 requests = make_requests()
                 answered = zip(requests, engine.run(requests), strict=True)
                 assert engine.stats()["runner"] == {}
@@ -278,11 +272,10 @@ def test_every_pair_of_settings(cell: Cell, world: World) -> None:
 def test_experts_are_part_of_graphs(world: World) -> None:
     """In torch, whose products of experts take their numbers of tokens from the device."""
     requests, found = make_requests()[:5], []
-    cell = plain(model="qwen3_moe")
     for graphs in ("off", "on"):
         capture = TapeCapture()
         more = {"runner": {"use": "layered", "graphs": graphs, "graph_sizes": [4, 8], "prefill_graph_sizes": [128]}}
-        with engine_of(cell, world, capture, **more) as engine:
+        with engine_of(EXPERTS, world, capture, **more) as engine:
             found.append([one.token_ids for one in engine.run([_shorter(one) for one in requests])])
             figures = engine.stats()["runner"]
     assert figures == {"replayed_steps": 7, "eager_decode_steps": 0, "replayed_prefills": 1, "eager_prefills": 0}
@@ -290,8 +283,8 @@ def test_experts_are_part_of_graphs(world: World) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("model", ["llama", "qwen3_moe"])
-def test_kernels_are_part_of_graphs(model: str, world: World, interpreted_triton: None) -> None:
+@pytest.mark.parametrize("cell", [PLAIN, EXPERTS], ids=str)
+def test_kernels_are_part_of_graphs(cell: Cell, world: World, interpreted_triton: None) -> None:
     """Attention in Triton, interpreted: slow, so few requests and small graphs."""
     requests, found = make_requests()[:5], []
     for graphs in ("off", "on"):
@@ -300,7 +293,7 @@ def test_kernels_are_part_of_graphs(model: str, world: World, interpreted_triton
             "attention": {"use": "triton"},
             "runner": {"use": "layered", "graphs": graphs, "graph_sizes": [1, 2, 4], "prefill_graph_sizes": [64, 128]},
         }
-        with engine_of(plain(model=model), world, capture, **more) as engine:
+        with engine_of(cell, world, capture, **more) as engine:
             found.append([one.token_ids[:8] for one in engine.run([_shorter(one) for one in requests])])
             figures = engine.stats()["runner"]
         assert capture.replayed == figures.get("replayed_steps", 0) + figures.get("replayed_prefills", 0)

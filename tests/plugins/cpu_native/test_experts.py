@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +21,11 @@ from tests.plugins.quantization.test_served import AWQ32
 
 LENGTHS = (1, 2, 4, 5, 31, 33, 70, 140)
 """Alone and shared, fewer and more than a tile's rows, one expert's more than that."""
-SHAPES: dict[str, dict[str, Any]] = {
-    "odd": {"hidden_size": 90, "moe_intermediate_size": 37, "num_experts": 5, "num_experts_per_tok": 3},
-    "one": {"num_experts": 1, "num_experts_per_tok": 1},
-    "many": {"num_experts": 40, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": False},
+QWEN3 = partial(tiny_checkpoint, architecture="qwen3_moe")
+SHAPES = {
+    "odd": partial(QWEN3, hidden_size=90, moe_intermediate_size=37, num_experts=5, num_experts_per_tok=3),
+    "one": partial(QWEN3, num_experts=1, num_experts_per_tok=1),
+    "many": partial(QWEN3, num_experts=40, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=False),
 }
 
 
@@ -46,7 +46,7 @@ def sharper(checkpoint: Path) -> Path:
     return checkpoint
 
 
-def found(checkpoint: Path, runner: dict[str, Any]) -> tuple[list[torch.Tensor], list[list[int]]]:
+def found(checkpoint: Path, runner: dict[str, object]) -> tuple[list[torch.Tensor], list[list[int]]]:
     """Return what logprobs a runner gives the tokens of prompts, and the tokens that it goes on with."""
     draw = np.random.default_rng(3)
     prompts = [draw.integers(3, 200, size=length).tolist() for length in LENGTHS]
@@ -59,11 +59,13 @@ def found(checkpoint: Path, runner: dict[str, Any]) -> tuple[list[torch.Tensor],
 
 
 @cache
-def reference(checkpoint: Path, dtype: torch.dtype) -> Any:
+def reference(checkpoint: Path, dtype: torch.dtype) -> torch.nn.Module:
     """Return the model in transformers, whose loop over experts takes any size."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, experts_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, experts_implementation="eager")
+    assert isinstance(model, torch.nn.Module)
+    return model.eval()
 
 
 @torch.inference_mode()
@@ -97,7 +99,7 @@ def assert_as_good_as_bf16(checkpoint: Path, values: list[torch.Tensor], texts: 
     ],
 )
 def test_shapes(directory: Path, shape: str, instructions: str) -> None:
-    checkpoint = sharper(tiny_checkpoint(directory, "qwen3_moe", **SHAPES[shape]))
+    checkpoint = sharper(SHAPES[shape](directory))
     values, texts = found(checkpoint, {"use": "cpu_native", "instructions": instructions, "threads": 2})
     assert_as_good_as_bf16(checkpoint, values, texts)
 

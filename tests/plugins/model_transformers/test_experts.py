@@ -17,13 +17,13 @@ NAMES = ("mixtral", "gpt_oss", "glm4_moe", "minimax_m2", "nemotron_h")
 """gpt-oss has biases, and weights the other way round with gate and up in turn; Nemotron has no gate."""
 
 
-def experts_of(name: str) -> torch.nn.Module:
+def experts_of(name: str, implementation: str) -> torch.nn.Module:
     """Return random experts of a model: its first module of such."""
     family = FAMILIES[name]
     fields = {**family.fields, "hybrid_override_pattern": "EEE*"} if name == "nemotron_h" else family.fields
     config = getattr(transformers, f"{family.prefix}Config")(**fields)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, experts_implementation="eager")
+        model = transformers.AutoModelForCausalLM.from_config(config, experts_implementation=implementation)
     found = next(one for one in model.modules() if hasattr(one, "has_post_expert_norm"))
     found = found.to_empty(device="cpu").requires_grad_(False)
     draw = torch.Generator().manual_seed(0)
@@ -39,22 +39,19 @@ def test_experts_are_those_of_transformers(name: str, fused: bool, request: pyte
     if fused:
         request.getfixturevalue("interpreted_triton")
     register()
-    experts = experts_of(name)
-    first = next(one for one in experts.parameters() if one.dim() == 3)
-    config, count = experts.config, first.shape[0]
-    assert isinstance(config, transformers.PreTrainedConfig)
+    theirs, ours = experts_of(name, "eager"), experts_of(name, EXPERTS)
+    count = next(one.shape[0] for one in theirs.parameters() if one.dim() == 3)
     draw = torch.Generator().manual_seed(1)
-    hidden = torch.randn(11, config.hidden_size, generator=draw)
+    hidden = torch.randn(11, FAMILIES[name].fields["hidden_size"], generator=draw)
     weights, chosen = torch.randn(11, count, generator=draw).softmax(-1).topk(2)
-    expected = experts(hidden, chosen, weights)
+    expected = theirs(hidden, chosen, weights)
     launched: list[str] = []
 
     def note(launch: Launch) -> bool:
         launched.append(str(getattr(launch.kernel, "__name__", "")))
         return True
 
-    config._experts_implementation = EXPERTS
     with kernels.allowed("cpu") if fused else nullcontext(), observed(note):
-        found = experts(hidden, chosen, weights)
+        found = ours(hidden, chosen, weights)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
     assert launched.count("product_kernel") == (2 if fused else 0)

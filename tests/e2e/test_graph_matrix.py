@@ -136,7 +136,9 @@ class World:
     def answers(self, cell: Cell) -> list[Answer]:
         key = cell.model, cell.kv
         if key not in self.found:
-            with engine_of(PLAIN._replace(model=cell.model, kv=cell.kv), self, None) as engine:
+            settings: dict[str, Any] = dict(zip(Cell.__annotations__, PLAIN, strict=True))
+            plain = Cell(**{**settings, "model": cell.model, "kv": cell.kv})
+            with engine_of(plain, self, None) as engine:
                 requests = make_requests()
                 answered = zip(requests, engine.run(requests), strict=True)
                 assert engine.stats()["runner"] == {}

@@ -14,7 +14,6 @@ from pegboard.toolkit.kernels import operations
 from pegboard.toolkit.kernels.experts import combined, grouped, route
 from pegboard.toolkit.model.layers import Linears, activation, empty_parameter
 from pegboard.toolkit.model.moe_spec import MoeSpec
-from pegboard.toolkit.model.ranks import Ranks
 from pegboard.toolkit.model.weights import Slice, Target
 
 if TYPE_CHECKING:
@@ -37,9 +36,7 @@ class MixtureOfExperts(nn.Module):
         self.spec = spec
         self.act = activation(act)
         self._silu = self.act is F.silu
-        # Codes of experts are not cut: each rank computes all of them.
-        coded = linears.coded(part for parts in expert_names(name, spec) for part in parts)
-        self.ranks = Ranks() if coded else linears.ranks
+        self.ranks = linears.ranks
         self.cut = self.ranks.cut(spec.intermediate_size)
         experts, inter = spec.num_experts, self.cut.length
         self.router = empty_parameter(experts, hidden, dtype=torch.float32, device=linears.device)

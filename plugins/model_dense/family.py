@@ -51,9 +51,7 @@ class DenseFamily(ModelFamily[DenseOptions]):
             shared(decoder, ranks)
         except ModelError as error:
             return str(error)
-        if coded and ranks.size > 1 and decoder.moe is not None:
-            return f"codes of experts are not cut for ranks, and parallel.tensor is {ranks.size}"
-        return None
+        return _experts_objection(ctx, decoder, ranks.size, coded=coded) if ranks.size > 1 else None
 
     @property
     def spec(self) -> ModelSpec:
@@ -91,17 +89,12 @@ class DenseFamily(ModelFamily[DenseOptions]):
 
     def _read(self) -> tuple[DenseNetwork, Sequence[Site]]:
         from pegboard.plugins.model_dense.network import DenseNetwork
-        from pegboard.toolkit.model.decoder_names import DecoderNames, Experts
+        from pegboard.toolkit.model.decoder_names import DecoderNames
         from pegboard.toolkit.model.layers import Linears
         from pegboard.toolkit.model.weights import check_weights, load_weights
 
         directory, dtype, weights = self.ctx.directory, self.ctx.dtype, self._weights
         names = DecoderNames.of(self._decoder, directory)
-        if self._ranks.size > 1 and self._decoder.moe is not None and names.experts is not Experts.SINGLE:
-            raise ModelError(
-                f"parallel.tensor: {self._ranks.size}, but the checkpoint has all experts of a layer in one tensor, "
-                "and ranks read a share of each expert's own"
-            )
         meta = DenseNetwork(self._decoder, Linears(dtype, torch.device("meta"), ranks=self._ranks))
         check_weights(directory, names.targets(meta.targets()), ignore=names.ignores, coded=weights)
         linears = Linears(dtype, self.ctx.device, weights, names.stored, self._ranks)
@@ -142,3 +135,23 @@ class DenseFamily(ModelFamily[DenseOptions]):
         if self.ctx.device.type == "cpu":
             logger.info("linear layers: plain torch; %s", reason)
         return False
+
+
+def _experts_objection(ctx: ModelContext, decoder: DecoderSpec, ranks: int, *, coded: bool) -> str | None:
+    """Return None where so many ranks can share a model's experts, if it has any; else why not."""
+    if decoder.moe is None:
+        return None
+    if coded:
+        return f"codes of experts are not cut for ranks, and parallel.tensor is {ranks}"
+    from pegboard.toolkit.model.decoder_names import DecoderNames, Experts
+
+    try:
+        together = DecoderNames.of(decoder, ctx.directory).experts is not Experts.SINGLE
+    except ModelError as error:
+        return str(error)
+    if not together:
+        return None
+    return (
+        f"its checkpoint has all experts of a layer in one tensor, ranks read a share of each expert's own, and "
+        f"parallel.tensor is {ranks}"
+    )

@@ -105,5 +105,6 @@ class DrillSpeculatorOptions(Options):
 class RankDrillOptions(Options):
     """Of the forward passes that raise."""
 
-    directory: str
-    """Where a file named as a process's number has its next pass raise; one that says "leave" ends the process."""
+    directory: str = ""
+    """Where a file named as a process's number has its next pass raise; one that says "leave" ends the process. Empty:
+    no pass raises."""

@@ -55,12 +55,12 @@ class RankDrillPart(DevicePart):
 
 class RankDrillHooks:
     def __init__(self, options: RankDrillOptions) -> None:
-        self._directory = Path(options.directory)
+        self._directory = options.directory
 
     @hookimpl
     def pipeline_stages(self) -> list[Stage]:
-        return [RankDrillStage()]
+        return [RankDrillStage()] if self._directory else []
 
     @hookimpl
     def device_parts(self) -> list[DevicePart]:
-        return [RankDrillPart(self._directory)]
+        return [RankDrillPart(Path(self._directory))] if self._directory else []

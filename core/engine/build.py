@@ -183,11 +183,11 @@ def _model_context(config: EngineConfig, directory: Path) -> ModelContext:
 
 def _checked(spec: ModelSpec, family: str) -> ModelSpec:
     kinds = [group.kind for group in spec.kv_groups]
-    if kinds != [KVKind.FULL]:
+    if kinds[:1] != [KVKind.FULL] or KVKind.FULL in kinds[1:]:
         names = ", ".join(kind.value for kind in kinds) or "none"
         raise ModelError(
             f"{spec.architecture}: the model family {family!r} declares the KV groups [{names}]; "
-            "this version serves models with one group of full attention only"
+            "the first one has to be full, and all others windows"
         )
     return spec
 

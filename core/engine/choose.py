@@ -238,7 +238,9 @@ def _sized(
 ) -> KVMemory:
     config, further, kv_dtype = chosen.resolved.engine, chosen.further, chosen.kv_dtype
     room = _by_trial(chosen, runner, chunk)
-    memory = size_memory(chosen.pool, config, chosen.model, chosen.spec, reserved, further, kv_dtype, room, sharing)
+    memory = size_memory(
+        chosen.pool, config, chosen.model, chosen.spec, reserved, further, kv_dtype, room, sharing, chunk
+    )
     if is_eight_bit(chosen.kv_dtype):
         _set_scales(memory.pool, family)
     chosen.culprits.know(chosen.pool.record, memory.pool)

@@ -12,18 +12,18 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 17_790,
+    "conformance": 17_870,
     "core.cli": 180,
-    "core.config": 1_980,
-    "core.engine": 2_040,
+    "core.config": 1_990,
+    "core.engine": 2_140,
     "core.frontend": 930,
-    "core.interfaces": 6_050,
-    "core.pipeline": 5_710,
+    "core.interfaces": 6_110,
+    "core.pipeline": 5_740,
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 600,
-    "plugins": 66_580,
-    "toolkit": 18_160,
+    "plugins": 68_000,
+    "toolkit": 18_380,
     "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -29,7 +29,7 @@ def kept(token: int, before: Sequence[int]) -> int:
     return (token + 1 + sum(value * (31 + place) for place, value in enumerate(before))) % PRIME
 
 
-def oracle(windows: Sequence[int], prompt: Sequence[int], n: int) -> list[int]:
+def oracle(windows: Sequence[int], prompt: Sequence[int], n: int, *, ignore_eos: bool = False) -> list[int]:
     """What a request alone in the world would get."""
     tokens, values = list[int](), [list[int]() for _ in windows]
 
@@ -42,7 +42,7 @@ def oracle(windows: Sequence[int], prompt: Sequence[int], n: int) -> list[int]:
         take(token)
     while len(tokens) < len(prompt) + n:
         take(draw(np.array(tokens, np.int64), [own[-1] for own in values]))
-        if tokens[-1] == EOS:
+        if tokens[-1] == EOS and not ignore_eos:
             break
     return tokens[len(prompt) :]
 

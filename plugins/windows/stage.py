@@ -111,11 +111,11 @@ class Windows(Stage):
     def figures(self) -> Mapping[str, float]:
         groups = self.pages.groups
         return {
-            "pages": sum(group.count for group in groups),
-            "pages_of_requests": sum(group.held for group in groups),
-            "free_pages": sum(len(group.free) for group in groups),
-            "tails": len(self.pages.tails),
-            "resumed_requests_total": self.pages.resumed,
+            "window_pages": sum(group.count for group in groups),
+            "window_pages_of_requests": sum(group.held for group in groups),
+            "free_window_pages": sum(len(group.free) for group in groups),
+            "window_tails": len(self.pages.tails),
+            "resumed_windows_total": self.pages.resumed,
         }
 
     def idle_error(self) -> str | None:

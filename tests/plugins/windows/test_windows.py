@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 
 from pegboard.core.engine.grouping import GroupSizes
 from pegboard.core.interfaces.messages import AbortRequest
+from pegboard.core.pipeline.executor import Done
 from pegboard.plugins.windows.messages import NAME, Memory
 from pegboard.plugins.windows.pages import WindowPages
 from pegboard.plugins.windows.stage import Windows
@@ -255,7 +255,7 @@ def most_running(tokens: int, stage: Windows | None, memory: Memory | None) -> i
     class Model(FakeModel):
         def __init__(self, rows: ReqToTokenPool, num_slots: int) -> None:
             super().__init__(rows, num_slots)
-            self.stage_parts = {NAME: lambda work: SimpleNamespace(result=lambda: memory)}
+            self.stage_parts = {NAME: lambda work: Done(memory)}
 
     harness = Harness(
         model=Model, joining=[] if stage is None else [stage], tokens=tokens, page_size=PAGE, chunk=512,

@@ -163,6 +163,15 @@ def test_namespaces_do_not_share_windows() -> None:
     assert cached(harness, "c") > 0
 
 
+def test_windows_of_other_tokens_are_not_taken() -> None:
+    """Those of the second prompt have taken the place of the first one's, which are as long."""
+    harness = WindowHarness(count=12, every=1000)
+    for rid, prompt in (("a", SHARED), ("b", own(1, 150)), ("c", SHARED)):
+        harness.submit(rid, prompt, 4)
+        harness.run()
+        assert harness.tokens(rid) == oracle((5,), prompt, 4)
+
+
 @LOOPS
 def test_what_was_never_computed_is_no_tail(loop: str) -> None:
     """A prompt's pass fails for it alone: others with its prefix must not go on from what it was to leave."""

@@ -95,4 +95,4 @@ def test_tails_of_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(kept_prefixes, "digests", by_length)
     with pytest.raises(AssertionError):
-        test_windows.test_namespaces_do_not_share_windows()
+        test_windows.test_windows_of_other_tokens_are_not_taken()

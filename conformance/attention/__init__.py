@@ -121,6 +121,15 @@ class AttentionContract(
         for lens in (((200, 290), (10, 1)), ((500, 1), (3, 1))):
             self.check_lens(make_layer(2, 1, window=150), lens, device, page_size=16)
 
+    @capability("sliding_window")
+    @pytest.mark.parametrize("window", [1, 7, 16])
+    def test_pages_behind_a_window_are_not_read(self, window: int, device: torch.device) -> None:
+        """In a group of window layers they are other requests' by now, or free."""
+        for lens in (RAGGED, DECODES, ((35, 30),)):
+            rig = AttentionRig([make_layer(), make_layer(layer_id=1, window=window, kv_group=1)], lens, device=device)
+            rig.spoil_behind_windows(1)
+            self.check_layers(rig, self.make(rig))
+
     @lacks("sliding_window")
     def test_window_is_refused(self, device: torch.device) -> None:
         self.check_refused("sliding_window", make_layer(window=3), device)

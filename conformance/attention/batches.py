@@ -257,6 +257,15 @@ class AttentionRig:
     def _on_device(self, values: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self.device)
 
+    def spoil_behind_windows(self, index: int) -> None:
+        """Fill the pages with NaN that no new token sees in one of `layers`."""
+        layer = self.layers[index]
+        for request, prefix in enumerate(self.prefix):
+            dead = max(0, int(prefix) + 1 - (layer.window or int(prefix) + 1)) // self.page_size * self.page_size
+            slots = self.slots[layer.kv_group][request][:dead]
+            for buffer in self.pool.buffers(layer.layer_id):
+                buffer[slots] = math.nan
+
     def new_slots(self, group: int = 0) -> torch.Tensor:
         """Return where the batch's K and V go, int64 [tokens]."""
         parts = [slots[prefix:] for slots, prefix in zip(self.slots[group], self.prefix, strict=True)]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pegboard.conformance.attention.batches import make_layer
+from pegboard.conformance.kv_pool.groups import KVPoolGroupTests
 from pegboard.conformance.kv_pool.latents import KVPoolLatentTests
 from pegboard.conformance.kv_pool.releasing import KVPoolReleaseTests
 from pegboard.conformance.properties import properties
@@ -31,7 +32,7 @@ SCALES = {LAYERS[0].layer_id: (0.5, 4.0), LAYERS[1].layer_id: (2.0, 0.25), LAYER
 Slots = Sequence[int]
 
 
-class KVPoolContract(KVPoolLatentTests, KVPoolReleaseTests):
+class KVPoolContract(KVPoolLatentTests, KVPoolReleaseTests, KVPoolGroupTests):
     """What attention backends, runners and the pipeline count on. Everything is compared to the bit.
 
     A pool that does not keep KV in 8 bits says so in `supports`; the tests of those types are skipped then.

@@ -354,7 +354,8 @@ def _size(stage: Stage) -> int:
 
 def _holds(stage: Stage, rid: str) -> int:
     """Return how often the stage's containers have a request, itself or by its id."""
-    return sum(1 for item in _inside(stage) if item == rid or (isinstance(item, Req) and item.rid == rid))
+    named = (item.rid if isinstance(item, Req) else item for item in _inside(stage))
+    return sum(1 for name in named if isinstance(name, str) and name == rid)
 
 
 def _no_provider(contract: object, ctx: object) -> Any:

@@ -136,6 +136,10 @@ class MemorySection(Section):
     """Tokens per page: the unit in which KV memory is allocated, shared and evicted."""
     max_total_tokens: PositiveInt | None = None
     """Size of the KV pool in tokens. Unset: what fits into the memory that the weights leave free."""
+    typical_length: PositiveInt | None = None
+    """Tokens of a typical request, prompt and output together. Layers that keep a window of the newest tokens share
+    memory with those that keep all of them so that such requests use all of it. Unset: 4096, or the context if that is
+    shorter."""
     gpu_share: Annotated[float, Field(gt=0, le=1)] | None = None
     """Size of the KV pool as a share of the GPU memory that the weights leave free. Unset: all that the largest steps
     do not need; the start runs these steps to find out."""

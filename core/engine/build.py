@@ -130,7 +130,7 @@ def build_scheduler(resolved: ResolvedConfig, scratch: Path) -> BuiltScheduler:
             room, sharing = (None, 1) if followers is None else (followers.room(), followers.sharing)
             own = pages_for(chosen, runner, parts.chunk_size, parts.parts, sharing)
             pages = own if room is None else min(own, room)
-            loaded = with_memory(chosen, family, runner, pages, parts.parts)
+            loaded = with_memory(chosen, family, runner, pages, parts.parts, parts.chunk_size)
         built = _join(chosen, loaded, hooks, parts, followers)
     except BaseException:
         if followers is not None:
@@ -186,11 +186,11 @@ def _model_context(config: EngineConfig, directory: Path) -> ModelContext:
 
 def _checked(spec: ModelSpec, family: str) -> ModelSpec:
     kinds = [group.kind for group in spec.kv_groups]
-    if kinds != [KVKind.FULL]:
+    if kinds[:1] != [KVKind.FULL] or KVKind.FULL in kinds[1:]:
         names = ", ".join(kind.value for kind in kinds) or "none"
         raise ModelError(
             f"{spec.architecture}: the model family {family!r} declares the KV groups [{names}]; "
-            "this version serves models with one group of full attention only"
+            "the first one has to be full, and all others windows"
         )
     return spec
 

@@ -213,16 +213,22 @@ def pages_for(
     reserved, config = sum(part.device_bytes for part in parts), chosen.resolved.engine
     room = _by_trial(chosen, runner, chunk)
     return count_pages(
-        chosen.pool, config, chosen.model, chosen.spec, reserved, chosen.further, chosen.kv_dtype, room, sharing
-    )
+        chosen.pool, config, chosen.model, chosen.spec, reserved, chosen.further, chosen.kv_dtype, room, sharing,
+        chunk,
+    )  # fmt: skip
 
 
 def with_memory(
-    chosen: Chosen, family: ModelFamily, runner: ModelRunner, num_pages: int, parts: Sequence[DevicePart] = ()
+    chosen: Chosen,
+    family: ModelFamily,
+    runner: ModelRunner,
+    num_pages: int,
+    parts: Sequence[DevicePart] = (),
+    chunk: int | None = None,
 ) -> Loaded:
     """Give KV so many pages. Raises OutOfMemory."""
-    config = chosen.resolved.engine
-    memory = make_memory(chosen.pool, config, chosen.model, chosen.spec, num_pages, chosen.further, chosen.kv_dtype)
+    config, spec, further = chosen.resolved.engine, chosen.spec, chosen.further
+    memory = make_memory(chosen.pool, config, chosen.model, spec, num_pages, further, chosen.kv_dtype, chunk)
     if is_eight_bit(chosen.kv_dtype):
         _set_scales(memory.pool, family)
     chosen.culprits.know(chosen.pool.record, memory.pool)

@@ -11,6 +11,7 @@ import numpy as np
 from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingParams
+from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.pipeline.running import NUMBERS
 from pegboard.core.worker.worker import Worker
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
@@ -18,12 +19,23 @@ from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.model_runner import ModelRunner
     from pegboard.toolkit.device_queue import DeviceQueue
 
 SHORT = (2, 5, 9, 17, 33)
 """Tokens of short prompts: for 1 to 8 query heads of a KV head they need tiles of 16, 32, 64 and 128 rows."""
+
+
+class _Groups(DevicePart):
+    """Has all of so many KV groups at the same slots."""
+
+    name = "groups"
+
+    def unpack(self, payload: object, batch: ForwardBatch, put: object) -> None:
+        assert isinstance(payload, int)
+        batch.kv_groups *= payload
 
 
 class MemoryProfiler:
@@ -50,7 +62,8 @@ class MemoryProfiler:
         # All rows have the same slots: what is computed is of no use.
         self._rows.host[1:] = np.arange(page_size, page_size + self._width)
         self.pool = make_pool(num_pages)
-        self._worker = Worker(runner, runner.ctx.attention, self.pool, self._rows, queue)
+        self._worker = Worker(runner, runner.ctx.attention, self.pool, self._rows, queue, parts=[_Groups()])
+        self._groups = len(runner.ctx.spec.kv_groups)
         self._vocab_size = runner.ctx.spec.vocab_size
         self._versions = itertools.count(1)
 
@@ -99,5 +112,6 @@ class MemoryProfiler:
             logits_indices=None if decode else ends - 1,
             sampling=SamplingInfo(next(self._versions), numbers, np.zeros(count, np.int64), logprobs),
             sampled_rows=rows,
+            payloads={_Groups.name: self._groups},
         )
         self._worker.run(work)

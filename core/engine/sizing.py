@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
+from pegboard.core.engine.grouping import GroupSizes
 from pegboard.core.interfaces.errors import ConfigError, OutOfMemory
 from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
@@ -38,7 +39,7 @@ _CHUNK_CPU = 512
 
 @dataclass(frozen=True, slots=True)
 class KVMemory:
-    """The pool of keys and values, in pages, and the longest context that fits into it."""
+    """The pool of keys and values, in pages of the first KV group, and the longest context that fits into it."""
 
     pool: KVPool
     num_pages: int
@@ -55,25 +56,26 @@ def count_pages(
     kv_dtype: torch.dtype | None = None,
     room: int | None = None,
     sharing: int = 1,
+    chunk: int | None = None,
 ) -> int:
-    """Return the pages of KV by the config or by what is free now. `reserved` bytes are left for others; `further`
-    layers write into the pool beside the model's. KV is kept in `kv_dtype`, None for the model's. `room` is what the
-    memory profiler has left for KV, None without one. What is free is for as many processes as are `sharing` it.
+    """Return the pages of KV's first group by the config or by what is free now. `reserved` bytes are left for others;
+    `further` layers write into the pool beside the model's. KV is kept in `kv_dtype`, None for the model's. `room` is
+    what the memory profiler has left for KV, None without one. What is free is for as many processes as are `sharing`
+    it. A step computes `chunk` tokens of prompts; see `GroupSizes`.
 
     Raises ConfigError where `memory.max_total_tokens` holds no page, and OutOfMemory where it is more than is free.
     """
     page_size = config.memory.page_size
-    per_token = choice.cls.bytes_per_token(spec.layers + further, kv_dtype or model.dtype)
+    sizes = GroupSizes.of(choice.cls, spec.layers + further, spec, kv_dtype or model.dtype, config, chunk)
     free = max(0, _free_bytes(model.device) // sharing - reserved)
     wanted = _pool_bytes(model.device, free, config.memory.gpu_share) if room is None else max(0, room - reserved)
-    # Layers that all keep states leave KV's slots without memory: there are as many as requests can use.
-    most = int(wanted // per_token) if per_token else spec.max_context_len * config.scheduler.max_running_requests
-    tokens = config.memory.max_total_tokens or most
-    num_pages = tokens // page_size
+    # Where no layer keeps all tokens, the first group's slots take no memory: there are as many as requests can use.
+    usable = spec.max_context_len * config.scheduler.max_running_requests // page_size
+    num_pages = (config.memory.max_total_tokens or page_size * sizes.fitting(wanted, usable)) // page_size
     if num_pages < 1:
-        raise _no_page(config, tokens, free, wanted)
-    if num_pages * page_size * per_token > free:
-        raise _too_large(tokens, per_token, free, model.device)
+        raise _no_page(config, free, wanted)
+    if sizes.nbytes(num_pages) > free:
+        raise _too_large(num_pages, page_size, sizes, free, model.device)
     return num_pages
 
 
@@ -85,9 +87,11 @@ def make_memory(
     num_pages: int,
     further: tuple[LayerSpec, ...] = (),
     kv_dtype: torch.dtype | None = None,
+    chunk: int | None = None,
 ) -> KVMemory:
     """Build a pool of so many pages, and cap the context by it: every request must fit alone."""
     page_size = config.memory.page_size
+    sizes = GroupSizes.of(choice.cls, spec.layers + further, spec, kv_dtype or model.dtype, config, chunk)
     max_context_len = min(spec.max_context_len, num_pages * page_size)
     if max_context_len < spec.max_context_len:
         logger.warning(
@@ -95,20 +99,22 @@ def make_memory(
             max_context_len,
             spec.max_context_len,
         )
-    pool = choice.build(pool_context(num_pages, page_size, model, spec, further, kv_dtype))
+    ctx = pool_context(num_pages, page_size, model, spec, further, kv_dtype)
+    pool = choice.build(replace(ctx, further_pages=sizes.further(num_pages)))
     return KVMemory(pool, num_pages, max_context_len)
 
 
-def _too_large(tokens: int, per_token: float, free: int, device: torch.device) -> OutOfMemory:
+def _too_large(num_pages: int, page_size: int, sizes: GroupSizes, free: int, device: torch.device) -> OutOfMemory:
     return OutOfMemory(
-        f"a KV pool of {tokens} tokens takes {tokens * per_token / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are "
-        f"free on {device}; lower memory.max_total_tokens to at most {int(free // per_token)}"
+        f"a KV pool of {num_pages * page_size} tokens takes {sizes.nbytes(num_pages) / 2**30:.1f} GiB, but only "
+        f"{free / 2**30:.1f} GiB are free on {device}; lower memory.max_total_tokens to at most "
+        f"{sizes.fitting(free, num_pages) * page_size}"
     )
 
 
-def _no_page(config: EngineConfig, tokens: int, free: int, wanted: float) -> ConfigError | OutOfMemory:
-    page_size = config.memory.page_size
-    if config.memory.max_total_tokens:
+def _no_page(config: EngineConfig, free: int, wanted: float) -> ConfigError | OutOfMemory:
+    page_size, tokens = config.memory.page_size, config.memory.max_total_tokens
+    if tokens:
         return ConfigError(f"memory.max_total_tokens: {tokens} tokens hold no page of {page_size} (memory.page_size)")
     return OutOfMemory(
         f"nothing is left for KV: {free / 2**30:.2f} GiB are free beside the weights, and KV may have "

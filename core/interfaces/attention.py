@@ -51,7 +51,8 @@ class AttentionBackend(Component[OptionsT, AttentionContext]):
     """Causal attention of a batch's new tokens over their requests' KV, old and new.
 
     The pipeline calls `prepare` once per batch; the model then calls `forward` once per layer. A backend reads no
-    slot but those of a request's own row below its `seq_lens`: free slots may hold NaN.
+    slot but those of a request's own row below its `seq_lens`: free slots may hold NaN. For a layer with a window it
+    reads only pages with a key that some new token sees: of other pages the row's entries may be out of date.
     """
 
     prefix_pays_from: ClassVar[int] = 4096

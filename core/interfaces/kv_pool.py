@@ -21,6 +21,9 @@ class KVPoolContext:
 
     `dtype` is the type in which they are kept, `compute_dtype` that of the k and v that come in; None for the same. The
     memory of layers whose ids are in `zeroed` starts as zeros: they are read before all of it is written.
+
+    Layers of KV group 0 have `num_pages`, those of group g (`LayerSpec.kv_group`) `further_pages[g - 1]`, which are no
+    more; where that is empty, all groups have `num_pages`.
     """
 
     num_pages: int
@@ -30,14 +33,20 @@ class KVPoolContext:
     device: torch.device
     zeroed: frozenset[int] = frozenset()
     compute_dtype: torch.dtype | None = None
+    further_pages: tuple[int, ...] = ()
+
+    def pages_of(self, layer: LayerSpec) -> int:
+        """Return the usable pages of a layer."""
+        return self.further_pages[layer.kv_group - 1] if layer.kv_group and self.further_pages else self.num_pages
 
 
 class KVPool(Component[OptionsT, KVPoolContext]):
     """Device buffers, one K and one V per layer, [num_slots, kv_heads, head_dim], slot-major and contiguous.
 
-    So ``keys(i).view(num_pages + 1, page_size, kv_heads, head_dim)`` is the paged view. What is in the buffers is all
-    that is kept: kernels of a network may store there what `write` would. The pool owns the memory;
-    what is in a free slot is undefined and may be NaN, so no code may read one, not even multiplied by zero.
+    So ``keys(i).view(-1, page_size, kv_heads, head_dim)`` is the paged view, of one page more than the layer's KV group
+    has. `num_slots` counts the slots of group 0. What is in the buffers is all that is kept: kernels of a network may
+    store there what `write` would. The pool owns the memory; what is in a free slot is undefined and may be NaN, so no
+    code may read one, not even multiplied by zero.
 
     A latent layer (`LayerSpec.latent`) has one buffer, its keys: its values are a view of their first numbers.
     """
@@ -56,11 +65,11 @@ class KVPool(Component[OptionsT, KVPoolContext]):
 
     @abc.abstractmethod
     def keys(self, layer_id: int) -> torch.Tensor:
-        """K buffer [num_slots, kv_heads, qk_head_dim] of a layer, not a copy."""
+        """K buffer [slots, kv_heads, qk_head_dim] of a layer, not a copy; it has the slots of the layer's KV group."""
 
     @abc.abstractmethod
     def values(self, layer_id: int) -> torch.Tensor:
-        """V buffer [num_slots, kv_heads, v_head_dim] of a layer, not a copy; of a latent layer a view of its keys."""
+        """V buffer [slots, kv_heads, v_head_dim] of a layer, not a copy; of a latent layer a view of its keys."""
 
     def buffers(self, layer_id: int) -> tuple[torch.Tensor, ...]:
         """Return the memory of a layer, each part once: K and V, or K alone of a latent layer."""
@@ -85,8 +94,8 @@ class KVPool(Component[OptionsT, KVPoolContext]):
         raise ValueError("this pool does not scale what it stores")
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copy the K and V of all layers at the slots `sources` int64 [n] to `targets` int64 [n], distinct ones. All
-        sources are read before a target is written, so that both may have slots in common.
+        """Copy the K and V of all layers at the slots `sources` int64 [n] to `targets` int64 [n], distinct ones, of a
+        pool with one KV group. All sources are read before a target is written, so that both may have slots in common.
 
         This default works on the `buffers` of each layer.
         """

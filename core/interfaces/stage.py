@@ -342,6 +342,8 @@ class DevicePart:
     """Bytes on the device that it takes beside its weights, which KV does not get."""
     states: bool = False
     """Whether it brings `ForwardBatch.states`, for models whose layers keep some."""
+    kv_groups: bool = False
+    """Whether it adds the views of all KV groups but the first to `ForwardBatch.kv_groups`."""
     payload: type | None = None
     """The type of its payload, arrays and what msgspec decodes, if the part also works where followers compute batches:
     they get the payloads, and what their parts compute is dropped. None: it does not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -38,21 +39,19 @@ class MHAPool(KVPool[NoOptions]):
         for layer in ctx.layers:
             if layer.layer_id in self._keys:
                 raise ValueError(f"two layers have the id {layer.layer_id}")
-            keys = self._keys[layer.layer_id] = self._buffer(layer.num_kv_heads, layer.qk_head_dim, ctx)
+            keys = self._keys[layer.layer_id] = self._buffer(layer, layer.qk_head_dim, ctx)
             self._values[layer.layer_id] = (
-                keys[..., : layer.v_head_dim]
-                if layer.latent
-                else self._buffer(layer.num_kv_heads, layer.v_head_dim, ctx)
+                keys[..., : layer.v_head_dim] if layer.latent else self._buffer(layer, layer.v_head_dim, ctx)
             )
         for layer_id in ctx.zeroed:
             if ctx.device.type != "cpu":  # where all of it is zeros
                 for buffer in self.buffers(layer_id):
                     buffer.zero_()
 
-    def _buffer(self, heads: int, dim: int, ctx: KVPoolContext) -> torch.Tensor:
-        shape = (self.num_slots, heads, dim)
+    def _buffer(self, layer: LayerSpec, dim: int, ctx: KVPoolContext) -> torch.Tensor:
+        shape = ((ctx.pages_of(layer) + 1) * ctx.page_size, layer.num_kv_heads, dim)
         if ctx.device.type == "cpu":
-            buffer = large_buffer(self.num_slots * heads * dim * ctx.dtype.itemsize).view(ctx.dtype).view(shape)
+            buffer = large_buffer(math.prod(shape) * ctx.dtype.itemsize).view(ctx.dtype).view(shape)
         else:
             buffer = torch.empty(shape, dtype=ctx.dtype, device=ctx.device)
         buffer[: self.page_size] = 0

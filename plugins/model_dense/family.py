@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,7 @@ from pegboard.toolkit.model.coded import quantized_weights
 from pegboard.toolkit.model.decoder_ranks import shared
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.toolkit.model.hf_files import eos_token_ids
+from pegboard.toolkit.model.kv_groups import window_groups
 from pegboard.toolkit.model.ranks import ranks_of
 
 logger = logging.getLogger(__name__)
@@ -36,7 +38,9 @@ class DenseFamily(ModelFamily[DenseOptions]):
     def __init__(self, options: DenseOptions, ctx: ModelContext) -> None:
         super().__init__(options, ctx)
         self._weights = quantized_weights(ctx)
-        self._decoder = DecoderSpec.from_config(ctx.hf_config, coded=self._weights is not None)
+        decoder = DecoderSpec.from_config(ctx.hf_config, coded=self._weights is not None)
+        groups = window_groups(decoder.windows, ctx.context_length or decoder.max_position, ctx)
+        self._decoder = replace(decoder, window_groups=groups)
         self._ranks = ranks_of(ctx)
         self._spec = shared(self._decoder, self._ranks).model_spec(
             context_length=ctx.context_length, eos_token_ids=eos_token_ids(ctx.directory)

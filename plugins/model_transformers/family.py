@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.interfaces.layers import KVGroupSpec, KVKind, ModelSpec
+from pegboard.core.interfaces.layers import ModelSpec
 from pegboard.core.interfaces.model_family import ModelFamily, Network
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.model_transformers.configs import NotServable
@@ -17,6 +18,7 @@ from pegboard.plugins.model_transformers.network import TransformersNetwork
 from pegboard.plugins.model_transformers.store import TransformersStore
 from pegboard.toolkit.model.coded import quantized_weights
 from pegboard.toolkit.model.hf_files import eos_token_ids
+from pegboard.toolkit.model.kv_groups import grouped, groups_of, window_groups
 from pegboard.toolkit.model.kv_scales import read_kv_scales
 from pegboard.toolkit.model.ranks import alone
 from pegboard.toolkit.model.weights import checkpoint_files, read_header
@@ -47,17 +49,18 @@ class TransformersFamily(ModelFamily[NoOptions]):
     def __init__(self, options: NoOptions, ctx: ModelContext) -> None:
         super().__init__(options, ctx)
         try:
-            self._trace, length = self._examine()
+            found, length = self._examine()
         except NotServable as err:
             raise ModelError(f"{ctx.architecture} {err}") from None
+        groups = window_groups((layer.window for layer in found.layers), length, ctx)
+        self._trace = replace(found, layers=grouped(found.layers, groups))
         self._spec = ModelSpec(
             architecture=ctx.architecture,
             vocab_size=self._trace.vocab_size,
             hidden_size=self._trace.hidden_size,
             max_context_len=length,
             layers=self._trace.layers,
-            # Window layers keep everything: one row table serves all, and the window is only a mask.
-            kv_groups=(KVGroupSpec(KVKind.FULL, tuple(range(len(self._trace.layers)))),),
+            kv_groups=groups_of(self._trace.layers),
             eos_token_ids=eos_token_ids(ctx.directory),
             states=tuple(state for module in self._trace.states for _, state in module.states),
         )

@@ -232,7 +232,7 @@ class StateSlots:
         return found
 
     def _take(self, needed: AbstractSet[int]) -> int | None:
-        return self.free.pop() if self.free else self.snapshots.evict(needed)
+        return self.free.pop() if self.free else self.snapshots.evict_other(needed)
 
     def _let_go(self, span: Span) -> None:
         self._held.subtract(span.slots)

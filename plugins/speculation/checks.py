@@ -25,6 +25,9 @@ def check(speculator: Speculator, choices: Mapping[str, Sequence[NamedProvider]]
         raise ConfigError(
             f"speculation.use: {spec.architecture} keeps states, which cannot go back to tokens that stand; use none"
         )
+    if len(spec.kv_groups) > 1:
+        text = "speculation excludes memory.window_pages: a window's pages may be gone when drafts are rejected"
+        raise ConfigError(f"speculation.use: {text}; use none, or set that to false")
     (choice,), (runner,), (attention,) = (choices[name] for name in ("speculator", "runner", "attention"))
     name, trees = choice.name, "branches" in choice.provides
     if trees and "own_attention" in runner.provides:

@@ -12,18 +12,18 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 18_320,
+    "conformance": 18_390,
     "core.cli": 180,
-    "core.config": 1_980,
-    "core.engine": 2_110,
+    "core.config": 1_990,
+    "core.engine": 2_210,
     "core.frontend": 930,
     "core.interfaces": 6_240,
     "core.pipeline": 5_780,
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 600,
-    "plugins": 70_610,
-    "toolkit": 19_040,
+    "plugins": 71_300,
+    "toolkit": 19_190,
     "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -214,6 +214,19 @@ class KnowsOneGroup(Broken):
         return replace(layer, kv_group=0)
 
 
+class ReadsBehindTheWindow(Broken):
+    """And multiplies it by zero."""
+
+    def forward(
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: LayerSpec, batch: Any, **more: Any
+    ) -> Tensor:
+        out = super().forward(q, k, v, layer, batch, **more)
+        table = batch.kv_groups[layer.kv_group].row_table
+        for row, length in zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True):
+            out = out + 0 * batch.kv_pool.keys(layer.layer_id)[table[row, :length].long()].sum()
+        return out
+
+
 class KnowsOneLayer(Broken):
     def spoil_layer(self, layer: LayerSpec) -> LayerSpec:
         return replace(layer, layer_id=0)
@@ -320,6 +333,7 @@ MUTANTS = [
     caught(WritesToPageZeroToo, "test_writes_only_new_slots"),
     caught(WritesSharedKV, "test_shared_kv"),
     caught(KnowsOneGroup, "test_kv_groups"),
+    caught(ReadsBehindTheWindow, "test_pages_behind_a_window_are_not_read"),
     caught(KnowsOneLayer, "test_layers_of_a_batch"),
     caught(KnowsOneWindow, "test_windows_of_a_batch"),
     caught(WindowTooWide, "test_long_window"),

@@ -45,9 +45,9 @@ class GivesCopies(MHAPool):
 class SharesValues(MHAPool):
     """Of layers that look alike."""
 
-    def _buffer(self, heads: int, dim: int, ctx: KVPoolContext) -> Tensor:
+    def _buffer(self, layer: LayerSpec, dim: int, ctx: KVPoolContext) -> Tensor:
         self.known = getattr(self, "known", {})
-        return self.known.setdefault((heads, dim), super()._buffer(heads, dim, ctx))
+        return self.known.setdefault((layer.num_kv_heads, dim), super()._buffer(layer, dim, ctx))
 
 
 class BeginsWithAnything(MHAPool):

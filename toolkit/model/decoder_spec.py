@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pegboard.core.interfaces.errors import ModelError
-from pegboard.core.interfaces.layers import KVGroupSpec, KVKind, LayerSpec, ModelSpec
+from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
 from pegboard.toolkit.model.kv_config import weights_are_plain
+from pegboard.toolkit.model.kv_groups import grouped, groups_of
 from pegboard.toolkit.model.model_config import check_model_config, flag, number, size
 from pegboard.toolkit.model.moe_spec import MoeDefaults, MoeSpec, moe_from_config
 from pegboard.toolkit.model.rope_spec import AXES, RopeDefaults, RopeSpec, rope_from_config
@@ -121,7 +122,8 @@ ARCHITECTURES = tuple(_FAMILIES)
 class DecoderSpec:
     """A pre-norm decoder with rotary embeddings, RMS norms and a gated MLP, or experts in the layers that `moe` says.
 
-    `windows` has, per layer, the number of keys a query sees (itself included), or None for all. A `tower` is the text
+    `windows` has, per layer, the number of keys a query sees (itself included), or None for all. Layers whose window is
+    one of `window_groups` are in KV groups of their own; in group 0 a window is a mask only. A `tower` is the text
     part of a model with media, whose checkpoint has other parts as well. Sizes are in elements.
     """
 
@@ -145,6 +147,7 @@ class DecoderSpec:
     qk_norm: bool = False
     tower: bool = False
     moe: MoeSpec | None = None
+    window_groups: tuple[int, ...] = ()
 
     @property
     def q_size(self) -> int:
@@ -202,10 +205,8 @@ class DecoderSpec:
         )
 
     def layer_specs(self) -> tuple[LayerSpec, ...]:
-        """Return the attention of every layer, all in KV group 0. A window is a mask only: the KV of all tokens is
-        kept.
-        """
-        return tuple(
+        """Return the attention of every layer."""
+        layers = (
             LayerSpec(
                 layer_id=i,
                 num_heads=self.num_heads,
@@ -217,6 +218,7 @@ class DecoderSpec:
             )
             for i, window in enumerate(self.windows)
         )
+        return grouped(layers, self.window_groups)
 
     def model_spec(
         self, *, context_length: int | None = None, eos_token_ids: frozenset[int] = frozenset()
@@ -231,13 +233,14 @@ class DecoderSpec:
                 "(max_position_embeddings, times the factor of yarn); lower it, or raise max_position_embeddings there "
                 "if the rope parameters are meant for that"
             )
+        layers = self.layer_specs()
         return ModelSpec(
             architecture=self.architecture,
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             max_context_len=context_length or self.max_position,
-            layers=self.layer_specs(),
-            kv_groups=(KVGroupSpec(KVKind.FULL, tuple(range(self.num_layers))),),
+            layers=layers,
+            kv_groups=groups_of(layers),
             eos_token_ids=eos_token_ids,
             position_axes=self.position_axes,
         )

@@ -117,17 +117,21 @@ def test_each_peak_is_its_own() -> None:
     assert measure(meter, steps.prefills, steps.decode) == PeakMemory(5 * GB, 2 * GB)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_the_largest_steps_run(tmp_path: Path, page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a real runner: a whole chunk of one prompt and of many, and a decode of all, each with logprobs."""
+@pytest.mark.parametrize(("page_size", "windows"), [(1, False), (16, False), (16, True)])
+def test_the_largest_steps_run(tmp_path: Path, page_size: int, windows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a real runner: a whole chunk of one prompt and of many, and a decode of all, each with logprobs; also where
+    layers are in two KV groups.
+    """
+    model = tiny_checkpoint(tmp_path, "mistral", num_hidden_layers=1, sliding_window=8)
     config = {
         "attention": {"use": "torch"},
         "runner": {"use": "layered"},
-        "memory": {"max_total_tokens": 64, "page_size": 16},
-        "model": {"path": str(tiny_checkpoint(tmp_path, "llama", num_hidden_layers=1)), "dtype": "float32"},
+        "memory": {"max_total_tokens": 64, "page_size": 16, "window_pages": windows},
+        "model": {"path": str(model), "dtype": "float32"},
     }
     with Engine.from_config(config) as engine:
         runner, seen = engine.built.runner, []
+        assert len(runner.ctx.spec.kv_groups) == 1 + windows
 
         def scratch(num_pages: int) -> MHAPool:
             layers = runner.ctx.spec.layers

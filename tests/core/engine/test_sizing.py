@@ -11,7 +11,9 @@ import torch
 
 from pegboard.core.config.compose import compose
 from pegboard.core.engine import sizing
+from pegboard.core.engine.grouping import GroupSizes
 from pegboard.core.interfaces.errors import ConfigError, OutOfMemory
+from pegboard.core.interfaces.layers import KVGroupSpec, KVKind
 
 PER_TOKEN = 1000
 FREE = 100_000 * PER_TOKEN
@@ -37,7 +39,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
 def size(context: int = 512, kv_dtype: torch.dtype | None = None, **memory: Any) -> sizing.KVMemory:
     config = compose((), data={"model": {"path": "x"}, "memory": memory}).engine
     model = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
-    spec = SimpleNamespace(layers=(), max_context_len=context)
+    spec = SimpleNamespace(layers=(), max_context_len=context, kv_groups=(KVGroupSpec(KVKind.FULL, ()),))
     about: tuple[Any, Any, Any, Any] = (Choice(), config, model, spec)
     return sizing.make_memory(*about, sizing.count_pages(*about, kv_dtype=kv_dtype), kv_dtype=kv_dtype)
 
@@ -124,3 +126,39 @@ def test_the_tokens_of_a_step(chunk: int | None, most: int | None) -> None:
     """Of 100 decodes and a page of 16 tokens at least."""
     data = {"model": {"path": "x"}, "scheduler": {"max_running_requests": 100}, "memory": {"page_size": 16}}
     assert sizing.most_new_tokens(compose((), data=data).engine, chunk) == most
+
+
+# ---- groups ---------------------------------------------------------------------------------------------------------
+
+
+SIZES = GroupSizes(page_bytes=(16, 80), typical=256, most=(34,), step=32)
+"""One layer that keeps all tokens and five with a window of 512, pages of 16 tokens, requests of 4,096 tokens."""
+
+
+def test_groups_have_room_for_as_many_typical_requests() -> None:
+    (pages,) = SIZES.further(256 * 40)
+    assert pages == 40 * 34 + 32
+
+
+def test_one_request_and_a_step_fit_into_each_group() -> None:
+    assert SIZES.further(100) == (34 + 32,)
+    assert SIZES.further(20) == (20,), "no more than all tokens take"
+
+
+def test_memory_is_used_up() -> None:
+    pages = SIZES.fitting(10**7, 0)
+    assert SIZES.nbytes(pages) <= 10**7 < SIZES.nbytes(pages + 1)
+
+
+def test_where_no_layer_keeps_all_tokens_slots_of_the_first_group_take_nothing() -> None:
+    sizes = GroupSizes(page_bytes=(0, 80), typical=256, most=(34,), step=32)
+    assert sizes.fitting(10**7, 512) == 512
+    pages = sizes.fitting(10**5, 10**6)
+    assert sizes.nbytes(pages) <= 10**5 < sizes.nbytes(pages + 256)
+
+
+def test_with_windows_the_same_memory_holds_more_requests() -> None:
+    """Arithmetic of the ratio: 6 layers of 256 pages each, or 256 + 5 x 34."""
+    one_group = GroupSizes(page_bytes=(96,), typical=256, most=(), step=32)
+    bytes_ = one_group.nbytes(256 * 40)
+    assert SIZES.fitting(bytes_, 0) / 256 / 40 > 3.4

@@ -8,9 +8,9 @@ from collections.abc import Set as AbstractSet
 import pytest
 
 from pegboard.core.interfaces.req import Req
-from pegboard.plugins.recurrent_states import snapshots
 from pegboard.plugins.recurrent_states.slots import USE, Span, StateSlots
 from pegboard.plugins.recurrent_states.snapshots import Snapshot
+from pegboard.toolkit.cache import kept_prefixes
 from tests.plugins.recurrent_states import state_harness, test_states
 
 
@@ -77,7 +77,7 @@ def test_snapshots_of_other_tokens_are_caught(monkeypatch: pytest.MonkeyPatch) -
     def by_length(req: Req, lengths: Iterable[int]) -> dict[int, bytes]:
         return {length: str(length).encode() for length in lengths}
 
-    monkeypatch.setattr(snapshots, "_digests", by_length)
+    monkeypatch.setattr(kept_prefixes, "digests", by_length)
     with pytest.raises(AssertionError):
         test_states.play(0)
 

@@ -1,0 +1,29 @@
+"""The section ``plugins.windows``, and the key of `memory` that the plugin adds."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from pegboard.core.interfaces.options import Options, SectionFields
+
+
+class WindowFields(SectionFields):
+    """Whether layers have pages by their windows."""
+
+    window_pages: Literal["auto"] | bool = "auto"
+    """Whether layers with a sliding window give back the KV memory of tokens that they never read again, so that more
+    requests fit. Not with speculation, tiers, ranks, disaggregation, decode graphs or the runner `cpu_native`. `auto`:
+    off."""
+
+
+class WindowOptions(Options):
+    """KV of prefixes that window layers keep for later requests."""
+
+    snapshot_every: int = Field(
+        default=256,
+        ge=1,
+        description="so many tokens of an output lie between two places behind which later requests can go on; so can "
+        "they behind the last page of a prompt and of a request, and where prompts branch",
+    )

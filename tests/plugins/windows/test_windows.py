@@ -1,0 +1,292 @@
+"""Windows through the whole scheduler: each request gets what it would get alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pegboard.core.engine.grouping import GroupSizes
+from pegboard.core.interfaces.messages import AbortRequest
+from pegboard.core.pipeline.executor import Done
+from pegboard.plugins.windows.messages import NAME, Memory
+from pegboard.plugins.windows.pages import WindowPages
+from pegboard.plugins.windows.stage import Windows
+from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
+from pegboard.toolkit.cache.windows import most_pages
+from tests.core.pipeline.harness import IGNORE, FakeModel, Harness, prompts
+from tests.plugins.windows.window_harness import WindowHarness, oracle
+
+
+def arrangement(rng: random.Random) -> dict[str, Any]:
+    page_size, windows = rng.choice([1, 4]), rng.choice([(5,), (1,), (9,), (3, 16)])
+    least = max(most_pages(window, page_size) for window in windows)
+    return {
+        "page_size": page_size,
+        "windows": windows,
+        "count": least + rng.choice([0, 1, 4, least, 3 * least, 40]),
+        "cache": rng.choice(["radix", "radix", "none", "block" if page_size == 4 else "radix"]),
+        "tokens": rng.choice([160, 256, 2048]),
+        "chunk": rng.choice([None, 4, 16]),
+        "loop": rng.choice(["normal", "overlap"]),
+        "mixed_chunk": rng.random() < 0.5,
+        "prefill_first": rng.random() < 0.3,
+        "policy": rng.choice(["fcfs", "priority"]),
+        "every": rng.choice([4, 8, 32]),
+        "new_token_ratio": rng.choice([0.1, 0.7]),
+    }
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_request_gets_what_it_would_get_alone(seed: int) -> None:
+    play(seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(1000, 1400, 100))
+def test_many_more(first: int) -> None:
+    for seed in range(first, first + 100):
+        play(seed)
+
+
+def play(seed: int) -> WindowHarness:
+    """Requests with shared prefixes, little memory, few pages, aborts, and passes that fail early or late."""
+    rng, luck = random.Random(seed), random.Random(seed)
+    harness = WindowHarness(**arrangement(rng))
+    failing, late, lost = (rng.choice([0.0, 0.0, 0.1]) for _ in range(3))
+    model = harness.paged
+
+    def fails(work: Any) -> bool:
+        if len(work.rows) > 1 and luck.random() < failing:
+            model.spoil(work)
+            return True
+        return False
+
+    model.fail_on, model.late = fails, lambda work: len(work.rows) > 1 and luck.random() < late
+    model.lost = lambda work: len(work.rows) > 1 and luck.random() < lost
+    asked = {f"r{at}": (prompt, rng.randint(1, 24)) for at, prompt in enumerate(prompts(24, seed=seed))}
+    aborted = set()
+    for rid, (prompt, n) in asked.items():
+        harness.submit(rid, prompt, n, priority=rng.randint(0, 2))
+        for _ in range(rng.randint(0, 3)):
+            harness.step()
+        if rng.random() < 0.1:
+            harness.scheduler.receive([AbortRequest(rid=rid)])
+            aborted.add(rid)
+    harness.run()
+    for rid, (prompt, n) in asked.items():
+        if rid not in aborted:
+            assert harness.tokens(rid) == oracle(harness.paged.windows, prompt, n), rid
+    return harness
+
+
+LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
+SHARED = [at % 199 + 3 for at in range(150)]
+
+
+def own(number: int, length: int) -> list[int]:
+    """Tokens that no other request has."""
+    return [(number * 83 + at * 7) % 241 + 8 for at in range(length)]
+
+
+def cached(harness: WindowHarness, rid: str) -> int:
+    """How many of a request's tokens were computed before."""
+    return harness.outputs[rid][-1].cached_tokens
+
+
+# ---- prefixes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("chunk", [None, 64])
+def test_a_shared_prefix_is_computed_twice_at_most(page_size: int, chunk: int | None) -> None:
+    harness = WindowHarness(windows=(20,), count=200, every=32, page_size=page_size, chunk=chunk)
+    for number in range(5):
+        harness.submit(f"r{number}", SHARED + own(number, 70), 4)
+        harness.run()
+    assert cached(harness, "r0") == 0
+    assert [cached(harness, f"r{number}") >= len(SHARED) - page_size for number in (2, 3, 4)] == [True] * 3
+    for number in range(5):
+        assert harness.tokens(f"r{number}") == oracle((20,), SHARED + own(number, 70), 4)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_the_same_prompt_again_begins_at_its_last_page(page_size: int) -> None:
+    harness = WindowHarness(count=40, every=32, page_size=page_size)
+    for rid in ("a", "b"):
+        harness.submit(rid, SHARED, 4)
+        harness.run()
+    assert cached(harness, "b") == (len(SHARED) - 1) // page_size * page_size
+
+
+def test_the_next_turn_begins_behind_the_answer_before() -> None:
+    harness = WindowHarness(count=40, every=1000, page_size=4)
+    harness.submit("a", SHARED, 50, **IGNORE)
+    harness.run()
+    said = harness.tokens("a")
+    harness.submit("b", [*SHARED, *said, *own(1, 9)], 4)
+    harness.run()
+    assert cached(harness, "b") >= len(SHARED) + len(said) - 1 - 3
+
+
+def test_what_is_retracted_goes_on_from_its_last_page() -> None:
+    harness = WindowHarness(every=1000, page_size=1)
+    harness.submit("a", SHARED[:40], 30, **IGNORE)
+    for _ in range(10):
+        harness.step()
+    (req,) = harness.scheduler.running.reqs
+    done = req.kv.committed_len
+    harness.scheduler.planner.retract(req)
+    computed = len(harness.paged.batches)
+    harness.run()
+    assert int(harness.paged.batches[computed].prefix_lens[0]) == done, "more is computed again than the newest token"
+
+
+def test_without_the_window_before_it_a_cached_prefix_is_computed_again() -> None:
+    """The pages that it would go on from were needed by others."""
+    harness = WindowHarness(count=most_pages(5, 1), every=1000)
+    for rid, prompt in (("a", SHARED), ("b", own(1, 150)), ("c", SHARED)):
+        harness.submit(rid, prompt, 4)
+        harness.run()
+        assert harness.tokens(rid) == oracle((5,), prompt, 4)
+    assert cached(harness, "c") == 0
+
+
+def test_namespaces_do_not_share_windows() -> None:
+    harness = WindowHarness(count=40, every=16, page_size=4)
+    for rid, salt in (("a", "x"), ("b", "y"), ("c", "x")):
+        harness.submit(rid, SHARED, 4, namespace=salt)
+        harness.run()
+    assert cached(harness, "b") == 0
+    assert cached(harness, "c") > 0
+
+
+def test_windows_of_other_tokens_are_not_taken() -> None:
+    """Those of the second prompt have taken the place of the first one's, which are as long."""
+    harness = WindowHarness(count=12, every=1000)
+    for rid, prompt in (("a", SHARED), ("b", own(1, 150)), ("c", SHARED)):
+        harness.submit(rid, prompt, 4)
+        harness.run()
+        assert harness.tokens(rid) == oracle((5,), prompt, 4)
+
+
+@LOOPS
+def test_what_was_never_computed_is_no_tail(loop: str) -> None:
+    """A prompt's pass fails for it alone: others with its prefix must not go on from what it was to leave."""
+    harness = WindowHarness(every=8, loop=loop)
+    model = harness.paged
+
+    def fails(work: Any) -> bool:
+        if 7 in work.input_ids[:1]:
+            model.spoil(work)
+            return True
+        return False
+
+    model.fail_on = fails
+    harness.submit("bad", [7, *SHARED], 4)
+    harness.run()
+    assert harness.finish("bad")["status"] == 500
+    assert not len(harness.stage.pages.tails)
+
+
+# ---- pages ----------------------------------------------------------------------------------------------------------
+
+
+@LOOPS
+def test_a_request_holds_no_more_than_its_window(loop: str) -> None:
+    harness = WindowHarness(windows=(9,), count=200, every=10_000, page_size=4, loop=loop, cache="none")
+    harness.submit("a", SHARED[:6], 90, **IGNORE)
+    most = 0
+    while not harness.scheduler.idle:
+        harness.step()
+        most = max(most, harness.stage.pages.groups[0].held)
+    assert most <= most_pages(9, 4)
+
+
+@LOOPS
+@pytest.mark.parametrize("chunk", [None, 16])
+def test_with_pages_for_one_request_all_are_served_in_turn(loop: str, chunk: int | None) -> None:
+    harness = WindowHarness(windows=(9,), count=most_pages(9, 4), page_size=4, loop=loop, chunk=chunk)
+    asked = {f"r{number}": own(number, 70) for number in range(4)}
+    for rid, prompt in asked.items():
+        harness.submit(rid, prompt, 8, **IGNORE)
+    most = 0
+    while not harness.scheduler.idle:
+        harness.step()
+        most = max(most, len(harness.scheduler.running))
+    assert most == 1
+    for rid, prompt in asked.items():
+        assert harness.tokens(rid) == oracle((9,), prompt, 8, ignore_eos=True)
+
+
+def test_short_requests_are_promised_no_more_than_they_can_use() -> None:
+    harness = WindowHarness(windows=(50,), count=60, page_size=1)
+    for number in range(6):
+        harness.submit(f"r{number}", own(number, 6), 4, **IGNORE)
+    for _ in range(3):
+        harness.step()
+    assert len(harness.scheduler.running) == 6
+    harness.run()
+
+
+@LOOPS
+def test_several_known_tokens_wait_for_pages(loop: str) -> None:
+    """A running request that has to compute more tokens than there are pages for is admitted once more, in parts."""
+    harness = WindowHarness(count=2 * most_pages(5, 1), loop=loop)
+    harness.submit("a", own(1, 9), 60, **IGNORE)
+    harness.submit("b", own(2, 9), 30, **IGNORE)
+    for _ in range(6):
+        harness.step()
+    reqs = {req.rid: req for req in harness.scheduler.running.reqs}
+    in_flight, harness.scheduler.loop.in_flight = harness.scheduler.loop.in_flight, None
+    if in_flight is not None:
+        harness.scheduler.settle(in_flight)
+    for token in own(3, 30):
+        reqs["a"].tokens.append(token)
+    known = reqs["a"].tokens.view().tolist()
+    harness.scheduler.running.refresh([reqs["a"]])
+    harness.run()
+    assert harness.tokens("b") == oracle((5,), own(2, 9), 30, ignore_eos=True)
+    rest = 69 - len(known)
+    assert reqs["a"].tokens.view().tolist() == known + oracle((5,), known, rest, ignore_eos=True)
+
+
+# ---- how many run ---------------------------------------------------------------------------------------------------
+
+PAGE, LENGTH, WINDOW, LAYERS = 16, 4096, 512, 5
+
+
+def most_running(tokens: int, stage: Windows | None, memory: Memory | None) -> int:
+    """The most requests of LENGTH tokens that run at once."""
+
+    class Model(FakeModel):
+        def __init__(self, rows: ReqToTokenPool, num_slots: int) -> None:
+            super().__init__(rows, num_slots)
+            self.stage_parts = {NAME: lambda work: Done(memory)}
+
+    harness = Harness(
+        model=Model, joining=[] if stage is None else [stage], tokens=tokens, page_size=PAGE, chunk=512,
+        max_context_len=LENGTH, max_running_requests=32,
+    )  # fmt: skip
+    for number in range(16):
+        prompt = np.random.default_rng(number).integers(8, 250, LENGTH - 512).tolist()
+        harness.submit(f"r{number}", prompt, 512, **IGNORE)
+    most = 0
+    while not harness.scheduler.idle:
+        harness.step()
+        most = max(most, len(harness.scheduler.running))
+    return most
+
+
+def test_the_same_bytes_hold_more_requests() -> None:
+    """Five layers of six have a window of 512; requests of 4,096 tokens to their very end."""
+    sizes = GroupSizes((1, LAYERS), LENGTH // PAGE, (most_pages(WINDOW, PAGE),), 512 // PAGE)
+    pages = 4 * LENGTH // PAGE
+    grouped = sizes.fitting(pages * (1 + LAYERS), 0)
+    memory = Memory(sizes.further(grouped), 33, LENGTH)
+    stage = Windows(lambda found: WindowPages([WINDOW], found, PAGE, 256))
+    before, after = most_running(pages * PAGE, None, None), most_running(grouped * PAGE, stage, memory)
+    assert before == 4
+    assert after / before >= 2.5, f"{before} requests run with one group, {after} with two"

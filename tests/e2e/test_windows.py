@@ -102,6 +102,30 @@ def test_answers_are_those_of_transformers(family: str, loop: str, tmp_path: Pat
     check(without, tmp_path, architecture)
 
 
+OTHER = {
+    "parts": {"split_prefill_layers": 1, "loop": "overlap"},
+    "mixed": {"mixed_chunk": True, "chunked_prefill_size": 0},
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", OTHER)
+def test_in_other_settings(name: str, tmp_path: Path) -> None:
+    architecture = build(FAMILIES["gemma3_text"], tmp_path)
+    found, _ = ask(settings(tmp_path, scheduler=OTHER[name]))
+    check(found, tmp_path, architecture)
+
+
+@pytest.mark.full
+def test_in_eight_bits(tmp_path: Path) -> None:
+    """What is rounded is the same, whichever page it is in."""
+    build(FAMILIES["gemma3_text"], tmp_path)
+    found, without = (
+        ask(settings(tmp_path, memory={"window_pages": on, "kv_dtype": "fp8_e4m3"}))[0] for on in (True, False)
+    )
+    assert [one.token_ids for one in found] == [one.token_ids for one in without]
+
+
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 

@@ -122,14 +122,18 @@ class Points(PlanPoints):
         req.reusable = least
 
     def resumable(self, req: Req, length: int) -> int:
-        """Return behind how many tokens of a cached prefix all stages can go on."""
-        for stage in self._resuming:
-            if length and req.flags & stage.flag:
-                try:
-                    length = min(length, max(0, stage.resumable(req, length)))
-                except Exception as error:
-                    self._log(stage, "resumable", error)
-                    length = 0
+        """Return behind how many tokens of a cached prefix all stages can go on; each is asked of what the others say."""
+        agreed = 0
+        while length and agreed < len(self._resuming):
+            for stage in self._resuming:
+                found = length
+                if length and req.flags & stage.flag:
+                    try:
+                        found = min(length, max(0, stage.resumable(req, length)))
+                    except Exception as error:
+                        self._log(stage, "resumable", error)
+                        found = 0
+                agreed, length = (agreed + 1, length) if found == length else (1, found)
         return length
 
     def finishers(self, req: Req) -> list[Ending]:

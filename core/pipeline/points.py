@@ -122,7 +122,7 @@ class Points(PlanPoints):
         req.reusable = least
 
     def resumable(self, req: Req, length: int) -> int:
-        """Return behind how many tokens of a cached prefix all stages can go on; each is asked of what the others say."""
+        """Return behind how many tokens of a cached prefix all stages can go on, each asked of what others say."""
         agreed = 0
         while length and agreed < len(self._resuming):
             for stage in self._resuming:

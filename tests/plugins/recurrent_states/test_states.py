@@ -182,6 +182,7 @@ def test_a_decode_is_one_round(loop: str) -> None:
     for _ in range(6):
         harness.step()
     harness.states.runs.clear()
-    harness.step()
-    assert harness.states.runs == [4]
+    for _ in range(3):
+        harness.step()
+    assert set(harness.states.runs) == {4}, "a batch has several rounds, or runs are computed apart"
     harness.run()

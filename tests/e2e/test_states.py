@@ -142,9 +142,14 @@ def play(name: str, setting: dict[str, Any], checkpoints: dict[str, tuple[Path, 
         compare(model, prompt, answer, cached=name in OTHER_DECODES)
 
 
-@pytest.mark.parametrize("name", QUICK)
-@pytest.mark.parametrize("setting", FIRST, ids=str)
+@pytest.mark.parametrize(("name", "setting"), list(zip(QUICK, FIRST, strict=True)), ids=str)
 def test_answers_are_those_of_transformers(name: str, setting: dict[str, Any], checkpoints: Any) -> None:
+    play(name, setting, checkpoints)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "setting"), list(zip(QUICK, FIRST[::-1], strict=True)), ids=str)
+def test_the_other_loop(name: str, setting: dict[str, Any], checkpoints: Any) -> None:
     play(name, setting, checkpoints)
 
 

@@ -1,5 +1,5 @@
-// One forward pass of a decoder (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, Mixtral, the text of Qwen-VL) on a CPU, over paged KV, in
-// one call.
+// One forward pass of a decoder (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, Mixtral, the text of Qwen-VL) on a CPU, over
+// paged KV, in one call.
 //
 // All threads run the same program and meet at barriers; between two of them they take pieces of the work from a
 // counter, so that a thread whose core is wanted elsewhere does less. Weights and KV are bf16, sums and the residual

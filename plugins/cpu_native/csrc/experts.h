@@ -1,9 +1,9 @@
 // The experts of a layer in place of an MLP: their part of Forward.
 //
-// An expert multiplies the tokens that were sent to it, whose rows are gathered for it. Threads share its blocks of gate
-// and up; then each takes blocks of the hidden size and goes through all experts with them, in order, so that only one
-// thread adds to a number of the residual, and the sum does not depend on who is first. Only the weights of experts that
-// some token goes to are read.
+// An expert multiplies the tokens that were sent to it, whose rows are gathered for it. Threads share its blocks of
+// gate and up; then each takes blocks of the hidden size and goes through all experts with them, in order, so that only
+// one thread adds to a number of the residual, and the sum does not depend on who is first. Only the weights of experts
+// that some token goes to are read.
 #pragma once
 
 #include <algorithm>

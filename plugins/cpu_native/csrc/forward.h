@@ -63,8 +63,8 @@ class Forward {
   const int id, tokens, hidden, threads;
   const Left attended, act;
   const bool turn_first;
-  int counter = 0;  // runs of work that were shared so far
-  int tapped = 0;   // places that have come by
+  int counter = 0;    // runs of work that were shared so far
+  int tapped = 0;     // places that have come by
   int gathered = -1;  // the expert, of those that have tokens, whose rows this thread has gathered last
 
   // A query that one task answers alone is turned there; where tasks share one, all are turned before.

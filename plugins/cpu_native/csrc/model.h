@@ -86,9 +86,9 @@ struct Best {
   int32_t id;
 };
 
-// Pairs of a token and one of its experts, number token * per_token + place, in the order of experts and then of tokens.
-// Of the experts that have some, one after the other: their number, where their pairs begin, where the rows of their
-// activations begin in memory, and the first of their items of work.
+// Pairs of a token and one of its experts, number token * per_token + place, in the order of experts and then of
+// tokens. Of the experts that have some, one after the other: their number, where their pairs begin, where the rows of
+// their activations begin in memory, and the first of their items of work.
 struct Pairs {
   std::vector<int> order, experts, begin, item;
   std::vector<size_t> rows;

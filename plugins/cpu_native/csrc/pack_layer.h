@@ -62,10 +62,11 @@ inline void pack_site(Model& m, int index, Site site, int expert, const PbWeight
       });
     case SITE_O: return pack(m.layers[index].o, hidden, q, whole);
     case SITE_GATE_UP:  // 16 rows of the gate, then the same 16 of the other
-      return pack(expert < 0 ? m.layers[index].gate_up : m.layers[index].experts[expert].gate_up, round_up(inter, 16) * 2, hidden, [&](int i) {
-        const int row = i / 32 * 16 + i % 16;
-        return At{row < inter ? i % 32 / 16 : -1, row};
-      });
+      return pack(expert < 0 ? m.layers[index].gate_up : m.layers[index].experts[expert].gate_up,
+                  round_up(inter, 16) * 2, hidden, [&](int i) {
+                    const int row = i / 32 * 16 + i % 16;
+                    return At{row < inter ? i % 32 / 16 : -1, row};
+                  });
     case SITE_DOWN:
       return pack(expert < 0 ? m.layers[index].down : m.layers[index].experts[expert].down, hidden, inter, whole);
     case SITE_HEAD: return pack(m.head, m.shape.vocab, hidden, whole);

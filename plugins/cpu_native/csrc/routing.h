@@ -23,8 +23,7 @@ inline float dot(const float* a, const float* b, int n) {
   Lanes sums[4] = {lanes_of(0), lanes_of(0), lanes_of(0), lanes_of(0)};
   int i = 0;
   for (; i + 4 * LANES <= n; i += 4 * LANES)
-    for (int j = 0; j < 4; ++j)
-      sums[j] = fused(lanes_at(a + i + j * LANES), lanes_at(b + i + j * LANES), sums[j]);
+    for (int j = 0; j < 4; ++j) sums[j] = fused(lanes_at(a + i + j * LANES), lanes_at(b + i + j * LANES), sums[j]);
   for (; i < n; i += LANES) sums[0] = fused(first_at(a + i, n - i, 0), first_at(b + i, n - i, 0), sums[0]);
   return total((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }

@@ -22,7 +22,7 @@ from tests.plugins.model_transformers.test_served import loaded, probe_run
 from tests.plugins.model_transformers.tiny import context, save
 from tests.tools.state_families import STATE_FAMILIES
 
-QUICK = ("kimi_linear", "mamba2", "minimax", "jamba")
+QUICK = ("mamba2", "minimax")
 """Latents beside states, no attention at all, a state with an interface of its own, and Mamba 1."""
 
 PROMPTS = [[(7 * step + 5 * number) % 509 + 3 for step in range(length)] for number, length in enumerate((40, 23, 1))]

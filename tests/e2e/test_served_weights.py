@@ -62,6 +62,7 @@ def generated(served: Served, **more: object) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 def test_updates(served: Served, base: Path, tmp_path: Path) -> None:
     """From disk and from tensors; versions everywhere; pickles and other things are refused."""
     first, other = generated(served), other_weights(base)

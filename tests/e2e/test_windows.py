@@ -89,7 +89,7 @@ def families(*names: str) -> list[Any]:
     return [pytest.param(name, marks=[pytest.mark.full] if place else []) for place, name in enumerate(names)]
 
 
-@pytest.mark.parametrize("loop", ["normal", "overlap"])
+@pytest.mark.parametrize("loop", ["overlap", pytest.param("normal", marks=pytest.mark.full)])
 @pytest.mark.parametrize("family", families("gemma3_text", "gemma2", "gpt_oss", "olmo3", "cohere2", "mistral"))
 def test_answers_are_those_of_transformers(family: str, loop: str, tmp_path: Path) -> None:
     architecture = build(FAMILIES[family], tmp_path)

@@ -49,10 +49,14 @@ class StageBuilder:
         self.parts = self._all(DevicePart, "device_parts", ctx)
         known = {stage.name for stage in self.points.stages}
         if chosen.spec.states and not any(part.states for part in self.parts):
-            raise ModelError(f"{chosen.spec.architecture} keeps states, for which no plugin that is on brings memory")
+            raise ModelError(
+                f"{chosen.spec.architecture} keeps states, for which no plugin that is on brings memory; see what is "
+                "switched off below `plugins` in the config"
+            )
         if len(chosen.spec.kv_groups) > 1 and not any(part.kv_groups for part in self.parts):
             raise ModelError(
-                f"{chosen.spec.architecture} has several KV groups, for which no plugin that is on brings pages"
+                f"{chosen.spec.architecture} has several KV groups, for which no plugin that is on brings pages; see "
+                "what is switched off below `plugins` in the config"
             )
         if strangers := [part.name for part in self.parts if part.name not in known and not part.loads]:
             raise PluginError(f"device parts without a stage of their name: {', '.join(strangers)}")

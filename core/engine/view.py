@@ -50,7 +50,7 @@ class SchedulerView(EngineView):
     def pause(self, mode: PauseMode, by: str = "") -> None:
         self._scheduler.paused.add(by)
         if mode == "abort":
-            self._scheduler.receive([AbortRequest(all_requests=True)])
+            self._scheduler.reception.abort(AbortRequest(all_requests=True))
         elif mode == "retract":
             self._retract_all()
 

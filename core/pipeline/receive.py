@@ -72,7 +72,7 @@ class Reception:
             elif isinstance(message, TokenizedBatch):
                 replies.extend(self._accept(one) for one in message.requests)
             elif isinstance(message, AbortRequest):
-                self._abort(message)
+                self.abort(message)
             elif isinstance(message, ControlRequest):
                 replies += self._control(message.call_id, message.action, partial(self._run, message))
         if self.later:
@@ -135,7 +135,8 @@ class Reception:
         logger.error("request %s is refused: %s", quoted(message.rid), accused, exc_info=error)
         return refusal(message, 500, "plugin_failed", text)
 
-    def _abort(self, message: AbortRequest) -> None:
+    def abort(self, message: AbortRequest) -> None:
+        """End the requests that are meant. Those that are not here are none of its business."""
         reason = FinishReason(FinishType.ABORT, message="aborted by the client", status=499)
         alive = self._requests.alive
         targets = list(alive.values()) if message.all_requests else [alive.get(message.rid)]

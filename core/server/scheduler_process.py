@@ -103,7 +103,7 @@ def run(wire: SchedulerWire, scheduler: Steppable, watchdog: Watchdog) -> None:
         if outputs:
             for rid in wire.send_outputs(outputs):
                 logger.error("the output of %r fits into no message; the request was aborted", rid)
-                scheduler.receive([AbortRequest(rid=rid)])
+                wire.send(scheduler.receive([AbortRequest(rid=rid)]))
         if scheduler.idle:
             wait = BUSY_MS if scheduler.busy else None
         else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from pegboard.core.interfaces.errors import OutOfMemory
+from pegboard.core.interfaces.errors import ConfigError, OutOfMemory, Problem
 from pegboard.plugins.kv_tiers import HOST_POOL, KV_STORAGE
 from pegboard.plugins.kv_tiers.api import HostPool, HostPoolContext, KVStorage, KVStorageContext, Tiers
 from pegboard.plugins.kv_tiers.loading import HostLoads
@@ -57,12 +57,15 @@ class LocalTiers(Tiers):
 def build_tiers(ctx: MemoryContext) -> LocalTiers | None:
     """Return what is below a cache's device pages; None for a cache without tiers.
 
-    Raises ConfigError for storages that the cache has no use for, or whose blocks are no whole pages, and OutOfMemory
-    for a host pool that does not fit.
+    Raises ConfigError for storages that the cache has no use for, or whose blocks are no whole pages, and for a model
+    without KV; OutOfMemory for a host pool that does not fit.
     """
     facts = Facts(ctx.config, ctx.said, ctx.cache, ctx.provides, ctx.requiring)
     if not has_tiers(facts):
         return None
+    if not ctx.layers:
+        text = "the model keeps states alone, and tiers keep KV; use a cache without tiers, such as radix"
+        raise ConfigError(Problem("prefix_cache.use", text))
     host = _host_pool(ctx, block_pages(facts))
     identity = ctx.identity() if ctx.config.memory.storage else b""
     storage_ctx = KVStorageContext(identity.hex(), host.block_bytes)

@@ -42,9 +42,8 @@ class Trace:
     """What a run without weights has shown.
 
     `modules` are the qualified names of the attention modules, one per entry of `layers`. `states` are the modules that
-    keep states. `body` is the qualified
-    name of the module that turns tokens into final hidden states, `body_output` the type of what it returns; see
-    `head`.
+    keep states. `body` is the qualified name of the module that turns tokens into final hidden states, `body_output`
+    the type of what it returns; see `head`.
     """
 
     layers: tuple[LayerSpec, ...]

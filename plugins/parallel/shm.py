@@ -38,8 +38,8 @@ _KEPT = 512
 _LINE = 64
 """Bytes of a cache line. Each rank has one of its own, in words of 8 bytes."""
 _COUNT, _PID, _LEFT, _SLEEPS = 0, 1, 2, 3
-"""Words of a line: calls that were begun, plus one once the rank is there; its process; whether it has left, and sleeps
-until it is woken."""
+"""Words of a rank's line. How many calls it has begun, plus one for having come; the number of its process; whether it
+has left; whether it sleeps and wants to be woken."""
 _WORDS = _LINE // 8
 _LOOKS = 100
 """Looks at a counter before a rank lets others have its core: about 5 µs. Where two ranks share a core, more looks only

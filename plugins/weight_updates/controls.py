@@ -61,6 +61,10 @@ class Controls:
         mode = args.get("mode") or "retract"
         if not _is_mode(mode):
             raise InvalidRequest(f"mode must be one of {', '.join(MODES)}, got {mode!r:.100}", param="mode")
+        if mode == "in_place" and self._view.prefix_cache.origins:
+            text = "in_place does not work with a prefix cache that keeps prefixes beyond the device: what is computed "
+            text += "with the new weights would be kept as if with those of before; use retract"
+            raise InvalidRequest(text, param="mode")
         self._check_whole(partial=partial)
         last = path if path and not partial else ""
         order = Order(Check(path, file, tensors, partial), mode, self._version(args))
@@ -131,6 +135,8 @@ class Controls:
                 self._view.drop_prefixes()
             found = self._stage.ask(Release(tags))
             self._released.update(tags)
+            if "kv_cache" in tags:
+                self._stage.forget_prefixes()
         except Unsupported as error:
             raise InvalidRequest(f"memory cannot be given back: {error}", param="tags") from None
         finally:

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.weights import TensorSpec, WeightStore
 
 _SHOWN = 5
-_MUST_AGREE = (
-    *("architectures", "model_type", "quantization_config", "num_hidden_layers", "hidden_act", "rms_norm_eps"),
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window", "layer_types"),
-    *("rope_theta", "rope_scaling", "rope_parameters", "tie_word_embeddings"),
+_MAY_DIFFER = frozenset(
+    {
+        *("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "initializer_range"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "attention_dropout", "max_position_embeddings"),
+    }
 )
-"""What a config says of a model beside the shapes of its tensors. Where both have one of these, they agree."""
+"""What a config says that changes no number of a forward pass, and what is asked of the served model's alone. All else
+that both configs have must agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,8 @@ def of_directory(directory: Path, hf_config: Mapping[str, object]) -> FileSource
     if not directory.is_dir():
         raise ModelError(f"{directory} is not a directory")
     config = read_json_object(directory / "config.json")
-    for key in _MUST_AGREE:
-        if key in config and (key in hf_config or key == "quantization_config") and config[key] != hf_config.get(key):
+    for key in sorted(config.keys() - _MAY_DIFFER):
+        if (key in hf_config or key == "quantization_config") and config[key] != hf_config.get(key):
             raise ModelError(
                 f"{directory / 'config.json'}: {key} is {config[key]!r:.100}, the served model's is "
                 f"{hf_config.get(key)!r:.100}: only weights can be replaced"

@@ -95,8 +95,13 @@ class WeightUpdates(Stage):
             known = _WEIGHTS.of(req)
             if req.output_len and not known.first and version != self.version:
                 known.first = self.version
-        self.version, self.broken, self.epoch = version, "", uuid.uuid4().hex
+        self.version, self.broken = version, ""
         self.updates += 1
+        self.forget_prefixes()
+
+    def forget_prefixes(self) -> None:
+        """Have nothing found any more that was kept of prefixes until now, by the cache or by another stage."""
+        self.epoch = uuid.uuid4().hex
         for req in self._alive.values():
             # One with memory keeps its place in the cache, where no other request looks any more.
             if req.kv.row == NO_ROW and not req.finished:

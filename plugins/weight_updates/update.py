@@ -33,7 +33,7 @@ class Order:
 
 
 class Update:
-    """Answers once it is through. `then` is called with the answer's tensors if all went well, `over` in any case."""
+    """Answers once it is through. `then` is called if all went well, `over` in any case."""
 
     def __init__(
         self, stage: WeightUpdates, view: EngineView, order: Order, then: Callable[[], None], over: Callable[[], None]
@@ -64,15 +64,22 @@ class Update:
             began = time.monotonic()
             yield from self._written()
             self._stage.updated(self._order.version)
-            self._view.drop_prefixes()
             self._then()
             self._view.resume(NAME)
+            self._drop_prefixes()
         finally:
             self._over()
             self._ask(Forget())
         seconds = round(time.monotonic() - began, 3)
         logger.info("weights: %d tensors replaced in %.2f s, version %s", tensors, seconds, self._order.version)
         return {"weight_version": self._order.version, "tensors": tensors, "seconds": seconds}
+
+    def _drop_prefixes(self) -> None:
+        """Give back the memory of prefixes. They are not found any more, whether or not the cache raises."""
+        try:
+            self._view.drop_prefixes()
+        except Exception:
+            logger.exception("the prefix cache has failed to forget prefixes of the weights before")
 
     def _checked(self) -> Generator[None, None, int]:
         """Wait for the check; the number of tensors. Raises InvalidRequest: nothing has changed."""

@@ -13,6 +13,7 @@ import torch
 
 from pegboard.conformance.covering import covering
 from pegboard.core.engine.engine import Engine
+from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.sampling import SamplingParams
 from tests.tools.families import build
 from tests.tools.family_configs import FAMILIES
@@ -165,3 +166,9 @@ def test_further_settings(name: str, setting: dict[str, Any], checkpoints: Any) 
 def test_further_families(name: str, checkpoints: Any) -> None:
     for setting in FIRST:
         play(name, setting, checkpoints)
+
+
+def test_tiers_have_nothing_to_keep_of_states_alone(checkpoints: Any) -> None:
+    setting = {**FIRST[0], "cache": "hiradix"}
+    with pytest.raises(ConfigError, match=r"prefix_cache.use: .* use a cache without tiers"):
+        engine(checkpoints["mamba2"][0], setting)

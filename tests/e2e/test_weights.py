@@ -176,6 +176,36 @@ def test_requests_that_are_left_in_place(base: Path, other: Path) -> None:
     assert found == [fresh(other)[0], fresh(other)[2]]
 
 
+@pytest.mark.parametrize("mode", ["retract", "abort", "in_place"])
+def test_updates_that_take_many_turns(base: Path, other: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setattr("pegboard.plugins.weight_updates.update._SLICE", 0.0)
+    with Engine.from_config(config(base)) as engine:
+        answers(engine)
+        engine.control("update_weights", path=str(other), mode=mode)
+        assert tokens_of(engine) == fresh(other)
+        engine.control("update_weights", path=str(base), mode=mode)
+        assert tokens_of(engine) == fresh(base)
+
+
+def test_requests_do_not_stay_in_place_beside_tiers(base: Path, other: Path) -> None:
+    """What they compute with the new weights would be kept as if with the old."""
+    with Engine.from_config(config(base, more={"prefix_cache": {"use": "hiradix"}})) as engine:
+        assert "use retract" in refused(engine, path=str(other), mode="in_place").message
+
+
+def test_windows_are_not_read_from_memory_that_was_given_back(checkpoints: Path) -> None:
+    path = tiny_checkpoint(checkpoints, "mistral", num_hidden_layers=2)
+    more = {
+        "memory": {"max_total_tokens": 512, "page_size": 4, "window_pages": True},
+        "plugins": {"windows": {"snapshot_every": 8}},
+    }
+    with Engine.from_config(config(path, more=more)) as engine:
+        before = [tokens_of(engine), tokens_of(engine)]
+        engine.control("release_memory", tags=["kv_cache"])
+        engine.control("resume_memory", tags=["kv_cache"])
+        assert [tokens_of(engine), tokens_of(engine)] == before
+
+
 @pytest.mark.full
 def test_requests_end_in_the_mode_abort(base: Path, other: Path) -> None:
     with Engine.from_config(config(base)) as engine:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pegboard.core.interfaces.errors import Unsupported
+
 
 @dataclass(frozen=True, slots=True)
 class _View:
@@ -32,8 +34,12 @@ class WeightMemory:
         return bool(self._views)
 
     def release(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Give the memory of tensors back. Return its bytes, which count once where tensors share them."""
+        """Give the memory of tensors back. Return its bytes, which count once where tensors share them. Raises
+        Unsupported on a device: graphs that were recorded there have its addresses.
+        """
         for tensor in tensors:
+            if tensor.device.type == "cuda":
+                raise Unsupported("the model", "release", "on a GPU recorded graphs hold on to its memory")
             storage = tensor.untyped_storage()
             if storage.nbytes():
                 block, offset = storage.data_ptr(), int(tensor.storage_offset())

@@ -88,7 +88,8 @@ class WorstOrder(TorchDispatchMode):
         if error is None or not isinstance(result, torch.Tensor) or result.dtype != torch.float32:
             return result
         if result.device.type == "cpu" and result.numel() and args[0].dtype == torch.float32:
-            off = normal(result) * error(*args, **kwargs) * ROUNDING
+            about = {name: value for name, value in kwargs.items() if name != "out"}
+            off = normal(result) * error(*args, **about) * ROUNDING
             result += torch.where(off.isfinite() & result.isfinite(), off, 0.0).float()
         return result
 

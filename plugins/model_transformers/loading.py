@@ -120,12 +120,13 @@ def _quiet() -> Iterator[None]:
 
 def _check_loaded(ctx: ModelContext, files: _Files, info: dict[str, Any]) -> None:
     mismatched = sorted((tuple(entry) for entry in info.get("mismatched_keys") or ()), key=str)
-    problems = [
-        f"{_file_of(name, files)}: tensor {name} has shape {list(found)}, config.json asks for {list(wanted)}"
-        for name, found, wanted in mismatched
-    ]
+    problems = []
+    for renamed, found, wanted in mismatched:
+        name = _stored_name(ctx, renamed)
+        shapes = f"has shape {list(found)}, config.json asks for {list(wanted)}"
+        problems.append(f"{_file_of(name, files)}: tensor {name} {shapes}")
     missing = sorted(info.get("missing_keys") or ())
-    problems += [f"{ctx.directory}: tensor {name} is missing" for name in missing]
+    problems += [f"{ctx.directory}: tensor {_stored_name(ctx, name)} is missing" for name in missing]
     problems += [f"{ctx.directory}: {message}" for message in _messages(info.get("error_msgs"))]
     if problems:
         more = len(problems) - _SHOWN
@@ -134,6 +135,18 @@ def _check_loaded(ctx: ModelContext, files: _Files, info: dict[str, Any]) -> Non
     unexpected = sorted(info.get("unexpected_keys") or ())
     if unexpected:
         logger.warning("%s: %d tensors are not used, among them %s", ctx.directory, len(unexpected), unexpected[0])
+
+
+def _stored_name(ctx: ModelContext, name: str) -> str:
+    """Return the checkpoint's name of a tensor that transformers has renamed as a whole, such as Mixtral's router."""
+    from transformers.conversion_mapping import WeightRenaming, get_checkpoint_conversion_mapping
+
+    for change in get_checkpoint_conversion_mapping(str(ctx.hf_config.get("model_type"))) or ():
+        if isinstance(change, WeightRenaming):
+            for ours, theirs in zip(change.source_patterns, change.target_patterns, strict=False):
+                if theirs.strip(".").isidentifier() and theirs in name:
+                    return name.replace(theirs, ours)
+    return name
 
 
 def _messages(errors: Any) -> list[str]:

@@ -14,6 +14,7 @@ import ctypes
 import mmap
 import os
 import platform
+import sys
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -83,7 +84,7 @@ class Shm(Communicator[NoOptions]):
         if ctx.device.type != "cpu":
             return f"it is for CPUs, and the model is on {ctx.device}"
         if platform.machine() not in _X86 or not hasattr(os, "memfd_create"):
-            return f"it needs an x86-64 CPU and Linux, and this is {platform.machine()} with {platform.system()}"
+            return f"it needs an x86-64 CPU and Linux, and this is {platform.machine()} with {sys.platform}"
         return None
 
     def connect(self, meeting: Path, timeout: float) -> None:

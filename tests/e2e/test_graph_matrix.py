@@ -102,13 +102,13 @@ PLAIN, EXPERTS = (Cell("normal", 16, model, "auto", 0, False, ROOMY) for model i
 VALUES: tuple[Sequence[Any], ...] = (
     ("overlap", "normal"),
     (1, 16),
-    ("mistral", "qwen3_moe", "llama"),
+    ("mistral", "llama"),
     ("fp8_e4m3", "auto"),
     (32, 256),
     (False, True),
     (TIGHT, ROOMY),
 )
-"""Mistral has a window of 32 tokens, Qwen3-MoE experts."""
+"""Mistral has a window of 32 tokens."""
 ALL = [Cell(*values) for values in itertools.product(*VALUES)]
 FEW = [Cell("overlap", 16, "llama", "auto", 256, True, TIGHT)]
 REST = covering(ALL, beside=FEW)

@@ -105,8 +105,11 @@ def test_updates(served: Served, base: Path, tmp_path: Path) -> None:
     assert ask(served, "/health")[0] == 200
 
 
-def test_memory(served: Served) -> None:
+def test_memory(served: Served, base: Path, tmp_path: Path) -> None:
     """A request that comes meanwhile waits and is answered then."""
+    file = tmp_path / "again.safetensors"
+    save_file(tensors_of(base), file)
+    assert ask(served, "/update_weights_from_tensor", file.read_bytes(), "application/octet-stream")[0] == 200
     before, answers = generated(served), []
     assert post(served, "/release_memory_occupation")[0] == 200
     thread = threading.Thread(target=lambda: answers.append(generated(served)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ def start_followers(chosen: Chosen, hooks: Hooks, parts: StageBuilder, scratch: 
         for name, records in resolved.candidates.items()
     }
     ctx = FollowersContext(
-        chosen.providers, parts.points.stages, parts.parts, parts.lacking, offers, order, MODULE, facts(chosen)
+        chosen.providers, parts.points.stages, parts.parts, parts.lacking, offers, order, MODULE, partial(facts, chosen)
     )
     found: list[tuple[str, Followers]] = []
     for plugin, origin, made in answers(hooks, "followers", lambda made: made, ctx=ctx):

@@ -44,8 +44,8 @@ class Followers(ABC):
 class FollowersContext:
     """What followers are started by. `stages` and `parts` are those of the scheduler's process. `lacking` says who of
     those that compute the model lacks a capability; None: all have it. `offers` has, by contract, the names and
-    capabilities of the providers that the config may still choose, the likeliest first. `facts` have to be the same in
-    each of them, such as the versions of plugins, by what they are called in errors.
+    capabilities of the providers that the config may still choose, the likeliest first. `facts` returns what
+    has to be the same in each of them, such as versions, by what it is called in errors.
 
     `order(entry, about)` is a line of JSON for the standard input of ``python -m`` `module`, which follows for as long
     as that stays open: it calls ``entry(about, model)``, of a lazy name, a text and a FollowerModel.
@@ -58,7 +58,7 @@ class FollowersContext:
     offers: Mapping[str, Sequence[tuple[str, frozenset[str]]]]
     order: Callable[[str, str], bytes]
     module: str
-    facts: Mapping[str, str]
+    facts: Callable[[], Mapping[str, str]]
 
 
 class FollowerModel(Protocol):

@@ -136,7 +136,7 @@ class Reception:
         return refusal(message, 500, "plugin_failed", text)
 
     def abort(self, message: AbortRequest) -> None:
-        """End the requests that are meant. Those that are not here are none of its business."""
+        """End the requests that are meant; one that has ended already is left alone."""
         reason = FinishReason(FinishType.ABORT, message="aborted by the client", status=499)
         alive = self._requests.alive
         targets = list(alive.values()) if message.all_requests else [alive.get(message.rid)]

@@ -51,7 +51,7 @@ class Leader(Followers):
         self._communicator = communicator
         self._part = part
         self._timeout = timeout
-        self._group = Group(timeout, ctx.facts)
+        self._group = Group(timeout, ctx.facts())
         self._closed = False
         try:
             for index in range(1, size):

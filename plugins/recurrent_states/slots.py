@@ -216,7 +216,16 @@ class StateSlots:
         for old in use.spans[:-1]:
             self._drop(old)
         use.spans = [*use.spans[-1:], span]
+        if len(use.own) > self.each:
+            self._give_back(use)
         return span
+
+    def _give_back(self, use: Use) -> None:
+        """Take back what a request has beyond its share: slots of marks for which there was a snapshot already."""
+        spare = [slot for slot in use.own if slot not in self._held]
+        for slot in spare[: len(use.own) - self.each]:
+            use.own.remove(slot)
+            self.free.append(slot)
 
     def _places(self, req: Req, use: Use, start: int, stop: int) -> list[int]:
         """Return which of a request's tokens [start, stop) snapshots are wanted behind: where others branch off, at the

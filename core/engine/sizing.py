@@ -6,13 +6,13 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import psutil
 import torch
 
-from pegboard.core.engine.grouping import GroupSizes
 from pegboard.core.interfaces.errors import ConfigError, OutOfMemory
 from pegboard.core.interfaces.kv_pool import KVPool, KVPoolContext
+from pegboard.toolkit.cache.group_sizes import GroupSizes
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
+from pegboard.toolkit.system.memory import free_bytes
 
 if TYPE_CHECKING:
     from pegboard.core.config.sections import EngineConfig
@@ -66,8 +66,8 @@ def count_pages(
     Raises ConfigError where `memory.max_total_tokens` holds no page, and OutOfMemory where it is more than is free.
     """
     page_size = config.memory.page_size
-    sizes = GroupSizes.of(choice.cls, spec.layers + further, spec, kv_dtype or model.dtype, config, chunk)
-    free = max(0, _free_bytes(model.device) // sharing - reserved)
+    sizes = _group_sizes(choice, config, model, spec, further, kv_dtype, chunk)
+    free = max(0, free_bytes(model.device) // sharing - reserved)
     wanted = _pool_bytes(model.device, free, config.memory.gpu_share) if room is None else max(0, room - reserved)
     # Where no layer keeps all tokens, the first group's slots take no memory: there are as many as requests can use.
     usable = spec.max_context_len * config.scheduler.max_running_requests // page_size
@@ -91,7 +91,7 @@ def make_memory(
 ) -> KVMemory:
     """Build a pool of so many pages, and cap the context by it: every request must fit alone."""
     page_size = config.memory.page_size
-    sizes = GroupSizes.of(choice.cls, spec.layers + further, spec, kv_dtype or model.dtype, config, chunk)
+    sizes = _group_sizes(choice, config, model, spec, further, kv_dtype, chunk)
     max_context_len = min(spec.max_context_len, num_pages * page_size)
     if max_context_len < spec.max_context_len:
         logger.warning(
@@ -102,6 +102,20 @@ def make_memory(
     ctx = pool_context(num_pages, page_size, model, spec, further, kv_dtype)
     pool = choice.build(replace(ctx, further_pages=sizes.further(num_pages)))
     return KVMemory(pool, num_pages, max_context_len)
+
+
+def _group_sizes(
+    choice: Choice[KVPool, KVPoolContext],
+    config: EngineConfig,
+    model: ModelContext,
+    spec: ModelSpec,
+    further: tuple[LayerSpec, ...],
+    kv_dtype: torch.dtype | None,
+    chunk: int | None,
+) -> GroupSizes:
+    memory, step = config.memory, chunk or config.scheduler.max_prefill_tokens
+    layers, dtype = spec.layers + further, kv_dtype or model.dtype
+    return GroupSizes.of(choice.cls, layers, spec, dtype, memory.page_size, memory.typical_length, step)
 
 
 def _too_large(num_pages: int, page_size: int, sizes: GroupSizes, free: int, device: torch.device) -> OutOfMemory:
@@ -142,7 +156,7 @@ def make_rows(config: EngineConfig, device: torch.device, width: int, *, mirrore
     well. Raises OutOfMemory if it does not fit.
     """
     count = config.scheduler.max_running_requests
-    needed, free = (count + 1) * width * 4, _free_bytes(device)
+    needed, free = (count + 1) * width * 4, free_bytes(device)
     if needed > free:
         raise OutOfMemory(
             f"scheduler.max_running_requests: a table of {count} requests with {width} tokens each takes "
@@ -179,12 +193,6 @@ def _default_chunk(device: torch.device, *, mixed: bool) -> int:
         return _CHUNK_MIXED
     total = torch.cuda.get_device_properties(device).total_memory
     return next((size for below, size in _GPU_CHUNKS if total < below), _CHUNK_ELSEWHERE)
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
 
 
 def _pool_bytes(device: torch.device, free: int, gpu_share: float | None) -> float:

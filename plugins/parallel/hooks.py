@@ -67,6 +67,7 @@ class RanksHooks:
         from pegboard.plugins.parallel.leader import Leader
 
         check(ctx, self._section.tensor)
+        facts = ctx.facts()  # before a launcher is chosen, which followers have none of
         context = LaunchContext(self._section.tensor, self._section.cores, ctx.module)
         launcher = ctx.choose.choose(RANK_LAUNCHER, context)
-        return Leader(ctx, launcher, self._communicator, self._part, self._ranks.size, self._section.timeout)
+        return Leader(ctx, facts, launcher, self._communicator, self._part, self._ranks.size, self._section.timeout)

@@ -20,7 +20,7 @@ from pegboard.plugins.parallel.part import NAME, Stamp
 from pegboard.toolkit.model.ranks import PENDING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from pegboard.core.interfaces.batch import ModelWorkerBatch, TableChanges
     from pegboard.core.interfaces.batch_result import BatchResult
@@ -35,11 +35,14 @@ ENTRY = "pegboard.plugins.parallel.follower:follow"
 
 
 class Leader(Followers):
-    """Rank 0 among `size`. What is started is ended by `close`, which the executor calls, too."""
+    """Rank 0 among `size`, with whose `facts` the others must agree. What is started is ended by `close`, which the
+    executor calls, too.
+    """
 
     def __init__(
         self,
         ctx: FollowersContext,
+        facts: Mapping[str, str],
         launcher: RankLauncher,
         communicator: Communicator,
         part: RanksPart,
@@ -51,7 +54,7 @@ class Leader(Followers):
         self._communicator = communicator
         self._part = part
         self._timeout = timeout
-        self._group = Group(timeout, ctx.facts())
+        self._group = Group(timeout, facts)
         self._closed = False
         try:
             for index in range(1, size):

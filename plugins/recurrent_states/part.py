@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import psutil
 import torch
 
 from pegboard.core.interfaces.errors import ConfigError, OutOfMemory, Problem
@@ -14,6 +13,7 @@ from pegboard.core.interfaces.forward import BatchStates
 from pegboard.core.interfaces.stage import DevicePart
 from pegboard.plugins.recurrent_states.messages import NAME, HowMany, StateWork
 from pegboard.toolkit.model.states import bytes_per_slot, state_memory, state_round
+from pegboard.toolkit.system.memory import free_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +50,7 @@ class StatePart(DevicePart):
     def attach(self, model: LoadedModel) -> None:
         """Take the memory. Raises OutOfMemory and ConfigError where it does not suffice."""
         each = bytes_per_slot(self._states)
-        free = _free_bytes(model.device)
+        free = free_bytes(model.device)
         if self._options.slots is not None and self._options.slots < self._least:
             raise ConfigError(Problem("plugins.recurrent_states.slots", f"must be at least {self._least}"))
         self.count = self._options.slots or self._automatic(each, free, model.device)
@@ -87,12 +87,6 @@ class StatePart(DevicePart):
                 f"{_gib(int(most))}, and need room for {self._least}; set plugins.recurrent_states.slots"
             )
         return found
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
 
 
 def _gib(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Memory of this machine for large buffers."""
+"""Memory of this machine: how much is free, and large buffers of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ import ctypes
 import functools
 import mmap
 
+import psutil
 import torch
 
 _LARGE_PAGE = 2**21
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that are free on a GPU, or that the system can give on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
 
 
 def large_buffer(nbytes: int) -> torch.Tensor:

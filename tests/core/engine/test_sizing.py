@@ -11,9 +11,9 @@ import torch
 
 from pegboard.core.config.compose import compose
 from pegboard.core.engine import sizing
-from pegboard.core.engine.grouping import GroupSizes
 from pegboard.core.interfaces.errors import ConfigError, OutOfMemory
 from pegboard.core.interfaces.layers import KVGroupSpec, KVKind
+from pegboard.toolkit.cache.group_sizes import GroupSizes
 
 PER_TOKEN = 1000
 FREE = 100_000 * PER_TOKEN
@@ -33,7 +33,7 @@ class Choice:
 
 @pytest.fixture(autouse=True)
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizing, "_free_bytes", lambda device: FREE)
+    monkeypatch.setattr(sizing, "free_bytes", lambda device: FREE)
 
 
 def size(context: int = 512, kv_dtype: torch.dtype | None = None, **memory: Any) -> sizing.KVMemory:

@@ -62,7 +62,7 @@ def test_memory_that_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
         (StateOptions(slots=4), 100 * EACH, ConfigError, "must be at least 5"),
         (StateOptions(), 8 * EACH, OutOfMemory, "need room for 5; set plugins.recurrent_states.slots"),
     ):
-        monkeypatch.setattr("pegboard.plugins.recurrent_states.part._free_bytes", lambda device, free=free: free)
+        monkeypatch.setattr("pegboard.plugins.recurrent_states.part.free_bytes", lambda device, free=free: free)
         with pytest.raises(error, match=says):
             StatePart(STATES, options, 10, 3).attach(MODEL)
 

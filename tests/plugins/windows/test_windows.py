@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.core.engine.grouping import GroupSizes
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.pipeline.executor import Done
 from pegboard.plugins.windows.messages import NAME, Memory
 from pegboard.plugins.windows.pages import WindowPages
 from pegboard.plugins.windows.stage import Windows
+from pegboard.toolkit.cache.group_sizes import GroupSizes
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.cache.windows import most_pages
 from tests.core.pipeline.harness import IGNORE, FakeModel, Harness, prompts

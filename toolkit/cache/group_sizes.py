@@ -10,7 +10,6 @@ from pegboard.toolkit.cache.windows import most_pages
 if TYPE_CHECKING:
     import torch
 
-    from pegboard.core.config.sections import EngineConfig
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
 
@@ -31,20 +30,25 @@ class GroupSizes:
 
     @classmethod
     def of(
-        cls, pool: type[KVPool], layers: tuple[LayerSpec, ...], spec: ModelSpec, dtype: torch.dtype,
-        config: EngineConfig, chunk: int | None,
-    ) -> GroupSizes:  # fmt: skip
-        """Return those of a model whose `layers`, and those of plugins, are kept in `dtype`. Prompts are computed in
-        chunks of `chunk` tokens; None: in steps of `scheduler.max_prefill_tokens`.
+        cls,
+        pool: type[KVPool],
+        layers: tuple[LayerSpec, ...],
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        size: int,
+        typical: int | None,
+        step: int,
+    ) -> GroupSizes:
+        """Return those of a model whose `layers`, and those of plugins, are kept in `dtype`, in pages of `size` tokens.
+        A `typical` request has so many tokens, None: 4,096 or the context; a step computes up to `step` of prompts.
         """
-        size = config.memory.page_size
         each = [tuple(layer for layer in layers if layer.kv_group == group) for group in range(len(spec.kv_groups))]
-        length = config.memory.typical_length or min(_TYPICAL, spec.max_context_len)
+        length = typical or min(_TYPICAL, spec.max_context_len)
         return cls(
             tuple(pool.bytes_per_token(own, dtype) * size for own in each),
             -(-length // size),
             tuple(most_pages(group.window or 1, size) for group in spec.kv_groups[1:]),
-            -(-(chunk or config.scheduler.max_prefill_tokens) // size),
+            -(-step // size),
         )
 
     def further(self, num_pages: int) -> tuple[int, ...]:

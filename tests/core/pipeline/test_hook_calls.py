@@ -509,7 +509,7 @@ class TestSteps:
         begin, room, lead, *_ = [event for event in EVENTS if event.hook in ("followers", "room", "lead")]
         assert (begin.hook, room.hook, lead.hook) == ("followers", "room", "lead")
         assert begin.facts["ctx"].offers
-        assert begin.facts["ctx"].facts.keys() == {"versions", "config.json", "weights", "providers"}
+        assert begin.facts["ctx"].facts().keys() == {"versions", "config.json", "weights", "providers"}
         assert lead.facts["pages"] == ROOM < slots
 
     def test_one_plugin_may_start_followers(self, checkpoint: Path) -> None:

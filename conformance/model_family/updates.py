@@ -90,6 +90,23 @@ class UpdateTests(ModelSuite):
         self._check(run, other_weights(updatable, *chosen))
 
     @capability("updates")
+    def test_lent_memory_is_the_place_of_a_tensor(self, updatable: Path) -> None:
+        """It is filled, given back by `put`, and counts like a copy; where there is none, nothing is lent."""
+        run, store = self._lent(updatable)
+        other = other_weights(updatable)
+        tensors = self._needed(store, tensors_of(other))
+        store.begin(tensors)
+        for name, tensor in tensors.items():
+            memory = store.memory_of(name)
+            if memory is not None:
+                assert (memory.shape, memory.device.type, memory.is_contiguous()) == (tensor.shape, "cpu", True)
+                assert memory.dtype == store.expected()[name].dtype
+                tensor = memory.copy_(tensor)
+            store.put(name, tensor)
+        store.finish()
+        self._check(run, other)
+
+    @capability("updates")
     def test_numbers_are_read_as_they_are(self, updatable: Path) -> None:
         _, store = self._lent(updatable)
         tensors = self._needed(store, tensors_of(updatable))

@@ -39,6 +39,12 @@ class WeightStore(abc.ABC):
     def begin(self, names: Collection[str]) -> None:
         """Begin an update of the tensors with these names, after one that was broken off, too."""
 
+    def memory_of(self, name: str) -> torch.Tensor | None:
+        """Return the memory on the CPU, contiguous, that a tensor of an update that has begun will have. It may be
+        filled before `put` is called with it, which saves a copy. None where there is no such memory.
+        """
+        return None
+
     @abc.abstractmethod
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Replace a tensor by one of its shape and of any float type, which is converted; it may be on another device,

@@ -9,7 +9,7 @@ import torch
 
 from pegboard.core.interfaces.weights import TensorSpec, WeightStore
 from pegboard.toolkit.model.layers import Embedding, FusedLinear
-from pegboard.toolkit.model.weight_memory import WeightMemory, check_put
+from pegboard.toolkit.model.weight_memory import WeightMemory, check_put, fill, lent
 
 if TYPE_CHECKING:
     from pegboard.plugins.model_dense.network import DenseNetwork
@@ -68,8 +68,22 @@ class DenseStore(WeightStore):
         self._targets = self._names.targets(self._network.targets())
 
     @torch.inference_mode()
+    def memory_of(self, name: str) -> torch.Tensor | None:
+        return lent(self._target(name))
+
+    @torch.inference_mode()
     def put(self, name: str, tensor: torch.Tensor) -> None:
         check_put(name, tensor, self._specs[name].shape)
+        fill(self._target(name), tensor)
+        module = self._module_of.get(name)
+        self._missing.discard(name)
+        if module is not None:
+            self._open[module].discard(name)
+            if not self._open[module]:
+                self._close(module)
+
+    def _target(self, name: str) -> torch.Tensor:
+        """Return where a tensor goes, in a matrix that is not packed (any more)."""
         module = self._module_of.get(name)
         if module is not None and module not in self._open:
             if module.packed:
@@ -78,12 +92,7 @@ class DenseStore(WeightStore):
             self._targets |= self._targets_of(module)
         target = self._targets[name]
         assert isinstance(target, torch.Tensor), "ranks lend no weights"
-        target.copy_(tensor)
-        self._missing.discard(name)
-        if module is not None:
-            self._open[module].discard(name)
-            if not self._open[module]:
-                self._close(module)
+        return target
 
     def _targets_of(self, module: FusedLinear | Embedding) -> dict[str, Target]:
         if isinstance(module, Embedding):

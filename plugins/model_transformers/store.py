@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import torch
 
 from pegboard.core.interfaces.weights import TensorSpec, WeightStore
-from pegboard.toolkit.model.weight_memory import WeightMemory, check_put
+from pegboard.toolkit.model.weight_memory import WeightMemory, check_put, fill, lent
 
 
 class TransformersStore(WeightStore):
@@ -36,10 +36,13 @@ class TransformersStore(WeightStore):
             self._whole = True
         self._missing = set(self._tensors) if self._whole else set(names)
 
+    def memory_of(self, name: str) -> torch.Tensor | None:
+        return lent(self._tensors[name])
+
     @torch.inference_mode()
     def put(self, name: str, tensor: torch.Tensor) -> None:
         check_put(name, tensor, self._specs[name].shape)
-        self._tensors[name].copy_(tensor)
+        fill(self._tensors[name], tensor)
         self._missing.discard(name)
 
     def finish(self) -> None:

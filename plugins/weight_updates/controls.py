@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeGuard, TypeVar, get_args
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, TypeGuard, TypeVar, get_args
+
+from msgspec import Meta, ValidationError, convert
 
 from pegboard.core.interfaces.engine_view import PauseMode
 from pegboard.core.interfaces.errors import InvalidRequest, Unsupported
-from pegboard.plugins.weight_updates.messages import TAGS, Check, Numbers, Read, Release, Tag
+from pegboard.plugins.weight_updates.messages import (
+    TAGS,
+    Announced,
+    Check,
+    Checked,
+    Join,
+    Joining,
+    Leave,
+    Meeting,
+    Numbers,
+    Read,
+    Release,
+    Tag,
+)
 from pegboard.plugins.weight_updates.update import Order, Update
 
 if TYPE_CHECKING:
@@ -19,18 +34,20 @@ if TYPE_CHECKING:
 T = TypeVar("T", str, bool, int)
 MODES: tuple[PauseMode, ...] = get_args(PauseMode)
 MAX_VERSION = 256
+NotNegative = Annotated[int, Meta(ge=0)]
 MEMORY = "memory"
 """By which memory that was given back keeps the scheduler paused."""
 _MOST_NUMBERS = 100_000
 
 
 class Controls:
-    """The actions `update_weights`, `get_weights_by_name`, `release_memory` and `resume_memory`. `directory` has the
-    weights of the start.
+    """The actions `update_weights`, `get_weights_by_name`, `release_memory` and `resume_memory`; those that join and
+    leave trainers' groups, if `groups` are allowed. `directory` has the weights of the start.
     """
 
-    def __init__(self, stage: WeightUpdates, directory: str) -> None:
+    def __init__(self, stage: WeightUpdates, directory: str, *, groups: bool) -> None:
         self._stage = stage
+        self._allowed = groups
         self._view: EngineView
         self._last = directory  # where the weights of now can be read again, "" if nowhere
         self._released: set[Tag] = set()
@@ -42,11 +59,14 @@ class Controls:
         engine.add_control("get_weights_by_name", self.read)
         engine.add_control("release_memory", self.release)
         engine.add_control("resume_memory", self.resume)
+        engine.add_control("init_weights_group", self.join)
+        engine.add_control("destroy_weights_group", self.leave)
 
     # ---- weights ---------------------------------------------------------------------------------------------------
 
     def update(self, args: dict[str, object]) -> Later:
-        """Replace weights by those of a `path`, of a `file` of the API's process, or by `tensors` by name (in process).
+        """Replace weights by those of a `path`, of a `file` of the API's process, by `tensors` by name (in process), or
+        by those that the trainer of a `group` broadcasts: `announced`, a list of name, type and shape.
 
         `mode` says what becomes of the requests that are there (see `EngineView.pause`): `retract` by default, so that
         they are computed again with the new weights and go on. Without `partial` all tensors must be there.
@@ -56,8 +76,10 @@ class Controls:
         tensors = args.get("tensors")
         if tensors is not None and not _are_tensors(tensors):
             raise InvalidRequest("tensors must map names to tensors", param="tensors")
-        if sum((bool(path), bool(file), tensors is not None)) != 1:
-            raise InvalidRequest("exactly one of path, file and tensors is needed", param="path")
+        group = _of(args, "group", "")
+        if sum((bool(path), bool(file), tensors is not None, bool(group))) != 1:
+            raise InvalidRequest("exactly one of path, file, tensors and group is needed", param="path")
+        announced = Announced(group, tensors_of(args)) if group else None
         mode = args.get("mode") or "retract"
         if not _is_mode(mode):
             raise InvalidRequest(f"mode must be one of {', '.join(MODES)}, got {mode!r:.100}", param="mode")
@@ -67,7 +89,7 @@ class Controls:
             raise InvalidRequest(text, param="mode")
         self._check_whole(partial=partial)
         last = path if path and not partial else ""
-        order = Order(Check(path, file, tensors, partial), mode, self._version(args))
+        order = Order(Check(path, file, tensors, announced, partial), mode, self._version(args))
         return self._begun(order, last)
 
     def _begun(self, order: Order, last: str) -> Update:
@@ -96,7 +118,8 @@ class Controls:
 
     def _check_free(self) -> None:
         if self._busy:
-            raise InvalidRequest("an update of the weights is under way", code="update_under_way", status=409)
+            text = "an update of the weights is under way, or the meeting of a group"
+            raise InvalidRequest(text, code="update_under_way", status=409)
 
     def read(self, args: dict[str, object]) -> dict[str, object]:
         """Return the first numbers of the tensor `name`, `truncate_size` at most."""
@@ -114,6 +137,40 @@ class Controls:
             raise InvalidRequest(str(error), param="name") from None
         assert isinstance(found, Numbers)
         return {"values": found.values, "shape": list(found.shape), "dtype": found.dtype}
+
+    # ---- a trainer's groups ----------------------------------------------------------------------------------------
+
+    def join(self, args: dict[str, object]) -> Later:
+        """Meet the other ranks of the group `name` at `address` and `port`, as `rank` of `size`, with a `backend`."""
+        self._check_groups()
+        meeting = Meeting(
+            _of(args, "name", ""),
+            _of(args, "address", ""),
+            _of(args, "port", 0),
+            _of(args, "rank", 0),
+            _of(args, "size", 0),
+            _of(args, "backend", "auto"),
+        )
+        if not 0 < meeting.rank < meeting.size:
+            text = (
+                f"rank_offset must be from 1 (0 is the trainer) to world_size - 1, got {meeting.rank} of {meeting.size}"
+            )
+            raise InvalidRequest(text, param="rank_offset")
+        self._stage.ask(Join(meeting))
+        self._busy = True
+        return Meets(self._stage, self._over)
+
+    def leave(self, args: dict[str, object]) -> dict[str, object]:
+        """Leave the group `name`."""
+        self._check_groups()
+        if not self._stage.ask(Leave(_of(args, "name", ""))):
+            raise InvalidRequest(f"there is no group {args.get('name')!r:.100}", param="group_name", status=404)
+        return {}
+
+    def _check_groups(self) -> None:
+        if not self._allowed:
+            raise InvalidRequest("process groups are off (weight_updates.process_groups)", code="unsupported")
+        self._check_free()
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -163,6 +220,32 @@ class Controls:
         self._released.discard(tag)
         if not self._released:
             self._view.resume(MEMORY)
+
+
+class Meets:
+    """Answers once the ranks of a group have met. `over` is called in any case."""
+
+    def __init__(self, stage: WeightUpdates, over: Callable[[], None]) -> None:
+        self._stage = stage
+        self._over = over
+
+    def poll(self) -> dict[str, object] | None:
+        found = self._stage.ask(Joining())
+        assert isinstance(found, Checked)
+        if not found.done:
+            return None
+        self._over()
+        if found.error:
+            raise InvalidRequest(found.error, param="master_address")
+        return {}
+
+
+def tensors_of(args: dict[str, object]) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    """Return what a trainer announces. Raises InvalidRequest."""
+    try:
+        return tuple(convert(args.get("announced"), list[tuple[str, str, tuple[NotNegative, ...]]]))
+    except ValidationError as error:
+        raise InvalidRequest(f"announced must list name, type and shape: {error}", param="announced") from None
 
 
 def _tags(args: dict[str, object]) -> tuple[Tag, ...]:

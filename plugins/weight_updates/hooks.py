@@ -42,7 +42,7 @@ class WeightUpdateHooks:
             key = "runner.use" if who.startswith("runner") else "model.use"
             raise ConfigError(Problem(key, f"the {who} does not replace weights (weight_updates); choose another one"))
         stage = WeightUpdates(ctx.end)
-        self._controls = Controls(stage, str(ctx.directory))
+        self._controls = Controls(stage, str(ctx.directory), groups=self._section.process_groups)
         return [stage]
 
     @hookimpl
@@ -52,7 +52,7 @@ class WeightUpdateHooks:
         from pegboard.plugins.weight_updates.part import WeightPart
 
         roots = [ctx.directory, *map(Path, self._section.directories)]
-        return [WeightPart(roots, ctx.scratch, ctx.model.hf_config)]
+        return [WeightPart(roots, ctx.scratch, ctx.model.hf_config, self._section.group_timeout)]
 
     @hookimpl
     def engine_started(self, engine: EngineView) -> None:

@@ -15,14 +15,36 @@ TAGS: tuple[Tag, ...] = get_args(Tag)
 
 
 @dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the ranks of a trainer's group meet, and which of so many this server is."""
+
+    name: str
+    address: str
+    port: int
+    rank: int
+    size: int
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """The names, types and shapes of the tensors that the ranks of a `group` get, in that order."""
+
+    group: str
+    tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """Work: compare new weights with what the model expects, in a thread. They are those of a directory, of one file
-    that the API's process has written, or `tensors`. Without `partial` none may be missing.
+    that the API's process has written, `tensors`, or `announced` by a trainer, of which the first has to come, too.
+    Without `partial` none may be missing.
     """
 
     directory: str = ""
     file: str = ""
     tensors: Mapping[str, torch.Tensor] | None = None
+    announced: Announced | None = None
     partial: bool = False
 
 
@@ -58,12 +80,31 @@ class Release:
     tags: tuple[Tag, ...]
 
 
-Work = Check | Poll | Write | Forget | Read | Release
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Work: meet the other ranks of a trainer's group, in a thread (None)."""
+
+    meeting: Meeting
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """Work: tell how far that is (Checked)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Work: leave a trainer's group; whether there was one of that name."""
+
+    group: str
+
+
+Work = Check | Poll | Write | Forget | Read | Release | Join | Joining | Leave
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """How far the check is: with an `error` nothing has changed. So many `tensors` are to be written."""
+    """How far a check, or a meeting, is: with an `error` nothing has changed. So many `tensors` are to be written."""
 
     done: bool
     error: str = ""

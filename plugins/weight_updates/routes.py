@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pegboard.toolkit.http.weight_version import ServedWeights
 
 Mode = Literal["retract", "abort", "in_place"]
+GROUP = "weight_update_group"
+GroupName = Annotated[str, Field(min_length=1, max_length=256)]
 Version = Annotated[str, Field(max_length=MAX_VERSION)]
 
 
@@ -46,6 +48,42 @@ class DiskBody(RequestModel):
     abort_all_requests: bool = False
     """The same as the mode `abort`, as SGLang calls it."""
     partial: bool = False
+    """Whether tensors may be missing, which stay what they are."""
+
+
+class GroupBody(RequestModel):
+    """A trainer's process group, of which this server is to be a rank."""
+
+    master_address: str = Field(min_length=1, max_length=253)
+    """Where the trainer's rank 0 listens."""
+    master_port: int = Field(ge=1, le=65535)
+    rank_offset: int = Field(ge=1)
+    """This server's rank; 0 is the trainer, which broadcasts."""
+    world_size: int = Field(ge=2, le=100_000)
+    group_name: GroupName = GROUP
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """By default gloo on a CPU, and nccl on a GPU."""
+
+
+class GroupNameBody(RequestModel):
+    """A trainer's process group."""
+
+    group_name: GroupName = GROUP
+
+
+class BroadcastBody(RequestModel):
+    """New weights that a trainer broadcasts, in this order."""
+
+    names: list[str] = Field(min_length=1, max_length=1_000_000)
+    dtypes: list[str]
+    """Such as `bfloat16`."""
+    shapes: list[list[int]]
+    group_name: GroupName = GROUP
+    weight_version: Version = ""
+    mode: Mode = "retract"
+    abort_all_requests: bool = False
+    """The same as the mode `abort`."""
+    partial: bool = True
     """Whether tensors may be missing, which stay what they are."""
 
 
@@ -110,6 +148,7 @@ class Routes:
         path = "/update_weights_from_tensor"
         add = router.post(path, summary=tensor, openapi_extra=docs, responses=updated, dependencies=[LARGE])
         add(self.from_tensor)
+        self._add_groups(router)
         docs = body_docs(NameBody, {"name": "model.norm.weight"})
         values = {**json_answer(Values), **errors}
         look = "The first numbers of a tensor"
@@ -121,6 +160,52 @@ class Routes:
         ):
             router.post(path, summary=what, openapi_extra=docs, responses=done)(run)
         return router
+
+    def _add_groups(self, router: APIRouter) -> None:
+        errors = error_responses(404, 409)
+        shown: dict[str, object] = {
+            "master_address": "10.0.0.1",
+            "master_port": 29500,
+            "rank_offset": 1,
+            "world_size": 2,
+        }
+        new = {"names": ["model.norm.weight"], "dtypes": ["bfloat16"], "shapes": [[576]]}
+        done = {**json_answer(Done), **errors}
+        for path, what, docs, answers, run in (
+            ("init", "Join a trainer's process group", body_docs(GroupBody, shown), done, self.join),
+            ("destroy", "Leave a trainer's process group", body_docs(GroupNameBody, {}), done, self.leave),
+        ):
+            add = router.post(f"/{path}_weights_update_group", summary=what, openapi_extra=docs, responses=answers)
+            add(run)
+        what, docs = "Replace weights by those that a trainer broadcasts", body_docs(BroadcastBody, new)
+        path = "/update_weights_from_distributed"
+        router.post(path, summary=what, openapi_extra=docs, responses={**json_answer(Updated), **errors})(
+            self.from_trainer
+        )
+
+    async def join(self, request: Request) -> Response:
+        body = await parse_body(request, GroupBody)
+        args: dict[str, object] = {"name": body.group_name, "address": body.master_address, "port": body.master_port}
+        args |= {"rank": body.rank_offset, "size": body.world_size, "backend": body.backend}
+        await self._client.control("init_weights_group", args)
+        return json_response(
+            {"success": True, "message": f"this server is rank {body.rank_offset} of {body.group_name}"}
+        )
+
+    async def leave(self, request: Request) -> Response:
+        body = await parse_body(request, GroupNameBody)
+        await self._client.control("destroy_weights_group", {"name": body.group_name})
+        return json_response({"success": True, "message": f"{body.group_name} is left"})
+
+    async def from_trainer(self, request: Request) -> Response:
+        body = await parse_body(request, BroadcastBody)
+        if not len(body.names) == len(body.dtypes) == len(body.shapes):
+            raise InvalidRequest("names, dtypes and shapes must be of one length", param="names")
+        announced = list(zip(body.names, body.dtypes, body.shapes, strict=True))
+        mode = "abort" if body.abort_all_requests else body.mode
+        args: dict[str, object] = {"group": body.group_name, "announced": announced, "mode": mode}
+        args |= {"partial": body.partial, "weight_version": body.weight_version}
+        return await self._updated(args, {"announced": "shapes", "group": "group_name"})
 
     async def from_disk(self, request: Request) -> Response:
         body = await parse_body(request, DiskBody)

@@ -11,7 +11,7 @@ import torch
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.toolkit.model.hf_files import read_json_object
-from pegboard.toolkit.model.weights import CODES, StoredTensor, checkpoint_files, read_header, read_tensor
+from pegboard.toolkit.model.weights import CODES, StoredTensor, checkpoint_files, read_header, read_into, read_tensor
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.weights import TensorSpec, WeightStore
@@ -43,14 +43,41 @@ class Source(Protocol):
     def tensors(self) -> Mapping[str, Offered]:
         """All of them by name, in the order in which they are read best."""
 
-    def read(self, name: str) -> torch.Tensor:
-        """Return one of them, whose memory the next one may take. Raises ModelError."""
+    def read(self, name: str, memory: torch.Tensor | None) -> torch.Tensor | None:
+        """Return one of them, None if it has not come yet. It is in the `memory` of its place in the model if that
+        saves a copy; otherwise the next one may take its memory. Raises ModelError.
+        """
+
+    def wait(self) -> None:
+        """Return once the first of them can be read. Raises ModelError."""
 
     def changed(self) -> str:
         """Return what has changed since it was opened, "" for nothing."""
 
+    def through(self) -> bool:
+        """Return whether all that comes has come, also what is not needed. Raises ModelError."""
 
-class FileSource:
+    def close(self) -> None:
+        """Note that nothing more is read."""
+
+
+class _Here:
+    """Of a source that can be read at once, and to its end."""
+
+    def wait(self) -> None:
+        """Wait for nothing."""
+
+    def changed(self) -> str:
+        return ""
+
+    def through(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class FileSource(_Here):
     """Tensors of safetensors files; `files` have those names at least. Raises ModelError."""
 
     def __init__(self, files: Mapping[Path, Sequence[str]]) -> None:
@@ -70,9 +97,12 @@ class FileSource:
     def tensors(self) -> Mapping[str, Offered]:
         return {name: Offered(one.shape, one.dtype, f"{file}: ") for name, (file, one) in self._stored.items()}
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, memory: torch.Tensor | None) -> torch.Tensor:
         file, stored = self._stored[name]
         try:
+            if memory is not None:
+                read_into(file, stored, memory)
+                return memory
             # Memory that was there before costs no page faults, which are dearer than what is read into it.
             self._memory = into = memory_for(stored, self._memory)
             return read_tensor(file, stored, into)
@@ -116,7 +146,7 @@ def of_directory(directory: Path, hf_config: Mapping[str, object]) -> FileSource
     return FileSource(checkpoint_files(directory))
 
 
-class MemorySource:
+class MemorySource(_Here):
     """Tensors of the caller."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -126,11 +156,8 @@ class MemorySource:
     def tensors(self) -> Mapping[str, Offered]:
         return {name: Offered(tuple(one.shape), one.dtype, "") for name, one in self._tensors.items()}
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, memory: torch.Tensor | None) -> torch.Tensor:
         return self._tensors[name]
-
-    def changed(self) -> str:
-        return ""
 
 
 def check(source: Source, store: WeightStore, *, partial: bool) -> list[str]:

@@ -44,7 +44,7 @@ class Update:
         self._then = then
         self._over = over
         self._ask(order.check)
-        self._order = replace(order, check=replace(order.check, tensors=None))
+        self._order = replace(order, check=replace(order.check, tensors=None, announced=None))
         self._turns = self._run()
 
     def poll(self) -> dict[str, object] | None:

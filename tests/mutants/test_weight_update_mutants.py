@@ -101,6 +101,23 @@ class LendsItsMemory(Broken):
             return found.detach().reshape(-1)[:most]
 
 
+class LendsMemoryOfAnotherType(Broken):
+    class Store(DenseStore):
+        def memory_of(self, name: str) -> torch.Tensor | None:
+            found = super().memory_of(name)
+            return None if found is None else found.double()
+
+
+class TakesWhatItLentForFilled(Broken):
+    class Store(DenseStore):
+        def memory_of(self, name: str) -> torch.Tensor | None:
+            self.elsewhere = torch.empty_like(self._target(name))
+            return self.elsewhere
+
+        def put(self, name: str, tensor: torch.Tensor) -> None:
+            super().put(name, self._target(name) if tensor is getattr(self, "elsewhere", None) else tensor)
+
+
 class GivesNothingBack(Broken):
     class Store(DenseStore):
         def release(self) -> int:
@@ -149,6 +166,8 @@ CAUGHT = {
     ReadsTooMuch: "test_numbers_are_read_as_they_are",
     ReadsInAnotherType: "test_numbers_are_read_as_they_are",
     LendsItsMemory: "test_numbers_are_read_as_they_are",
+    LendsMemoryOfAnotherType: "test_lent_memory_is_the_place_of_a_tensor",
+    TakesWhatItLentForFilled: "test_lent_memory_is_the_place_of_a_tensor",
     GivesNothingBack: "test_released_memory",
     TakesHalfForAll: "test_released_memory",
     TakesAnyForAll: "test_what_was_named_must_come",

@@ -68,3 +68,14 @@ def check_put(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
     """Raise ValueError for a tensor of another shape than is expected, or of no float type."""
     if tuple(tensor.shape) != shape or not tensor.is_floating_point():
         raise ValueError(f"{name} is {list(tensor.shape)} of {tensor.dtype}, expected {list(shape)} of a float type")
+
+
+def lent(target: torch.Tensor) -> torch.Tensor | None:
+    """Return a tensor that another may fill as `WeightStore.memory_of` has it, None where it cannot."""
+    return target.detach() if target.device.type == "cpu" and target.is_contiguous() else None
+
+
+def fill(target: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copy a tensor to its place, unless it is `lent` memory, which is there already."""
+    if tensor.data_ptr() != target.data_ptr() or tensor.dtype != target.dtype:
+        target.copy_(tensor)

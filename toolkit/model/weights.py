@@ -354,6 +354,12 @@ def read_tensor(file: Path, stored: StoredTensor, into: Tensor | None = None) ->
     return memory
 
 
+def read_into(file: Path, stored: StoredTensor, target: Tensor) -> None:
+    """Read a tensor of a file into another of its shape, converted. Raises ModelError where the file ends early."""
+    with file.open("rb", buffering=0) as stream:
+        _read(stream, stored, target)
+
+
 def _read_part(stream: FileIO, stored: StoredTensor, target: Target) -> None:
     if isinstance(target, Tensor):
         _read(stream, stored, target)

@@ -72,6 +72,7 @@ class ResponseBody(RequestFields, SamplingFields, RefusingModel):
     user: str = ""
     chat_template_kwargs: dict[str, Any] = {}
     """What else the chat template gets to read: names that it knows."""
+    thinking_token_budget: int | None = None
     background: bool = False
     conversation: Any = None
     prompt: Any = None

@@ -29,7 +29,7 @@ from pegboard.plugins.api_openai.responses.shapes import DeletedResponse, InputI
 from pegboard.plugins.api_openai.responses.store import Item, ResponseStore, Shelf, Stored
 from pegboard.plugins.api_openai.surface import Surface, documented, grammar_names
 from pegboard.plugins.api_openai.tools import response_tools
-from pegboard.toolkit.chat.thinking import effort_hints
+from pegboard.toolkit.chat.thinking import budget_params, effort_hints
 from pegboard.toolkit.chat.turn import Turn, take_turn
 from pegboard.toolkit.http.answer_stream import AnswerStream
 from pegboard.toolkit.http.answers import built_response, json_response
@@ -103,7 +103,7 @@ class Responses:
         turn = await self._turn(request, body, grammar, before, own)
         identity = f"resp_{uuid.uuid4().hex}"
         names = {**NAMES, **grammar_names(grammar, turn.grammar, GRAMMARS)}
-        answers = await self._surface.submit(request, [_engine_request(body, turn, identity)], names)
+        answers = await self._surface.submit(request, [self._engine_request(body, turn, identity)], names)
         # The body stays until the answer has ended, and pictures are large. The items are still there, to be kept.
         body.input = ""
         if not body.store:
@@ -241,26 +241,26 @@ class Responses:
             hints=effort_hints(body.reasoning.effort),
         )
 
+    def _engine_request(self, body: ResponseBody, turn: Turn, identity: str) -> GenerateRequest:
+        budget = budget_params(self._surface.ctx, turn, body.thinking_token_budget, "thinking_token_budget")
+        return GenerateRequest(
+            prompt=turn.prompt,
+            sampling=body.sampling_params(
+                max_new_tokens=body.max_output_tokens,
+                min_new_tokens=0,
+                grammar=turn.grammar,
+                skip_special_tokens=turn.skip_special_tokens,
+            ),
+            rid=identity,
+            stream=body.stream,
+            priority=body.priority,
+            cache_salt=body.salt,
+            logprobs=body.logprobs,
+            add_special_tokens=False,
+            params={**body.params_of((1,))[0], **budget},
+            model=body.model,
+        )
+
 
 async def _nothing() -> None:
     """Of a stream that is told again there is nothing to close, nor to wait for."""
-
-
-def _engine_request(body: ResponseBody, turn: Turn, identity: str) -> GenerateRequest:
-    return GenerateRequest(
-        prompt=turn.prompt,
-        sampling=body.sampling_params(
-            max_new_tokens=body.max_output_tokens,
-            min_new_tokens=0,
-            grammar=turn.grammar,
-            skip_special_tokens=turn.skip_special_tokens,
-        ),
-        rid=identity,
-        stream=body.stream,
-        priority=body.priority,
-        cache_salt=body.salt,
-        logprobs=body.logprobs,
-        add_special_tokens=False,
-        params=body.params_of((1,))[0],
-        model=body.model,
-    )

@@ -111,7 +111,7 @@ function showTurns(text) {
 }
 
 function turn(message) {
-  const who = { user: "You", assistant: chat.model || "Model", tool: "Tool result" }[message.role];
+  const who = { user: "You", assistant: message.model, tool: "Tool result" }[message.role];
   const body = el("div", { class: "said" });
   fillTurn(body, message);
   message.node = body;
@@ -190,7 +190,7 @@ function chatBody() {
 async function answer() {
   let body;
   try { body = chatBody(); } catch (error) { return notice(`Tools must be JSON: ${error.message}`); }
-  const message = { role: "assistant", content: "", done: false };
+  const message = { role: "assistant", model: body.model || "Model", content: "", done: false };
   chat.messages.push(message);
   showTurns();
   const running = chat.running = new AbortController();

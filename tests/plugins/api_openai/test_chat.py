@@ -27,6 +27,7 @@ from pegboard.toolkit.parsing.output_parser import OutputParserContext
 from tests.plugins.api_anthropic.parsers import fake_parsers
 from tests.plugins.api_openai import asking
 from tests.plugins.api_openai.asking import CHAT, COMPLETIONS, MESSAGES, ask
+from tests.plugins.api_openai.test_bad_input import RESPONSES
 
 TEXT = "".join(SCRIPT)
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}
@@ -190,16 +191,17 @@ def test_template_kwargs_are_those_that_the_template_reads() -> None:
     assert asked(reasoning_effort="low").prompt == "user: Hi\nassistant:", "a hint, for templates that listen"
 
 
-def budgeted(prompt: str = "", **more: Any) -> tuple[Any, FakeEngineClient]:
+def budgeted(prompt: str = "", route: str = CHAT, **more: Any) -> tuple[Any, FakeEngineClient]:
     """Ask a model that thinks between markers."""
     record = Registry.discover().get("reasoning_parser", "deepseek_r1")
     assert record is not None
     parser = record.load()(record.options_model()(), OutputParserContext("", "", ""))
     template = "{% for one in messages %}{{ one.content }}{% endfor %}" + prompt
-    body = {"messages": MESSAGES, "thinking_token_budget": 7, **more}
+    conversation = {"messages": MESSAGES} if route == CHAT else {"input": "Hi"}
+    body = {**conversation, "thinking_token_budget": 7, **more}
     services = {"services": {"reasoning_parser": parser}}
     return ask(
-        "POST", CHAT, body, context=services, features=["thought_budget"], tokenizer=FakeTokenizer(template=template)
+        "POST", route, body, context=services, features=["thought_budget"], tokenizer=FakeTokenizer(template=template)
     )
 
 
@@ -209,6 +211,8 @@ def test_a_budget_of_thinking_reaches_the_engine() -> None:
         _, client = budgeted(prompt, n=2, params={"gate": 1})
         for one in client.requests:
             assert one.params == {"gate": 1, "thought_budget": {**said, "opened": opened, "text": ""}}
+    _, client = budgeted(route=RESPONSES, params={"gate": 1})
+    assert client.requests[0].params == {"gate": 1, "thought_budget": {**said, "opened": False, "text": ""}}
     prefilled = [*MESSAGES, {"role": "assistant", "content": "<think>Hm"}]
     _, client = budgeted(messages=prefilled, continue_final_message=True)
     assert client.requests[0].params["thought_budget"] == {**said, "opened": False, "text": "<think>Hm"}
@@ -233,6 +237,7 @@ def test_budgets_are_refused_where_thoughts_cannot_be_ended() -> None:
     error = asking.refused(CHAT, body)
     assert (error["param"], error["code"]) == ("thinking_token_budget", "unsupported")
     assert "no reasoning parser" in error["message"]
+    assert asking.refused(RESPONSES, {"input": "Hi", "thinking_token_budget": 7})["param"] == "thinking_token_budget"
     assert asking.refused(COMPLETIONS, {"prompt": "Hi", "thinking_token_budget": 7})["code"] == "unsupported"
 
 

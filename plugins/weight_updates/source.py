@@ -11,7 +11,7 @@ import torch
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.toolkit.model.hf_files import read_json_object
-from pegboard.toolkit.model.weights import CODES, StoredTensor, checkpoint_files, read_header, read_into, read_tensor
+from pegboard.toolkit.model.weights import CODES, StoredTensor, checkpoint_files, read_header, read_into
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.weights import TensorSpec, WeightStore
@@ -100,12 +100,12 @@ class FileSource(_Here):
     def read(self, name: str, memory: torch.Tensor | None) -> torch.Tensor:
         file, stored = self._stored[name]
         try:
-            if memory is not None:
-                read_into(file, stored, memory)
-                return memory
-            # Memory that was there before costs no page faults, which are dearer than what is read into it.
-            self._memory = into = memory_for(stored, self._memory)
-            return read_tensor(file, stored, into)
+            if memory is None:
+                # Memory that was there before costs no page faults, which are dearer than what is read into it.
+                self._memory = memory_for(stored, self._memory)
+                memory = self._memory[: stored.nbytes].view(stored.dtype).view(stored.shape)
+            read_into(file, stored, memory)
+            return memory
         except OSError as error:
             raise ModelError(f"{file} cannot be read: {error}") from error
 

@@ -341,16 +341,10 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def read_tensor(file: Path, stored: StoredTensor, into: Tensor | None = None) -> Tensor:
-    """Return a tensor of a file as it is stored, on the CPU, in the memory `into` uint8 [nbytes or more] if that is
-    given. Raises ModelError where the file ends early.
-    """
+def read_tensor(file: Path, stored: StoredTensor) -> Tensor:
+    """Return a tensor of a file as it is stored, on the CPU. Raises ModelError where the file ends early."""
     memory = torch.empty(stored.shape, dtype=stored.dtype)
-    if into is not None:
-        memory = into[: stored.nbytes].view(stored.dtype).view(stored.shape)
-    with file.open("rb", buffering=0) as stream:
-        stream.seek(stored.start)
-        _fill(stream, memory)
+    read_into(file, stored, memory)
     return memory
 
 

@@ -89,6 +89,11 @@ def gone(pid: int) -> bool:
     return False
 
 
+def running(pool: GrammarPool) -> int:
+    """How many compilations are under way."""
+    return pool._queue._running
+
+
 def test_a_grammar_comes_back_and_no_process_starts_before_it(pools: Pools) -> None:
     pool = pools(workers=2)
     assert pool.pids() == []
@@ -229,7 +234,7 @@ def test_a_panic_while_loading_fails_one_grammar(pools: Pools) -> None:
     assert isinstance(error, RuntimeError)
     assert "Panic: as asked" in str(error)
     assert pool.submit(script("tokens 6")).result(PATIENCE).size_bytes
-    assert (pool.open, pool._queue._running) == (0, 0)
+    assert (pool.open, running(pool)) == (0, 0)
 
 
 def test_grammars_queue_under_the_key_of_their_client(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +266,7 @@ def test_a_full_queue_is_shared_by_keys(pools: Pools) -> None:
     first = asked("hang", "a")
     assert gate.enter(first).state.value == "blocked"
     deadline = time.monotonic() + PATIENCE
-    while pool._queue._running == 0 and time.monotonic() < deadline:
+    while running(pool) == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     reqs = [first] + [asked("hang" + " " * number, "a") for number in range(1, 4)]
     assert {gate.enter(req).state.value for req in reqs[1:]} == {"blocked"}
@@ -336,7 +341,7 @@ def test_one_that_is_not_wanted_any_more_leaves_its_worker(pools: Pools) -> None
     assert pool.pids() == [before], "it had not begun"
     endless = pool.submit(script("hang"))
     deadline = time.monotonic() + PATIENCE
-    while pool._queue._running == 0 and time.monotonic() < deadline:
+    while running(pool) == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert endless.cancel()
     assert pool.submit(script("tokens 7")).result(PATIENCE).size_bytes

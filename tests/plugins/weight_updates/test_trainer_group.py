@@ -13,9 +13,13 @@ from pegboard.plugins.weight_updates.trainer_group import GroupSource, TrainerGr
 NORM = ("model.norm.weight", "float32", (64,))
 
 
+class Unjoined(TrainerGroup):
+    def __init__(self) -> None:
+        """Meet no other rank."""
+
+
 def source(*tensors: tuple[str, str, tuple[int, ...]]) -> GroupSource:
-    group: TrainerGroup = object()  # type: ignore[assignment]
-    return GroupSource(group, Announced("a", tensors), most=100, timeout=1)
+    return GroupSource(Unjoined(), Announced("a", tensors), most=100, timeout=1)
 
 
 def test_types_are_called_as_torch_or_its_users_call_them() -> None:

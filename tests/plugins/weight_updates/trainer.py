@@ -25,6 +25,11 @@ class Trainer:
         self.process.stdin.write(f"{file} {' '.join(names)}\n")
         self.process.stdin.flush()
 
+    def end(self) -> None:
+        """Have it end once it has sent what it was told to."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
     def heard(self) -> str:
         """Return what became of that: "sent", or "failed"."""
         assert self.process.stdout is not None
@@ -44,7 +49,7 @@ def trainer(port: int) -> Iterator[Trainer]:
 def main(port: int, size: int) -> None:
     import torch.distributed as dist
     from safetensors.torch import load_file
-    from torch.distributed.distributed_c10d import GroupName, PrefixStore, _new_process_group_helper, _world
+    from torch.distributed.distributed_c10d import GroupName, PrefixStore, _new_process_group_helper
     from torch.distributed.rendezvous import rendezvous
 
     patience = timedelta(seconds=60)
@@ -53,13 +58,12 @@ def main(port: int, size: int) -> None:
     group, _ = _new_process_group_helper(
         size, rank, [], "gloo", PrefixStore(GROUP, store), group_name=GroupName(GROUP), timeout=patience
     )
-    _world.pg_group_ranks[group] = {number: number for number in range(size)}
     for line in sys.stdin:
         file, *names = line.split()
         tensors = load_file(file)
         try:
             for name in names:
-                dist.broadcast(tensors[name], 0, group=group)
+                group.broadcast([tensors[name]], dist.BroadcastOptions()).wait()
             sys.stdout.write("sent\n")
         except RuntimeError:
             sys.stdout.write("failed\n")

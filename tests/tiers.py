@@ -41,7 +41,8 @@ FULL: dict[str, tuple[str, ...]] = {
     # One SDK meets a real server in `make test`; what the routes of the others say is looked at without a server there.
     "e2e/test_clients_agents.py": (ALL,),
     "e2e/test_clients_anthropic.py": (ALL,),
-    "e2e/test_clients_media.py": (r"test_(video|bad_media|chat_on|generate_on)",),
+    # tests/e2e/test_multimodal.py shows the answers, tests/plugins/*/test_media.py the routes.
+    "e2e/test_clients_media.py": (ALL,),
     "e2e/test_clients_openai.py": (
         r"\[async",
         r"test_bad_requests\[True",
@@ -104,6 +105,8 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_some_hundred_simulated\[(normal|overlap|few_rows)",
         r"test_some_hundred_simulated\[",
     ),
+    # The same updates, and memory given back, are played without a server in e2e/test_weights.py.
+    "e2e/test_served_weights.py": (ALL,),
     "e2e/test_third_party.py": (ALL,),
     "e2e/test_third_party_stages.py": (ALL,),
     "e2e/test_speculation_grammars.py": (
@@ -220,7 +223,9 @@ FULL: dict[str, tuple[str, ...]] = {
         r"test_(one_accident|two_are)",
         r"test_one_that_(takes|was_killed)",
     ),
-    "plugins/tracing_otel/test_served.py": (r"test_a_collector_that_is_away",),
+    "plugins/tracing_otel/test_served.py": (ALL,),
+    "plugins/linear_triton/test_conformance.py": (r"\[float16\]",),
+    "toolkit/kernels/test_experts.py": (r"\[cpu-False-",),
     "plugins/profiler/test_profiler.py": (r"test_a_process_may_end",),
     "core/cli/test_main.py": (
         r"test_check_(runs_the_suite_and_matrix|as_json)",
@@ -278,7 +283,7 @@ FULL: dict[str, tuple[str, ...]] = {
     # ---- suites: each runs for every provider of a plugin, and some tests take a second each time -------------------
     "conformance/test_builtins.py": (
         # The same routes with a model that takes media, whose bodies have fields of their own.
-        r"Test_api_(anthropic|native)_\w+_with_media::test_(?!wrong_types|models_with|spelled)",
+        r"Test_api_(anthropic|native|ollama)_\w+_with_media::test_(?!wrong_types|models_with|spelled)",
         r"Test_api_openai_openai::test_odd_values\w+\[(long text|deeper|deep objects)",
         r"Test_api_openai_openai_with_media::",
         # Each page size meets the machine in two classes, each policy of eviction meets it once.

@@ -94,7 +94,7 @@ class PlainAttention(AttentionBackend):
             length = int(batch.seq_lens[index])
             slots = group.row_table[batch.req_pool_indices[index], :length].long()
             keys, values = batch.kv_pool.keys(layer.layer_id)[slots], batch.kv_pool.values(layer.layer_id)[slots]
-            hidden = _hidden(batch, index, start, stop, layer.window)
+            hidden = _hidden(batch, index, start, stop, layer)
             out[start:stop] = _attend(q[start:stop], keys, values, layer, hidden, sinks).to(q.dtype)
         return out
 
@@ -104,16 +104,17 @@ def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> Non
         raise ValueError(f"attention got {name} {list(tensor.shape)}; the layer's description says {list(shape)}")
 
 
-def _hidden(batch: ForwardBatch, index: int, start: int, stop: int, window: int | None) -> torch.Tensor:
+def _hidden(batch: ForwardBatch, index: int, start: int, stop: int, layer: LayerSpec) -> torch.Tensor:
     """Return bool [stop - start, keys]: which keys of a request its packed tokens from `start` to `stop` do not see."""
     length, new = int(batch.seq_lens[index]), stop - start
     if batch.tail_lens is not None and batch.tail_bits is not None and batch.tail_lens[index]:
         hidden = torch.ones((new, length), dtype=torch.bool)
         for row, bits in enumerate(batch.tail_bits[start:stop].tolist()):
-            hidden[row, seen_keys(length, int(batch.tail_lens[index]), bits, window)] = False
+            hidden[row, seen_keys(length, int(batch.tail_lens[index]), bits, layer.first_seen)] = False
         return hidden
-    distance = torch.arange(length - new, length)[:, None] - torch.arange(length)
-    return (distance < 0) | (distance >= (window or length))
+    keys, last = torch.arange(length), torch.arange(length - new, length)
+    first = torch.tensor([layer.first_seen(position) for position in last.tolist()], dtype=torch.int64)
+    return (keys > last[:, None]) | (keys < first[:, None])
 
 
 def _attend(

@@ -4,6 +4,7 @@ which its step was told to read, so a wrong slot changes the answer. `oracle` co
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +13,17 @@ from numpy.typing import NDArray
 
 from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
+from pegboard.core.interfaces.layers import ModelSpec
+from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.stage import Stage
+from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.pipeline.executor import Done
 from pegboard.plugins.recurrent_states.messages import NAME, StateWork
 from pegboard.plugins.recurrent_states.slots import StateSlots
 from pegboard.plugins.recurrent_states.stage import States
+from pegboard.plugins.speculation.api import DraftRow, Speculator, SpeculatorContext
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
+from pegboard.toolkit.sampling import tree
 from tests.core.pipeline.harness import EOS, VOCAB, FakeModel, Harness
 
 PRIME = 1_000_003
@@ -31,12 +37,12 @@ def behind(state: int, tokens: Sequence[int]) -> int:
     return state
 
 
-def oracle(prompt: Sequence[int], n: int) -> list[int]:
+def oracle(prompt: Sequence[int], n: int, *, ignore_eos: bool = False) -> list[int]:
     """What a request alone in the world would get."""
     state, out = behind(0, prompt), list[int]()
     while len(out) < n:
         out.append(state % VOCAB)
-        if out[-1] == EOS:
+        if out[-1] == EOS and not ignore_eos:
             break
         state = behind(state, out[-1:])
     return out
@@ -52,6 +58,8 @@ class StateModel(FakeModel):
         self.late: Any = lambda work: False
         """Whether a pass that has run fails all the same."""
         self.runs: list[int] = []
+        self.verified = 0
+        """Tokens ahead that were computed."""
 
     def answer(self, work: ModelWorkerBatch) -> BatchResult:
         ids = work.input_ids.copy()
@@ -61,12 +69,22 @@ class StateModel(FakeModel):
         payload = work.payloads[NAME]
         assert isinstance(payload, StateWork)
         ends = self._run(payload, ids)
+        if work.trees is not None:
+            return self._verified(work.trees, [ends[packed] % VOCAB for packed in work.logits_indices.tolist()], work)
         sampled = range(len(ids)) if work.logits_indices is None else work.logits_indices.tolist()
         tokens = np.array([ends[packed] % VOCAB for packed in sampled], np.int64)
         self.last[work.sampled_rows] = tokens
         if self.late(work):
             raise RuntimeError("out of luck, late")
         return BatchResult(tokens)
+
+    def _verified(self, trees: TokenTrees, drawn: list[int], work: ModelWorkerBatch) -> BatchResult:
+        """What stands of tokens ahead; `drawn` is the token behind each node."""
+        self.verified += len(drawn) - len(trees)
+        accepted = tree.walk(trees, np.array(drawn, np.int64))
+        if self.late(work):
+            raise RuntimeError("out of luck, late")
+        return BatchResult(accepted.tokens, accepted=accepted)
 
     def _run(self, payload: StateWork, ids: NDArray[np.int64]) -> dict[int, int]:
         """Run all rounds; the state behind the last packed token of each run."""
@@ -94,16 +112,36 @@ class StateModel(FakeModel):
                 self.states[part.targets] = GARBAGE
 
 
+class Foresight(Speculator[NoOptions]):
+    """Drafts chains, most of whose tokens are right, at this rate."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__(NoOptions(), SpeculatorContext(ModelSpec("", VOCAB, 8, 4096, (), ()), 8))
+        self.max_nodes, self.rate = 8, rate
+
+    def propose(self, rows: Sequence[DraftRow]) -> TokenTrees:
+        return tree.chains((int(row.tokens[-1]), self._draft(row)) for row in rows)
+
+    def _draft(self, row: DraftRow) -> list[int]:
+        tokens = row.tokens.tolist()
+        rng = random.Random(f"{len(tokens)} {tokens[-1]}")
+        for token in oracle(tokens, rng.randrange(row.most)):
+            tokens.append(token if rng.random() < self.rate else rng.randrange(VOCAB))
+        return tokens[row.tokens.shape[0] :]
+
+
 class StateHarness(Harness):
     """With so many slots in `count`, which the model is built with."""
 
     count = 12
 
-    def __init__(self, *, count: int = 12, every: int = 8, joining: Sequence[Stage] = (), **more: Any) -> None:
+    def __init__(
+        self, *, count: int = 12, every: int = 8, ahead: int = 7, joining: Sequence[Stage] = (), **more: Any
+    ) -> None:
         StateHarness.count = count
         page_size = more.get("page_size", 1)
         each = 3 if more.get("loop") == "overlap" else 2
-        self.stage = States(lambda found: StateSlots(found, page_size, every, each))
+        self.stage = States(lambda found: StateSlots(found, page_size, every, each, ahead))
         super().__init__(model=StateModel, joining=[self.stage, *joining], **more)
         assert isinstance(self.model, StateModel)
         self.states = self.model

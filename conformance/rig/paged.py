@@ -144,8 +144,9 @@ def _attend(
 class PagedRun:
     """Runs a network step by step over a `PlainPool`, as the pipeline would. Requests are numbered from 0.
 
-    `attention` is a `PlainAttention` unless another is given. Pages are handed out in a shuffled order. `pool`,
-    `attention`, `slots` and `table` may be looked at; `tokens` holds what each request has computed so far.
+    `attention` is a `PlainAttention` unless another is given. Pages are handed out in a shuffled order, another one for
+    each KV group. `pool`, `attention`, `slots`, `tables` and `table`, the first one, may be looked at; `tokens` holds
+    what each request has computed so far.
     """
 
     def __init__(
@@ -167,10 +168,12 @@ class PagedRun:
         self.attention: AttentionBackend = attention or PlainAttention(
             None, AttentionContext(spec.layers, page_size, dtype, device, requests, spec.max_context_len)
         )
-        order = np.random.default_rng(0).permutation(requests * pages) + 1
-        slots = order[:, None] * page_size + np.arange(page_size)
-        self.table = np.zeros((requests + 1, pages * page_size), dtype=np.int32)
-        self.table[1:] = slots.reshape(requests, -1)
+        draw = np.random.default_rng(0)
+        self.tables = [np.zeros((requests + 1, pages * page_size), dtype=np.int32) for _ in spec.kv_groups]
+        for table in self.tables:
+            order = draw.permutation(requests * pages) + 1
+            table[1:] = (order[:, None] * page_size + np.arange(page_size)).reshape(requests, -1)
+        self.table = self.tables[0]
         self.tokens: list[list[int]] = [[] for _ in range(requests)]
         self.slots = AlternatingSlots(spec.states, requests, device)
 
@@ -201,8 +204,10 @@ class PagedRun:
         spans = list(zip(new, starts, stops, strict=True))
         for request, tokens in new.items():
             self.tokens[request] += tokens
-        loc = np.concatenate([self.table[request + 1, start:stop] for request, start, stop in spans]).astype(np.int64)
-        group = KVGroupView(torch.from_numpy(self.table), torch.from_numpy(loc))
+        groups = []
+        for table in self.tables:
+            loc = np.concatenate([table[request + 1, start:stop] for request, start, stop in spans]).astype(np.int64)
+            groups.append(KVGroupView(torch.from_numpy(table), torch.from_numpy(loc)))
         mixed = bool((lens == 1).any() and (starts > 0).any())
         mode = ForwardMode.DECODE if decode else ForwardMode.MIXED if mixed else ForwardMode.EXTEND
         batch = ForwardBatch(
@@ -213,7 +218,7 @@ class PagedRun:
             req_pool_indices=torch.tensor([request + 1 for request in new], dtype=torch.int64),
             seq_lens=torch.from_numpy(stops),
             seq_lens_cpu=stops,
-            kv_groups=(group,) * len(self.spec.kv_groups),
+            kv_groups=tuple(groups),
             kv_pool=self.pool,
             attn_backend=self.attention,
         )

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from pegboard.core.interfaces.forward import ForwardBatch, KVGroupView
 from pegboard.core.interfaces.sampling import SamplingBatch
 
 if TYPE_CHECKING:
-    import torch
-
     from pegboard.core.interfaces.attention import AttentionBackend
     from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, TableChanges
     from pegboard.core.interfaces.forward import Taps
@@ -53,6 +52,9 @@ class DeviceBatches:
         self._parts = parts or {}
         self.queue = queue
         self.table = table
+        groups = max((layer.kv_group for layer in attention.ctx.layers), default=0)
+        self.tables = (table, *(torch.zeros_like(table) for _ in range(groups)))
+        """Those of all KV groups. A device part keeps all but the first."""
         self._last = last
         self._pool = pool
         self._attention = attention

@@ -95,7 +95,7 @@ MUTANTS = [
 def test_caught(mutant: type[StateSlots], seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_harness, "StateSlots", mutant)
     with pytest.raises(AssertionError):
-        test_states.play(seed)
+        test_states.TestGames().play(seed)
 
 
 def test_snapshots_of_other_tokens_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_snapshots_of_other_tokens_are_caught(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(kept_prefixes, "digests", by_length)
     with pytest.raises(AssertionError):
-        test_states.play(0)
+        test_states.TestGames().play(0)
 
 
 def test_what_is_noted_before_it_is_computed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_what_is_noted_before_it_is_computed_is_caught(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(state_harness, "StateSlots", NotesEarly)
     with pytest.raises(AssertionError):
-        test_states.test_what_was_never_computed_becomes_no_snapshot("normal")
+        test_states.TestGames().test_what_was_never_computed_is_not_kept("normal")
 
 
 def test_drafts_that_leave_no_slots_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,15 +53,18 @@ class DeviceBatches:
         self._parts = parts or {}
         self.queue = queue
         self.table = table
-        groups = max((layer.kv_group for layer in attention.ctx.layers), default=0)
-        self.tables = (table, *(torch.zeros_like(table) for _ in range(groups)))
-        """Those of all KV groups. A device part keeps all but the first."""
         self._last = last
         self._pool = pool
         self._attention = attention
         self._vocab_size = vocab_size
         self._sampling: SamplingBatch | None = None
         self._version = 0
+
+    @cached_property
+    def tables(self) -> tuple[torch.Tensor, ...]:
+        """Row tables of all KV groups. A device part keeps all but the first."""
+        further = max((layer.kv_group for layer in self._attention.ctx.layers), default=0)
+        return self.table, *(torch.zeros_like(self.table) for _ in range(further))
 
     @property
     def sampling(self) -> SamplingBatch | None:

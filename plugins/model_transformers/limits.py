@@ -44,6 +44,8 @@ def _check_class(ctx: ModelContext) -> None:
         raise NotServable(f"does not go with model_type {model_type!r}, whose class is {' or '.join(sorted(expected))}")
     if ctx.hf_config.get("quantization_config") and quantized_weights(ctx) is None:
         raise NotServable("has quantised weights, which are not read here")
+    if quantized_weights(ctx) is not None and classes(CAUSAL, model_type) and ctx.architecture not in classes(CAUSAL):
+        raise NotServable("has quantised weights beside an encoder of pictures, which are not read here")
 
 
 def _context_length(ctx: ModelContext, config: object) -> int:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pegboard.conformance.attention.base import DECODES, RAGGED, TOLERANCES
 from pegboard.conformance.attention.batches import AttentionRig, Lens, make_layer
+from pegboard.conformance.attention.chunks import AttentionChunkTests
 from pegboard.conformance.attention.common_prefix import AttentionPrefixTests
 from pegboard.conformance.attention.eight_bit import AttentionEightBitTests
 from pegboard.conformance.attention.fixed_extends import AttentionFixedExtendTests
@@ -36,7 +37,12 @@ _SHAPES = covering(
 
 
 class AttentionContract(
-    AttentionTreeTests, AttentionFixedExtendTests, AttentionEightBitTests, AttentionPrefixTests, AttentionLatentTests
+    AttentionTreeTests,
+    AttentionFixedExtendTests,
+    AttentionEightBitTests,
+    AttentionPrefixTests,
+    AttentionLatentTests,
+    AttentionChunkTests,
 ):
     """Against attention written out in float64, over pages in any order.
 

@@ -39,6 +39,7 @@ def make_layer(
     sinks: bool = False,
     kv_group: int = 0,
     latent: bool = False,
+    chunked: bool = False,
 ) -> LayerSpec:
     """Return a layer; `v_dim` is `dim` and `scale` 1 / sqrt(dim) unless they are given."""
     return LayerSpec(
@@ -53,6 +54,7 @@ def make_layer(
         num_sinks=heads if sinks else 0,
         kv_group=kv_group,
         latent=latent,
+        chunked=chunked,
     )
 
 
@@ -77,7 +79,7 @@ def attention_reference(
         kv_head = head * k.shape[1] // q.shape[1]
         for index in range(q.shape[0]):
             position = k.shape[0] - q.shape[0] + index
-            first = 0 if layer.window is None else max(0, position - layer.window + 1)
+            first = layer.first_seen(position)
             scores = k[first : position + 1, kv_head] @ q[index, head] * layer.scale
             if layer.logit_cap is not None:
                 scores = torch.tanh(scores / layer.logit_cap) * layer.logit_cap
@@ -261,7 +263,7 @@ class AttentionRig:
         """Fill the pages with NaN that no new token sees in one of `layers`."""
         layer = self.layers[index]
         for request, prefix in enumerate(self.prefix):
-            dead = max(0, int(prefix) + 1 - (layer.window or int(prefix) + 1)) // self.page_size * self.page_size
+            dead = layer.first_seen(int(prefix)) // self.page_size * self.page_size
             slots = self.slots[layer.kv_group][request][:dead]
             for buffer in self.pool.buffers(layer.layer_id):
                 buffer[slots] = math.nan

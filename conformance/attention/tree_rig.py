@@ -85,7 +85,7 @@ class TreeRig(AttentionRig):
                 parts.append(attention_reference(q, k, v, layer, sinks))
                 continue
             for row, bits in enumerate(self.bits[request][-new:]):
-                seen = seen_keys(len(k), len(tree), bits, layer.window)
+                seen = seen_keys(len(k), len(tree), bits, layer.first_seen)
                 parts.append(attend_to(q[row], k[seen], v[seen], layer, sinks)[None])
         return torch.cat(parts)
 

@@ -24,6 +24,7 @@ from pegboard.core.interfaces.logits_processor import LogitsProcessor
 from pegboard.core.interfaces.model_family import ModelContext, Network
 from pegboard.core.interfaces.model_runner import ModelRunnerContext
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
+from pegboard.toolkit.model.kv_groups import SERVICE
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,15 @@ class RunnerSuite(ContractSuite):
         found = _load_model(self.tower, "{}", self.dtype)
         if isinstance(found, str):
             pytest.skip(found)
+        return found
+
+    def make_windowed(self) -> RunnerModel:
+        """Return a model whose layers have a window of 8 tokens, and a KV group of their own."""
+        found = _load_model("mistral", '{"sliding_window": 8}', self.dtype, grouped=True)
+        if isinstance(found, str):
+            pytest.skip(found)
+        if len(found.spec.kv_groups) < 2:
+            pytest.skip("the best model family installed gives layers with windows no group of their own")
         return found
 
     def make_context(
@@ -155,11 +165,12 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 @lru_cache(maxsize=8)
-def _load_model(architecture: str, settings: str, dtype: str) -> RunnerModel | str:
-    """Return the model, or why there is none."""
+def _load_model(architecture: str, settings: str, dtype: str, *, grouped: bool = False) -> RunnerModel | str:
+    """Return the model, or why there is none; if `grouped`, with KV groups for layers with windows."""
     directory = model_checkpoint(Path(_folder().name), architecture, **json.loads(settings))
     config = read_config(directory)
-    ctx = ModelContext(directory, config, getattr(torch, dtype), CPU)
+    services = {SERVICE: True} if grouped else {}
+    ctx = ModelContext(directory, config, getattr(torch, dtype), CPU, services=services)
     reasons = []
     for record in installed_registry().providers("model_family"):
         options = record.options_model()()

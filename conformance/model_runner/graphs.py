@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pegboard.conformance.attention.batches import QuietPool
-from pegboard.conformance.model_runner.base import RunnerSuite, best_sampler
+from pegboard.conformance.model_runner.base import RunnerModel, RunnerSuite, best_sampler
 from pegboard.conformance.model_runner.fakes import CPU, Rig, WatchedNetwork
 from pegboard.conformance.rig.fixed_attention import FixedAttention
 from pegboard.conformance.rig.paged import PagedRun
@@ -85,21 +85,24 @@ class Pair:
 class RunnerGraphTests(RunnerSuite):
     """Graphs are those of `TapeCapture`: what is not static is as it was when the graph was recorded."""
 
-    def pair(self, attention: type[FixedAttention] = FixedAttention, **options: Any) -> Pair:
+    def pair(
+        self, attention: type[FixedAttention] = FixedAttention, model: RunnerModel | None = None, **options: Any
+    ) -> Pair:
         """Return the runner with graphs of `SIZES`, started, and the same without; with `options` on top."""
-        network, capture = self.watched(), TapeCapture()
-        graphs, eager = (self._graph_rig(network, attention, recorder, options) for recorder in (capture, None))
+        model = model or self.make_model()
+        network, capture = WatchedNetwork(model.network), TapeCapture()
+        graphs, eager = (self._graph_rig(model, network, attention, recorder, options) for recorder in (capture, None))
         return Pair(graphs, eager, network, capture)
 
     def _graph_rig(
         self,
+        model: RunnerModel,
         network: WatchedNetwork,
         attention: type[FixedAttention],
         capture: TapeCapture | None,
         options: Mapping[str, Any],
     ) -> Rig:
-        model, size = self.make_model(), self.page_size
-        spec, dtype = model.spec, model.model.dtype
+        spec, dtype, size = model.spec, model.model.dtype, self.page_size
         sizes = () if capture is None else SIZES
         ctx = AttentionContext(spec.layers, size, dtype, CPU, REQUESTS, spec.max_context_len, graph_sizes=sizes)
         backend = attention(NoOptions(), ctx)
@@ -112,7 +115,7 @@ class RunnerGraphTests(RunnerSuite):
             graph_sizes=sizes,
         )
         runner = self.build(context, **options)
-        runner.start(run.pool, torch.from_numpy(run.table))
+        runner.start(run.pool, *map(torch.from_numpy, run.tables))
         network.tokens.clear()
         return Rig(runner, run)
 
@@ -163,6 +166,18 @@ class RunnerGraphTests(RunnerSuite):
         pair = self.pair()
         pair.fill(range(6))
         steps = ([0, 1, 2, 3], [0, 1, 2], [3], [5, 4, 3, 2, 1, 0], [0, 5, 1, 4, 2], [4, 3], [2])
+        for turn, requests in enumerate(steps):
+            self.check_same(*pair.both(requests))
+            pair.fill([3 - turn % 4], shortest=(30, 4)[turn % 2])
+        assert pair.capture.replayed == len(steps)
+
+    @capability("graph")
+    def test_groups_of_layers_are_part_of_graphs(self) -> None:
+        """Layers with a window have pages of their own, which a row table of their own says."""
+        pair = self.pair(model=self.make_windowed())
+        assert pair.capture.captured == len(SIZES)
+        pair.fill(range(6), shortest=12)
+        steps = ([0, 1, 2, 3], [5], [0, 5, 1, 4, 2], [4, 3], [2])
         for turn, requests in enumerate(steps):
             self.check_same(*pair.both(requests))
             pair.fill([3 - turn % 4], shortest=(30, 4)[turn % 2])

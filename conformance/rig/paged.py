@@ -94,7 +94,7 @@ class PlainAttention(AttentionBackend):
             length = int(batch.seq_lens[index])
             slots = group.row_table[batch.req_pool_indices[index], :length].long()
             keys, values = batch.kv_pool.keys(layer.layer_id)[slots], batch.kv_pool.values(layer.layer_id)[slots]
-            hidden = _hidden(batch, index, start, stop, layer.window)
+            hidden = _hidden(batch, index, start, stop, layer)
             out[start:stop] = _attend(q[start:stop], keys, values, layer, hidden, sinks).to(q.dtype)
         return out
 
@@ -104,16 +104,17 @@ def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> Non
         raise ValueError(f"attention got {name} {list(tensor.shape)}; the layer's description says {list(shape)}")
 
 
-def _hidden(batch: ForwardBatch, index: int, start: int, stop: int, window: int | None) -> torch.Tensor:
+def _hidden(batch: ForwardBatch, index: int, start: int, stop: int, layer: LayerSpec) -> torch.Tensor:
     """Return bool [stop - start, keys]: which keys of a request its packed tokens from `start` to `stop` do not see."""
     length, new = int(batch.seq_lens[index]), stop - start
     if batch.tail_lens is not None and batch.tail_bits is not None and batch.tail_lens[index]:
         hidden = torch.ones((new, length), dtype=torch.bool)
         for row, bits in enumerate(batch.tail_bits[start:stop].tolist()):
-            hidden[row, seen_keys(length, int(batch.tail_lens[index]), bits, window)] = False
+            hidden[row, seen_keys(length, int(batch.tail_lens[index]), bits, layer.first_seen)] = False
         return hidden
-    distance = torch.arange(length - new, length)[:, None] - torch.arange(length)
-    return (distance < 0) | (distance >= (window or length))
+    keys, last = torch.arange(length), torch.arange(length - new, length)
+    first = torch.tensor([layer.first_seen(position) for position in last.tolist()], dtype=torch.int64)
+    return (keys > last[:, None]) | (keys < first[:, None])
 
 
 def _attend(
@@ -143,8 +144,9 @@ def _attend(
 class PagedRun:
     """Runs a network step by step over a `PlainPool`, as the pipeline would. Requests are numbered from 0.
 
-    `attention` is a `PlainAttention` unless another is given. Pages are handed out in a shuffled order. `pool`,
-    `attention`, `slots` and `table` may be looked at; `tokens` holds what each request has computed so far.
+    `attention` is a `PlainAttention` unless another is given. Pages are handed out in a shuffled order, another one for
+    each KV group. `pool`, `attention`, `slots`, `tables` and `table`, the first one, may be looked at; `tokens` holds
+    what each request has computed so far.
     """
 
     def __init__(
@@ -166,10 +168,12 @@ class PagedRun:
         self.attention: AttentionBackend = attention or PlainAttention(
             None, AttentionContext(spec.layers, page_size, dtype, device, requests, spec.max_context_len)
         )
-        order = np.random.default_rng(0).permutation(requests * pages) + 1
-        slots = order[:, None] * page_size + np.arange(page_size)
-        self.table = np.zeros((requests + 1, pages * page_size), dtype=np.int32)
-        self.table[1:] = slots.reshape(requests, -1)
+        draw = np.random.default_rng(0)
+        self.tables = [np.zeros((requests + 1, pages * page_size), dtype=np.int32) for _ in spec.kv_groups]
+        for table in self.tables:
+            order = draw.permutation(requests * pages) + 1
+            table[1:] = (order[:, None] * page_size + np.arange(page_size)).reshape(requests, -1)
+        self.table = self.tables[0]
         self.tokens: list[list[int]] = [[] for _ in range(requests)]
         self.slots = AlternatingSlots(spec.states, requests, device)
 
@@ -200,8 +204,10 @@ class PagedRun:
         spans = list(zip(new, starts, stops, strict=True))
         for request, tokens in new.items():
             self.tokens[request] += tokens
-        loc = np.concatenate([self.table[request + 1, start:stop] for request, start, stop in spans]).astype(np.int64)
-        group = KVGroupView(torch.from_numpy(self.table), torch.from_numpy(loc))
+        groups = []
+        for table in self.tables:
+            loc = np.concatenate([table[request + 1, start:stop] for request, start, stop in spans]).astype(np.int64)
+            groups.append(KVGroupView(torch.from_numpy(table), torch.from_numpy(loc)))
         mixed = bool((lens == 1).any() and (starts > 0).any())
         mode = ForwardMode.DECODE if decode else ForwardMode.MIXED if mixed else ForwardMode.EXTEND
         batch = ForwardBatch(
@@ -212,7 +218,7 @@ class PagedRun:
             req_pool_indices=torch.tensor([request + 1 for request in new], dtype=torch.int64),
             seq_lens=torch.from_numpy(stops),
             seq_lens_cpu=stops,
-            kv_groups=(group,) * len(self.spec.kv_groups),
+            kv_groups=tuple(groups),
             kv_pool=self.pool,
             attn_backend=self.attention,
         )

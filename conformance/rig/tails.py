@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +34,14 @@ def path(tree: Tree, node: int) -> list[int]:
     return [*above, node]
 
 
-def seen_keys(length: int, tail: int, bits: int, window: int | None) -> list[int]:
-    """Return the keys that a token with these bits sees, of `length` keys whose last `tail` are the tail."""
+def seen_keys(length: int, tail: int, bits: int, first_seen: Callable[[int], int]) -> list[int]:
+    """Return the keys that a token with these bits sees, of `length` keys whose last `tail` are the tail, by the
+    `first_seen` of its layer.
+    """
     start = length - tail
     own = [start + index for index in range(tail) if bits >> index & 1]
     # Keys before the tail stand at their own places, those of the tail that it sees one after the other.
     places = [*((key, key) for key in range(start)), *((key, start + rank) for rank, key in enumerate(own))]
     place = start + len(own) - 1
-    return [key for key, at in places if window is None or at > place - window]
+    first = first_seen(place)
+    return [key for key, at in places if at >= first]

@@ -196,6 +196,26 @@ class StageContract:
             stage.begin_plan()  # what was noted for one plan ends with it
             assert _size(stage) == before, "clip() keeps something; it is asked for requests that are not admitted, too"
 
+    def test_bound_ahead_answers_within_what_it_is_asked(self) -> None:
+        stage = self.make_stage()
+        if type(stage).bound_ahead is Stage.bound_ahead:
+            pytest.skip("it bounds no tokens ahead")
+        with ended(self.rig(stage)) as rig:
+            self.submit_all(rig)
+            for _ in range(3):
+                rig.step()
+            reqs = [req for req in rig.scheduler.running.reqs if req.flags & stage.flag]
+            assert reqs, "none of its requests runs"
+            for nodes in (2, 5, 64):
+                stage.begin_plan()
+                before, most = _size(stage), np.full(len(reqs), nodes, np.int64)
+                found = stage.bound_ahead(reqs, most.copy())
+                fits = found.shape == most.shape and bool(((found >= 1) & (found <= most)).all())
+                assert fits, f"bound_ahead(reqs, {most}) answers {found}: for each request from 1 to what it is asked"
+                stage.begin_plan()
+                assert _size(stage) == before, "bound_ahead() keeps something beyond the plan"
+            rig.run()
+
     def test_resumable_answers_within_what_it_is_asked(self) -> None:
         """And what it answers it answers again, for the shorter prefix, since that is what the cache is asked for."""
         stage = self.make_stage()

@@ -283,7 +283,7 @@ def _worker(chosen: Chosen, loaded: Loaded, rows: ReqToTokenPool, hooks: Hooks, 
         after=GuardedHooks("after_forward", hooks.freeze("after_forward")),
         parts=parts.parts,
     )
-    loaded.runner.start(loaded.memory.pool, worker.batches.table)
+    loaded.runner.start(loaded.memory.pool, *worker.batches.tables)
     return worker
 
 

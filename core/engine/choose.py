@@ -178,6 +178,9 @@ def _needs(ctx: AttentionContext) -> dict[str, str]:
     values in the model's type alone.
     """
     needs = {}
+    if any(layer.chunked for layer in ctx.layers):
+        text = "which the model's layers need, since they attend in chunks; choose another attention.use"
+        needs["chunked_attention"] = text
     if any(layer.latent for layer in ctx.layers):
         needs["latent"] = "which the model's layers need, since they keep latents (MLA); choose another attention.use"
     if ctx.kv_dtype is not None:

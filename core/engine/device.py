@@ -57,7 +57,8 @@ def executor_of(loop: str, worker: Worker, stages: Mapping[str, RunStage], devic
 def stage_parts(chosen: Chosen, worker: Worker, pool: KVPool) -> dict[str, RunStage]:
     """Return what runs the work of stages, beside the worker's batches, with KV in `pool`."""
     working = [part for part in worker.parts.by_name.values() if type(part).run is not DevicePart.run]
-    services = DeviceServices(pool, worker.batches.table)
+    table, *further = worker.batches.tables
+    services = DeviceServices(pool, table, tuple(further))
     parts: dict[str, RunStage] = {part.name: partial(_run, part, services) for part in working}
     parts[BLAME] = Blame(chosen.processors, chosen.spec.vocab_size).run
     return parts

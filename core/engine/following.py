@@ -54,7 +54,7 @@ class FollowingModel:
         rows = make_rows(chosen.resolved.engine, chosen.model.device, loaded.memory.max_context_len, mirrored=True)
         pool, queue = loaded.memory.pool, chosen.queue
         self._worker = Worker(self._runner, chosen.attention, pool, rows, queue, parts=parts)
-        self._runner.start(pool, self._worker.batches.table)
+        self._runner.start(pool, *self._worker.batches.tables)
 
     @property
     def _started(self) -> Worker:

@@ -81,11 +81,13 @@ class Verified:
 @dataclass(frozen=True, slots=True)
 class DeviceServices:
     """What the core offers the work of a stage, where batches run: the memory of KV, and `row_table` int32
-    [rows, max_context], which maps a request's row and a position to a slot of it.
+    [rows, max_context], which maps a request's row and a position to a slot of it. `further_tables` are those of other
+    KV groups, for the part that adds their views.
     """
 
     pool: KVPool
     row_table: torch.Tensor
+    further_tables: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ ATTENTION: Contract[AttentionBackend, AttentionContext] = Contract(
     suite=f"{_S}.attention:AttentionContract",
     capabilities={
         "sliding_window": "honours LayerSpec.window",
+        "chunked_attention": "honours LayerSpec.chunked: windows that begin at multiples of their size",
         "logit_cap": "honours LayerSpec.logit_cap (soft cap)",
         "sinks": "honours per-head attention sinks",
         "graph": "its metadata lives in fixed buffers, so that a captured graph can be replayed",

@@ -34,7 +34,8 @@ class LayerSpec:
 
     `layer_id` indexes the KV pool; `kv_group` indexes `ForwardBatch.kv_groups`. `scale` multiplies q·k.
     `window`: a query at position p sees keys at positions > p - window (transformers' convention: `window` keys, itself
-    included). `logit_cap` c replaces a score s by c·tanh(s / c). `num_sinks` per-head sink logits, where a model has
+    included). If `chunked`, it sees those of its chunk of `window` positions: from p // window * window on (Llama 4).
+    `logit_cap` c replaces a score s by c·tanh(s / c). `num_sinks` per-head sink logits, where a model has
     them, are passed with the call. A `latent` layer keeps one vector per token (MLA): its one KV head's keys, of which
     the first `v_head_dim` numbers are the values as well.
     """
@@ -50,6 +51,7 @@ class LayerSpec:
     num_sinks: int = 0
     kv_group: int = 0
     latent: bool = False
+    chunked: bool = False
 
     def __post_init__(self) -> None:
         if self.num_kv_heads <= 0 or self.num_heads % self.num_kv_heads:
@@ -59,11 +61,19 @@ class LayerSpec:
             )
         if self.window is not None and self.window <= 0:
             raise ValueError(f"layer {self.layer_id}: window must be positive or None, got {self.window}")
+        if self.chunked and self.window is None:
+            raise ValueError(f"layer {self.layer_id}: a chunked layer needs a window, the size of its chunks")
         if self.latent and (self.num_kv_heads != 1 or self.v_head_dim > self.qk_head_dim):
             raise ValueError(
                 f"layer {self.layer_id}: a latent layer has one KV head, whose values are part of its keys, not "
                 f"{self.num_kv_heads} heads with {self.qk_head_dim} and {self.v_head_dim} numbers"
             )
+
+    def first_seen(self, position: int) -> int:
+        """Return the position of the first key that a query at `position` sees."""
+        if self.window is None:
+            return 0
+        return position // self.window * self.window if self.chunked else max(0, position - self.window + 1)
 
     @property
     def kept(self) -> tuple[int, ...]:

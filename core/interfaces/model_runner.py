@@ -81,8 +81,10 @@ class ModelRunner(Component[OptionsT, ModelRunnerContext]):
         """
         return ()
 
-    def start(self, pool: KVPool, row_table: torch.Tensor) -> None:  # optional
-        """Warm up and capture graphs: once, with memory sized, before any request. All batches use this `row_table`."""
+    def start(self, pool: KVPool, *row_tables: torch.Tensor) -> None:  # optional
+        """Warm up and capture graphs: once, with memory sized, before any request. All batches use these `row_tables`,
+        one for each KV group.
+        """
 
     @abc.abstractmethod
     def execute(

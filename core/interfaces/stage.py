@@ -260,6 +260,12 @@ class Stage:
         """
         return False
 
+    def bound_ahead(self, reqs: Sequence[Req], most: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Before `ahead`, for requests of the stage that may have tokens ahead: return how many nodes the tree of each
+        may have, its root included, int64 [requests], `most` at most. It is asked once per plan.
+        """
+        return most
+
     def ahead(self, room: AheadRoom) -> TokenTrees | None:
         """When a step that decodes is planned, with none under way, and room for one token of each request is found:
         return a tree of tokens for each request of `room`, to be computed in the same pass; None: none. The first

@@ -53,6 +53,7 @@ class TokensAhead:
         if not (most > 1).any():
             return None
         reqs = [running.reqs[place] for place in places.tolist()]
+        self._points.bound_ahead(reqs, running.flags[places], most)
         room = Room(
             running, self._memory, self._executor, places, most, reqs, running.rows[places], running.known_lens[places],
             running.last[places], running.flags[places],

@@ -8,12 +8,16 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pegboard.core.interfaces.stage import Stage, Wait
 from pegboard.core.pipeline.flags import FIRST_STAGE
 from pegboard.toolkit.sampling import tree
 from pegboard.toolkit.system.culprits import Culprits
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.step import BaseStep
     from pegboard.core.interfaces.trees import TokenTrees
@@ -44,6 +48,7 @@ class PlanPoints:
         self._settling = self._at("must_settle")
         self.looking_ahead = self._at("ahead")
         """Stages that may have tokens ahead."""
+        self._bounding = self._at("bound_ahead")
 
     def _at(self, point: str) -> tuple[Stage, ...]:
         """Return the stages that take part at a point."""
@@ -89,6 +94,21 @@ class PlanPoints:
             except Exception as error:
                 self._log(stage, "must_settle", error)
         return False
+
+    def bound_ahead(self, reqs: Sequence[Req], flags: NDArray[np.int64], most: NDArray[np.int64]) -> None:
+        """Lower `most` int64 [requests], the nodes that trees may have, to what stages say, which take part by the
+        requests' `flags`. Where one raises, its requests have no tokens ahead.
+        """
+        for stage in self._bounding:
+            places = np.flatnonzero((flags & stage.flag != 0) & (most > 1))
+            if not places.shape[0]:
+                continue
+            try:
+                found = stage.bound_ahead([reqs[place] for place in places.tolist()], most[places])
+                most[places] = np.clip(found, 1, most[places])
+            except Exception as error:
+                self._log(stage, "bound_ahead", error)
+                most[places] = 1
 
     def ahead(self, room: Room, vocab_size: int) -> tuple[Stage, TokenTrees] | None:
         """Return the first stage that brings some tokens ahead of requests, and these. One whose answer is of no use is

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from pegboard.core.interfaces.forward import ForwardBatch, KVGroupView
 from pegboard.core.interfaces.sampling import SamplingBatch
 
 if TYPE_CHECKING:
-    import torch
-
     from pegboard.core.interfaces.attention import AttentionBackend
     from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, TableChanges
     from pegboard.core.interfaces.forward import Taps
@@ -59,6 +59,12 @@ class DeviceBatches:
         self._vocab_size = vocab_size
         self._sampling: SamplingBatch | None = None
         self._version = 0
+
+    @cached_property
+    def tables(self) -> tuple[torch.Tensor, ...]:
+        """Row tables of all KV groups. A device part keeps all but the first."""
+        further = max((layer.kv_group for layer in self._attention.ctx.layers), default=0)
+        return self.table, *(torch.zeros_like(self.table) for _ in range(further))
 
     @property
     def sampling(self) -> SamplingBatch | None:

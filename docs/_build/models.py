@@ -64,6 +64,18 @@ in place of keys and values. transformers' own modules compute them: all request
 one call for each length. Tests serve {states}. Mamba 1 (`Mamba`, `FalconMamba`, `Jamba`) reads its state only
 one token at a time, so its prompts are slow. `Mamba`, `FalconMamba` and `Mamba2` do not say how long a context may be:
 set `model.context_length`. Zamba 2 and Nemotron-H bound time steps in prompts and not in decodes, as transformers does.
+
+Llama 4 attends in chunks of 8,192 tokens in three layers of four. If `model.context_length` is longer than a chunk, this
+needs the attention backend `torch` or `triton`. Of a token's experts only those that its router has chosen are computed;
+transformers itself computes all of them.
+
+Models that take pictures as well (Llama 4, Mistral Small 3, LLaVA, InternVL, Gemma 3) are served for text: requests with
+pictures are refused, since only the [Qwen-VL families](#pictures-and-video) have an encoder here. Llama 4's vision
+weights are not read, those of the others are loaded and not used.
+
+Falcon's first models (7B, 40B, 180B) and its RW models are refused, because transformers gives their attention no
+interface: the modules compute it themselves, in the RW models with a bias by distance (ALiBi), which no attention backend
+has. Falcon 3 has Llama's architecture and is served; so are Falcon-H1 and Falcon-Mamba.
 """
 _TRIED = """\
 ## Families that were tried

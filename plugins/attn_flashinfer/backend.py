@@ -90,6 +90,8 @@ class FlashInferAttention(AttentionBackend[FlashInferOptions]):
             return "backend fa3 reads 8-bit KV for 8-bit queries only; set it to fa2"
         dims = cls.limits.head_dims
         for layer in ctx.layers:
+            if layer.chunked:
+                return f"layer {layer.layer_id}: its kernels do not attend in chunks"
             if layer.latent:
                 return f"layer {layer.layer_id}: it reads keys and values, and no latents (MLA)"
             for dim in (layer.qk_head_dim, layer.v_head_dim):

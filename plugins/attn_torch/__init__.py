@@ -12,7 +12,9 @@ plugin = Plugin(
             name="torch",
             factory="pegboard.plugins.attn_torch.backend:TorchAttention",
             summary="plain torch, on any device",
-            provides=frozenset({"kv_fp8", "latent", "sliding_window", "logit_cap", "sinks", "tree_mask"}),
+            provides=frozenset(
+                {"chunked_attention", "kv_fp8", "latent", "logit_cap", "sinks", "sliding_window", "tree_mask"}
+            ),
             rank=10,
         ),
     ),

@@ -24,7 +24,8 @@ _BLOCK = 256
 _SCORES = 1 << 22
 """Scores that the written-out softmax keeps at a time (16 MB in float32)."""
 
-_Plans = dict[tuple[int, int | None], Plan]
+_Kind = tuple[int, int | None, bool]
+_Plans = dict[_Kind, Plan]
 
 
 class TorchAttention(AttentionBackend[NoOptions]):
@@ -42,7 +43,7 @@ class TorchAttention(AttentionBackend[NoOptions]):
         self._gathered = Scratch(ctx.dtype, ctx.device), Scratch(ctx.dtype, ctx.device)
         self._scaled = is_eight_bit(ctx.pool_dtype)
         self._narrowed = ctx.pool_dtype != ctx.dtype
-        self._kinds = sorted({(layer.kv_group, layer.window) for layer in ctx.layers}, key=str)
+        self._kinds = sorted(set(map(_kind, ctx.layers)), key=str)
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: AttentionContext) -> str | None:
@@ -50,8 +51,8 @@ class TorchAttention(AttentionBackend[NoOptions]):
 
     def prepare(self, batch: ForwardBatch) -> None:
         batch.attn_metadata = plans = {}
-        for kv_group, window in self._kinds:
-            plans[kv_group, window] = make_plan(batch, kv_group, window, self.ctx.dtype)
+        for kind in self._kinds:
+            plans[kind] = self._made(batch, kind)
 
     def forward(
         self,
@@ -85,10 +86,14 @@ class TorchAttention(AttentionBackend[NoOptions]):
 
     def _plan(self, layer: LayerSpec, batch: ForwardBatch) -> Plan:
         plans: _Plans = batch.attn_metadata
-        kind = layer.kv_group, layer.window
+        kind = _kind(layer)
         if kind not in plans:  # a layer that the context did not name
-            plans[kind] = make_plan(batch, *kind, self.ctx.dtype)
+            plans[kind] = self._made(batch, kind)
         return plans[kind]
+
+    def _made(self, batch: ForwardBatch, kind: _Kind) -> Plan:
+        kv_group, window, chunked = kind
+        return make_plan(batch, kv_group, window, self.ctx.dtype, chunked=chunked)
 
     def _decode(
         self, q: torch.Tensor, group: DecodeGroup, layer: LayerSpec, batch: ForwardBatch, sinks: torch.Tensor | None
@@ -173,6 +178,11 @@ class TorchAttention(AttentionBackend[NoOptions]):
                 q[:, :, start:stop], k[:, :, first:last], v[:, :, first:last], layer, mask=mask, sinks=sinks
             )
         return out
+
+
+def _kind(layer: LayerSpec) -> _Kind:
+    """Return what the plan of a layer depends on."""
+    return layer.kv_group, layer.window, layer.chunked
 
 
 def _by_kv_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

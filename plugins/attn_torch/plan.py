@@ -44,7 +44,8 @@ class DecodeGroup:
 class ExtendSpan:
     """One request of several new tokens: packed tokens [start, start + new), after `prefix` tokens of KV.
 
-    `slots` name the KV of positions [first, prefix + new), where `first` is the first that a new token sees.
+    `slots` name the KV of positions [first, prefix + new), where `first` is the first that a new token sees. Of a layer
+    that attends in chunks a span lies in one chunk, and positions count from the chunk's first.
     """
 
     start: int
@@ -68,7 +69,7 @@ class TreeSpan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All of a batch, for the layers of one KV group that have the same window."""
+    """All of a batch, for the layers of one KV group that have the same window, or chunks of the same size."""
 
     decodes: tuple[DecodeGroup, ...]
     extends: tuple[ExtendSpan, ...]
@@ -79,8 +80,12 @@ class Plan:
         return len(self.decodes) + len(self.extends) + len(self.trees)
 
 
-def make_plan(batch: ForwardBatch, kv_group: int, window: int | None, dtype: torch.dtype) -> Plan:
-    """Plan for one KV group and window (None: everything is seen). `dtype` is that of the masks."""
+def make_plan(
+    batch: ForwardBatch, kv_group: int, window: int | None, dtype: torch.dtype, *, chunked: bool = False
+) -> Plan:
+    """Plan for one KV group and window (None: everything is seen), or chunks of that size. `dtype` is that of the
+    masks.
+    """
     lens = batch.seq_lens_cpu
     new = batch.extend_lens_cpu
     if new is None:
@@ -92,19 +97,22 @@ def make_plan(batch: ForwardBatch, kv_group: int, window: int | None, dtype: tor
     if batch.tail_lens_cpu is not None and batch.tail_lens_cpu.any():
         causal = np.where(batch.tail_lens_cpu > 0, 0, new)
         trees = tuple(
-            _tree_span(batch, table, int(row), int(new[row]), int(starts[row]), window, dtype)
+            _tree_span(batch, table, int(row), int(new[row]), int(starts[row]), window, dtype, chunked=chunked)
             for row in np.flatnonzero(causal != new)
         )
     single = np.flatnonzero(causal == 1)
-    seen = lens if window is None else np.minimum(lens, window)
+    seen = lens if window is None else (lens - 1) % window + 1 if chunked else np.minimum(lens, window)
     decodes = tuple(
         _decode_group(table, rows, lens, seen, starts, dtype) for rows in _similar(single, seen) if len(rows) > 0
     )
-    extends = tuple(
-        _extend_span(table, int(row), int(lens[row]), int(new[row]), int(starts[row]), window)
-        for row in np.flatnonzero(causal > 1)
-    )
-    return Plan(decodes, extends, trees)
+    spans: list[ExtendSpan] = []
+    for row in np.flatnonzero(causal > 1).tolist():
+        end, count, start = int(lens[row]), int(new[row]), int(starts[row])
+        if window is not None and chunked:
+            spans += _chunk_spans(table[row], end, count, start, window)
+        else:
+            spans.append(_extend_span(table, row, end, count, start, window))
+    return Plan(decodes, tuple(spans), trees)
 
 
 def _similar(rows: NDArray[np.int64], seen: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -155,30 +163,53 @@ def _extend_span(table: torch.Tensor, row: int, end: int, new: int, start: int, 
     return ExtendSpan(start, new, prefix, first, _consecutive(table[row, first:end]))
 
 
+def _chunk_spans(row: torch.Tensor, end: int, new: int, start: int, chunk: int) -> list[ExtendSpan]:
+    """Return the spans of a request's last `new` tokens, one for each chunk that has some of them."""
+    spans, first = [], end - new
+    while first < end:
+        begin = first // chunk * chunk
+        stop = min(begin + chunk, end)
+        spans.append(ExtendSpan(start, stop - first, first - begin, 0, _consecutive(row[begin:stop])))
+        start, first = start + stop - first, stop
+    return spans
+
+
 def _tree_span(
-    batch: ForwardBatch, table: torch.Tensor, row: int, new: int, start: int, window: int | None, dtype: torch.dtype
+    batch: ForwardBatch,
+    table: torch.Tensor,
+    row: int,
+    new: int,
+    start: int,
+    window: int | None,
+    dtype: torch.dtype,
+    *,
+    chunked: bool,
 ) -> TreeSpan:
     assert batch.tail_bits is not None
     assert batch.tail_lens_cpu is not None
     end, tail = int(batch.seq_lens_cpu[row]), int(batch.tail_lens_cpu[row])
     # The bits are on the device, so how deep a token is remains unknown here: its window reaches back this far at most.
-    first = 0 if window is None else max(0, end - tail - window + 1)
-    hidden = _tree_hidden(batch.tail_bits[start : start + new], end - first, tail, window)
+    root = end - tail
+    first = 0 if window is None else root // window * window if chunked else max(0, root - window + 1)
+    hidden = _tree_hidden(batch.tail_bits[start : start + new], end - first, tail, window, chunked=chunked)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=table.device).masked_fill_(hidden, float("-inf"))
     return TreeSpan(start, new, _consecutive(table[row, first:end]), mask)
 
 
-def _tree_hidden(bits: torch.Tensor, keys: int, tail: int, window: int | None) -> torch.Tensor:
-    """Return bool [new, keys]: which of the last `keys` of a request tokens with these `bits` [new] do not see."""
+def _tree_hidden(bits: torch.Tensor, keys: int, tail: int, window: int | None, *, chunked: bool) -> torch.Tensor:
+    """Return bool [new, keys]: which of the last `keys` of a request tokens with these `bits` [new] do not see. The
+    first of these keys begins a chunk.
+    """
     seen = (bits[:, None] >> torch.arange(tail, device=bits.device) & 1).bool()
     hidden = torch.zeros((len(bits), keys), dtype=torch.bool, device=bits.device)
     hidden[:, keys - tail :] = ~seen
     if window is not None:
-        # How far each key is behind a token. What a token sees of the tail stands one after the other.
-        upto = seen.cumsum(1)
-        behind = torch.arange(keys - tail - 1, -1, -1, device=bits.device) + upto[:, -1:]
-        hidden[:, : keys - tail] = behind >= window
-        hidden[:, keys - tail :] |= upto[:, -1:] - upto >= window
+        # What a token sees of the tail stands one after the other, and the token itself at the end.
+        places = keys - tail - 1 + seen.cumsum(1)
+        own = places[:, -1:]
+        first = own // window * window if chunked else own - window + 1
+        hidden[:, : keys - tail] = torch.arange(keys - tail, device=bits.device) < first
+        hidden[:, keys - tail :] |= places < first
     return hidden
 
 

@@ -15,6 +15,7 @@ plugin = Plugin(
             config="pegboard.plugins.attn_triton.options:TritonAttentionOptions",
             provides=frozenset(
                 {
+                    "chunked_attention",
                     "graph",
                     "graph_extend",
                     "kv_fp8",

@@ -331,8 +331,8 @@ def _strides(*tensors: tuple[torch.Tensor, int]) -> tuple[int, ...]:
     return tuple(stride for tensor, dims in tensors for stride in tensor.stride()[:dims])
 
 
-def _windowed(layer: LayerSpec, sinks: torch.Tensor | None) -> dict[str, bool]:
-    return {"HAS_WINDOW": layer.window is not None, "HAS_SINKS": sinks is not None}
+def _windowed(layer: LayerSpec, sinks: torch.Tensor | None) -> dict[str, int | bool]:
+    return {"WINDOW": 2 if layer.chunked else int(layer.window is not None), "HAS_SINKS": sinks is not None}
 
 
 def _constants(kind: Kind, layer: LayerSpec, blocks: Blocks, stored: Stored) -> dict[str, int | bool]:

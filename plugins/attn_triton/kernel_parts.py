@@ -154,11 +154,22 @@ def count_bits(x):
 
 
 @triton.jit
-def seen_of_tail(bits, window, tail_len, HAS_WINDOW: tl.constexpr):
+def first_seen(positions, window, WINDOW: tl.constexpr):
+    """Positions of the first keys that queries see; of a sliding window it may be less than 0."""
+    if WINDOW == 2:
+        first = positions // window * window
+    else:
+        first = positions - window + 1
+    return first
+
+
+@triton.jit
+def seen_of_tail(bits, positions, window, tail_len, WINDOW: tl.constexpr):
     """Halves, int32, of each row's bits. A window keeps the highest: what a token sees of a tail stands in a row."""
-    if HAS_WINDOW:
-        more = count_bits(bits) - window
-        for step in range(tail_len - window):
+    if WINDOW:
+        more = count_bits(bits) - (positions - first_seen(positions, window, WINDOW) + 1)
+        steps = tail_len - 1 if WINDOW == 2 else tail_len - window
+        for step in range(steps):
             bits = tl.where(step < more, bits & (bits - 1), bits)
     return bits.to(tl.int32), (bits >> 32).to(tl.int32)
 
@@ -167,7 +178,7 @@ def seen_of_tail(bits, window, tail_len, HAS_WINDOW: tl.constexpr):
 def extend_blocks(
     first_block, last_block, top, total, acc, q, positions, table_row, keys, values, key_stride, value_stride,
     first, end, window, scale, cap, d, dv, tail, low, high,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_TAIL: tl.constexpr, CHUNK: tl.constexpr, LATENT: tl.constexpr, KV: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Take blocks [first_block, last_block) of keys into the running softmax of a tile of queries."""
@@ -183,14 +194,14 @@ def extend_blocks(
                 word = tl.where((bit < 32)[None, :], low[:, None], high[:, None])
                 seen = ((word >> (bit & 31)[None, :]) & 1) != 0
                 before = (n < tail)[None, :]
-                if HAS_WINDOW:
-                    before = before & (n[None, :] > positions[:, None] - window)
+                if WINDOW:
+                    before = before & (n[None, :] >= first_seen(positions, window, WINDOW)[:, None])
                     seen = seen & (n >= tail)[None, :]
                 seen = (seen | before) & (n < end)[None, :]
             else:
                 seen = (n[None, :] <= positions[:, None]) & (n < end)[None, :]
-                if HAS_WINDOW:
-                    seen = seen & (n[None, :] > positions[:, None] - window)
+                if WINDOW:
+                    seen = seen & (n[None, :] >= first_seen(positions, window, WINDOW)[:, None])
             s = tl.where(seen, s, float("-inf"))
         top, total, acc = online_softmax(s, top, total, acc, v)
     return top, total, acc

@@ -4,6 +4,8 @@ All of them follow FlashAttention-2 (Dao, 2023): the softmax is computed online 
 one instruction and exp is two; log2(e) is folded into the factor that scales the scores. The decode pair is
 Flash-Decoding: partial results over parts of the KV, and a reduction.
 
+WINDOW is 0 for layers that see all keys, 1 for those with a sliding window and 2 for those that attend in chunks.
+
 Two things are common to them:
 
 - The query heads of one KV head are rows of one tile ("packed GQA"). K and V are loaded once for all of them, and
@@ -22,6 +24,7 @@ from pegboard.plugins.attn_triton.kernel_parts import (
     count_bits,
     dims_of_keys,
     extend_blocks,
+    first_seen,
     online_softmax,
     part_size,
     queries,
@@ -37,7 +40,7 @@ def extend_kernel(
     window, scale, cap, v_scale,
     GROUP: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_TAIL: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_TAIL: tl.constexpr,
     CHUNK: tl.constexpr, LATENT: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """Attend with new tokens over cached and new KV. Grid (tiles, kv heads). With HAS_TAIL all requests of the tiles
@@ -74,20 +77,21 @@ def extend_kernel(
         tail = end - tail_len
         bits = tl.load(tail_bits + start + tl.minimum(token, last_token))
         positions = tail + count_bits(bits) - 1
-        low, high = seen_of_tail(bits, window, tail_len, HAS_WINDOW)
+        low, high = seen_of_tail(bits, positions, window, tail_len, WINDOW)
     d = dims_of_keys(DV, BLOCK_D, LATENT)
     dv = tl.arange(0, BLOCK_DV)
     q_tile, scales = queries(q, (start + token) * q_token + head * q_head, real, d, dv, scale, D, DV, CHUNK, LATENT, KV)
 
     # Keys [first, end) are seen by some row. In between lie the blocks that every row sees whole: they need no mask.
     first = 0
-    if HAS_WINDOW:
+    if WINDOW:
         lowest = tail if HAS_TAIL else prefix + first_token
-        first = tl.maximum(lowest - window + 1, 0)
+        first = tl.maximum(first_seen(lowest, window, WINDOW), 0)
     blocks = tl.cdiv(end - first, BLOCK_N)
     whole_start = 0
-    if HAS_WINDOW:
-        whole_start = tl.minimum(tl.cdiv(tl.maximum(end - window - first, 0), BLOCK_N), blocks)
+    if WINDOW:
+        hidden = first_seen(end - 1, window, WINDOW) - first  # by the last row, which may be in the next chunk
+        whole_start = tl.minimum(tl.cdiv(tl.maximum(hidden, 0), BLOCK_N), blocks)
     whole_stop = tl.maximum((tail - first) // BLOCK_N, whole_start)
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -96,21 +100,21 @@ def extend_kernel(
     table_row = row_table + row * table_stride
     keys += kv_head.to(tl.int64) * key_head
     values += kv_head.to(tl.int64) * value_head
-    if HAS_WINDOW:
+    if WINDOW:
         top, total, acc = extend_blocks(
             0, whole_start, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
             first, end, window, scales, cap, d, dv, tail, low, high,
-            D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, LATENT, KV, True,
+            D, DV, BLOCK_N, WINDOW, HAS_CAP, HAS_TAIL, CHUNK, LATENT, KV, True,
         )  # fmt: skip
     top, total, acc = extend_blocks(
         whole_start, whole_stop, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
         first, end, window, scales, cap, d, dv, tail, low, high,
-        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, LATENT, KV, False,
+        D, DV, BLOCK_N, WINDOW, HAS_CAP, HAS_TAIL, CHUNK, LATENT, KV, False,
     )  # fmt: skip
     top, total, acc = extend_blocks(
         whole_stop, blocks, top, total, acc, q_tile, positions, table_row, keys, values, key_slot, value_slot,
         first, end, window, scales, cap, d, dv, tail, low, high,
-        D, DV, BLOCK_N, HAS_WINDOW, HAS_CAP, HAS_TAIL, CHUNK, LATENT, KV, True,
+        D, DV, BLOCK_N, WINDOW, HAS_CAP, HAS_TAIL, CHUNK, LATENT, KV, True,
     )  # fmt: skip
 
     if HAS_SINKS:
@@ -131,7 +135,7 @@ def decode_kernel(
     key_slot, key_head, value_slot, value_head, table_stride, window, start, scale, cap, v_scale,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, LEAST: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr,
     CHUNK: tl.constexpr, LATENT: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """One new token per request over one part of its KV from `start` on. Grid (requests, kv heads * head blocks,
@@ -148,8 +152,8 @@ def decode_kernel(
     split = tl.program_id(2)
     seq_len = tl.load(seq_lens + request).to(tl.int32)
     first = start
-    if HAS_WINDOW:
-        first = tl.maximum(seq_len - window, start)
+    if WINDOW:
+        first = tl.maximum(first_seen(seq_len - 1, window, WINDOW), start)
     size = part_size(seq_len - first, tl.num_programs(2), LEAST, BLOCK_N)
     whole_request = True
     if SPLIT:
@@ -268,7 +272,7 @@ def reduce_kernel(
     parts_token, parts_split, parts_head, tops_token, tops_split, out_token, out_head,
     window, start, shared, splits,
     DV: tl.constexpr, LEAST: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Put parts together: `shared` ones of `prefix_kernel`, of all keys before `start`, and behind them those of
     `decode_kernel`, of which there were up to `splits`. Grid (requests, heads).
@@ -277,9 +281,10 @@ def reduce_kernel(
     """
     request = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    seen = tl.load(seq_lens + request).to(tl.int32) - start
-    if HAS_WINDOW:
-        seen = tl.minimum(seen, window)
+    seq_len = tl.load(seq_lens + request).to(tl.int32)
+    seen = seq_len - start
+    if WINDOW:
+        seen = seq_len - tl.maximum(first_seen(seq_len - 1, window, WINDOW), start)
     size = part_size(seen, splits, LEAST, BLOCK_N)
     if (size < seen) | (shared > 0):
         split = tl.arange(0, BLOCK_S)

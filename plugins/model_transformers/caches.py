@@ -26,6 +26,8 @@ class CacheRecorder:
 
     def __init__(self, calling: Callable[[], torch.nn.Module]) -> None:
         self.found: dict[torch.nn.Module, dict[Key, torch.Tensor]] = {}
+        self.counting: set[torch.nn.Module] = set()
+        """Modules that ask how many tokens came before theirs."""
         self._calling = calling
 
     def __getattr__(self, name: str) -> object:
@@ -68,6 +70,7 @@ class CacheRecorder:
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
+        self.counting.add(self._calling())
         return 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
@@ -75,6 +78,23 @@ class CacheRecorder:
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return query_length, 0
+
+
+class PackedPositions:
+    """The cache of modules that count the tokens before theirs, to know the positions of these: `before` int64 [tokens]
+    is what has to be added to the places of packed tokens.
+    """
+
+    def __init__(self, before: torch.Tensor) -> None:
+        self._before = before
+
+    def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor:
+        return self._before
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return key_states, value_states
 
 
 class CacheView:

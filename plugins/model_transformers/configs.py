@@ -35,6 +35,28 @@ def _number(value: object) -> object:
     return [_number(part) for part in value] if isinstance(value, list) else value
 
 
+CAUSAL, WITH_PICTURES = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"
+"""What transformers calls its tables of model classes."""
+
+
+def classes(table: str, model_type: object = None) -> set[str]:
+    """Return the names of the classes in a table of transformers, of one `model_type` or of all."""
+    from transformers.models.auto import modeling_auto
+
+    rows: Mapping[str, str | tuple[str, ...]] = getattr(modeling_auto, table)
+    entries = rows.values() if model_type is None else [rows[key] for key in (str(model_type),) if key in rows]
+    return {name for entry in entries for name in ([entry] if isinstance(entry, str) else entry)}
+
+
+def auto_class(hf_config: Mapping[str, object]) -> str:
+    """Return the name of the class of transformers that makes the model of a config: that for causal language models,
+    or for those that take pictures as well. Of Llama 4 the first makes the part that takes text.
+    """
+    model_type = hf_config.get("model_type")
+    pictures = classes(WITH_PICTURES, model_type) and not classes(CAUSAL, model_type)
+    return "AutoModelForImageTextToText" if pictures else "AutoModelForCausalLM"
+
+
 def _config_reader(hf_config: Mapping[str, object]) -> Callable[[Mapping[str, object]], object]:
     """Return what makes a model's config of a mapping: by its type, or, where transformers does not know the type, by
     its architecture. Kimi K2 has a type of its own, and the architecture of DeepSeek-V3.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -59,3 +60,54 @@ def _forward(
     if module.has_post_expert_norm:
         out = module.post_expert_norm(out)
     return combined(out, top_k_weights.float(), groups).to(hidden_states.dtype)
+
+
+class _ScaledMoe(Protocol):
+    """Llama 4's mixture: the scores scale what goes into the experts, gate_up_proj [experts, hidden, 2 * width] and
+    down_proj [experts, width, hidden], and not what comes out. The module itself runs all experts over all tokens.
+    """
+
+    top_k: int
+    num_experts: int
+    hidden_dim: int
+    experts: _Experts
+
+    def router(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def shared_expert(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+def take_scaled_experts(model: torch.nn.Module, when: Callable[[], bool]) -> None:
+    """Have the experts of Llama 4 that a token's router has chosen compute it, and no others, where `when` is true at
+    the call.
+    """
+    for module in model.modules():
+        if type(module).__name__ == "Llama4TextMoe":
+            module.__dict__["forward"] = _ScaledExperts(module, module.forward, when)
+
+
+class _ScaledExperts:
+    """The `forward` of one such module."""
+
+    def __init__(
+        self,
+        module: _ScaledMoe,
+        forward: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+        when: Callable[[], bool],
+    ) -> None:
+        self._module, self._forward, self._when = module, forward, when
+
+    def __call__(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the output [tokens, hidden], and the router's logits."""
+        if not self._when():
+            return self._forward(hidden_states)
+        module, experts = self._module, self._module.experts
+        hidden = hidden_states.reshape(-1, module.hidden_dim)
+        scores, logits = module.router(hidden)
+        scores, chosen = scores.topk(module.top_k, -1)
+        groups = grouped(chosen.int(), module.num_experts)
+        scale = torch.empty_like(scores).view(-1).index_copy_(0, groups.places.view(-1).long(), scores.view(-1))
+        both = product(hidden, experts.gate_up_proj.transpose(1, 2), None, groups, gather=True) * scale[:, None]
+        gate, up = both.chunk(2, -1)
+        out = product(up * experts.act_fn(gate), experts.down_proj.transpose(1, 2), None, groups, gather=False)
+        routed = combined(out, torch.ones_like(scores, dtype=torch.float32), groups).to(hidden.dtype)
+        return module.shared_expert(hidden) + routed, logits

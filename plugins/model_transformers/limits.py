@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from pegboard.plugins.model_transformers.configs import NotServable, config_of
+from pegboard.plugins.model_transformers.configs import CAUSAL, WITH_PICTURES, NotServable, classes, config_of
 from pegboard.plugins.model_transformers.trace import Trace, trace
 from pegboard.toolkit.model.coded import quantized_weights
 from pegboard.toolkit.model.rope_spec import lengthened
@@ -33,18 +33,19 @@ def examine(ctx: ModelContext) -> tuple[Trace, int]:
 
 def _check_class(ctx: ModelContext) -> None:
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     if not ctx.architecture:
         raise NotServable("is not named: config.json has no `architectures`")
-    if ctx.architecture not in {name for entry in known for name in ([entry] if isinstance(entry, str) else entry)}:
+    if ctx.architecture not in classes(CAUSAL) | classes(WITH_PICTURES):
         raise NotServable(f"is not a causal language model that transformers {transformers.__version__} knows")
-    expected = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(ctx.hf_config.get("model_type")))
-    if expected is not None and ctx.architecture not in ([expected] if isinstance(expected, str) else expected):
-        raise NotServable(f"does not go with model_type {ctx.hf_config.get('model_type')!r}, whose class is {expected}")
+    model_type = ctx.hf_config.get("model_type")
+    expected = classes(CAUSAL, model_type) | classes(WITH_PICTURES, model_type)
+    if expected and ctx.architecture not in expected:
+        raise NotServable(f"does not go with model_type {model_type!r}, whose class is {' or '.join(sorted(expected))}")
     if ctx.hf_config.get("quantization_config") and quantized_weights(ctx) is None:
         raise NotServable("has quantised weights, which are not read here")
+    if quantized_weights(ctx) is not None and classes(CAUSAL, model_type) and ctx.architecture not in classes(CAUSAL):
+        raise NotServable("has quantised weights beside an encoder of pictures, which are not read here")
 
 
 def _context_length(ctx: ModelContext, config: object) -> int:

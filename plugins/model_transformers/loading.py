@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.plugins.model_transformers import bridge, experts
-from pegboard.plugins.model_transformers.configs import config_of
+from pegboard.plugins.model_transformers.configs import auto_class, config_of
 from pegboard.toolkit.model.coded import QuantizedWeights, quantized_weights, slots_of
 from pegboard.toolkit.model.weights import CODES, StoredTensor, checkpoint_files, read_header, unexplained
 from pegboard.toolkit.system.progress import progress
@@ -79,7 +79,7 @@ def _reader_of(ctx: ModelContext) -> Callable[..., tuple[torch.nn.Module, dict[s
     import transformers
 
     coded = quantized_weights(ctx) is not None
-    model_class = getattr(transformers, ctx.architecture) if coded else transformers.AutoModelForCausalLM
+    model_class = getattr(transformers, ctx.architecture if coded else auto_class(ctx.hf_config))
     read: Callable[..., tuple[torch.nn.Module, dict[str, object]]] = model_class.from_pretrained
     return read
 

@@ -12,11 +12,12 @@ import torch
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.model_family import Network
 from pegboard.plugins.model_transformers import bridge
-from pegboard.plugins.model_transformers.experts import EXPERTS
+from pegboard.plugins.model_transformers.caches import PackedPositions
+from pegboard.plugins.model_transformers.experts import EXPERTS, take_scaled_experts
 from pegboard.plugins.model_transformers.head import Body, Head
 from pegboard.plugins.model_transformers.latent import keep_latents
 from pegboard.plugins.model_transformers.rounds import Segment, segments_of
-from pegboard.plugins.model_transformers.segments import keep_states
+from pegboard.plugins.model_transformers.segments import CACHE_NAMES, keep_states
 from pegboard.plugins.model_transformers.sites import find_sites
 from pegboard.plugins.model_transformers.states import PROVIDER, States, layers_of
 from pegboard.plugins.model_transformers.trace import hidden_states
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.layers import LayerSpec
     from pegboard.core.interfaces.weights import WeightStore
     from pegboard.plugins.model_transformers.trace import Trace
+
+
+_Arguments = tuple[tuple[object, ...], dict[str, object]]
 
 
 class TransformersNetwork(Network):
@@ -39,6 +43,9 @@ class TransformersNetwork(Network):
         """Its weights, to be replaced, or why they cannot be."""
         keep_latents(model, bridge.is_handled)
         keep_states(model, trace.states)
+        take_scaled_experts(model, lambda: bridge.batch_of_pass() is not None)
+        for name in trace.counting:
+            model.get_submodule(name).register_forward_pre_hook(_place, with_kwargs=True)
         self._keeps_states = bool(trace.states)
         self._head = Head(model, trace.body, trace.body_output)
         self._layers: dict[torch.nn.Module, LayerSpec] = {
@@ -99,3 +106,12 @@ class TransformersNetwork(Network):
         for module in self.model.modules():
             if hasattr(module, "has_post_expert_norm"):
                 module.config._experts_implementation = implementation
+
+
+def _place(module: torch.nn.Module, args: tuple[object, ...], named: dict[str, object]) -> _Arguments | None:
+    """Tell an attention module that counts the tokens before its own where these are, in a pass over a batch."""
+    batch = bridge.batch_of_pass()
+    if batch is None:
+        return None
+    places = torch.arange(batch.num_tokens, device=batch.positions.device)
+    return args, {**named, CACHE_NAMES[0]: PackedPositions(batch.positions - places)}

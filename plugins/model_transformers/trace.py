@@ -21,10 +21,10 @@ import torch
 from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.caches import CacheRecorder, UnknownState
-from pegboard.plugins.model_transformers.configs import NotServable, config_of
+from pegboard.plugins.model_transformers.configs import NotServable, auto_class, config_of
 from pegboard.plugins.model_transformers.head import Head, takes_positions
 from pegboard.plugins.model_transformers.latent import is_latent, keep_latents, size_of
-from pegboard.plugins.model_transformers.masks import mask_window
+from pegboard.plugins.model_transformers.masks import mask_reach
 from pegboard.plugins.model_transformers.segments import CACHE_NAMES, StateModule
 from pegboard.plugins.model_transformers.state_trace import Call, state_modules
 
@@ -55,6 +55,8 @@ class Trace:
     parameters: int
     """Numbers in all weights, tied ones counted once."""
     states: tuple[StateModule, ...] = ()
+    counting: tuple[str, ...] = ()
+    """Attention modules that ask a cache for the positions of their tokens."""
 
 
 class _Recorder(bridge.Handler):
@@ -111,6 +113,7 @@ def _trace(config_json: str, max_context_len: int, dtype: torch.dtype) -> Trace:
             hidden_size=int(hidden.shape[-1]),
             parameters=sum(weight.numel() for weight in model.parameters()),
             states=states,
+            counting=tuple(name for name in modules if model.get_submodule(name) in recorder.cache.counting),
         )
         _check_head(model, found, hidden[0], recorder)
     return found
@@ -139,13 +142,13 @@ def _data_needed() -> Iterator[None]:
 
 
 def _build(hf_config: Mapping[str, object], dtype: torch.dtype) -> torch.nn.Module:
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     config = config_of(hf_config)
     bridge.register()
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
+            model = getattr(transformers, auto_class(hf_config)).from_config(
                 config,
                 dtype=dtype,
                 attn_implementation=bridge.TRACED,
@@ -273,6 +276,7 @@ def _layer(
         raise NotServable(f"attends in {name} to something other than the request's own tokens")
     scaling = arguments.get("scaling")
     sinks = arguments.get("s_aux")
+    window, chunked = mask_reach(call, name, masks, max_context_len)
     try:
         return LayerSpec(
             layer_id=index,
@@ -281,10 +285,11 @@ def _layer(
             qk_head_dim=int(call.key.shape[3]),
             v_head_dim=int(call.value.shape[3]),
             scale=float(call.query.shape[3] ** -0.5 if scaling is None else scaling),
-            window=mask_window(call, name, masks, max_context_len),
+            window=window,
             logit_cap=arguments.get("softcap"),
             num_sinks=0 if sinks is None else int(sinks.numel()),
             latent=is_latent(call.module),
+            chunked=chunked,
         )
     except (ValueError, TypeError) as err:
         raise NotServable(f"attends in {name} in a way that a layer's description cannot say: {err}") from err

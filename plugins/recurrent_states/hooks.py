@@ -25,7 +25,8 @@ class StateHooks:
         from pegboard.plugins.recurrent_states.stage import States
 
         page_size, each = ctx.config.memory.page_size, slots_each(ctx.config.scheduler.loop)
-        return [States(lambda count: StateSlots(count, page_size, self._options.snapshot_every, each))]
+        every, ahead = self._options.snapshot_every, self._options.tokens_ahead
+        return [States(lambda count: StateSlots(count, page_size, every, each, ahead))]
 
     @hookimpl
     def device_parts(self, ctx: StageContext) -> list[DevicePart]:

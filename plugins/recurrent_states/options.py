@@ -23,3 +23,10 @@ class StateOptions(Options):
         description="a snapshot is kept no nearer than so many tokens behind the one before it; smaller: prefixes are "
         "reused to within fewer tokens, and fewer of them are kept",
     )
+    tokens_ahead: int = Field(
+        default=7,
+        ge=0,
+        le=63,
+        description="with speculation: how many drafts of a request are verified in a step at most. Each takes a slot "
+        "while it is; drafts have no more than half of the slots that requests leave",
+    )

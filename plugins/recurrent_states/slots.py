@@ -3,7 +3,9 @@
 A step reads a request's state from one slot and writes the one behind its tokens to another, never to the same. So it
 can run again after it has failed, and a request may begin from a snapshot that others read as well: nothing is copied.
 A request writes to slots of its own in turn: two, or three where the step after may have run already when a step fails.
-A snapshot is written by the step that passes it, to a slot that belongs to no request.
+A snapshot is written by the step that passes it, to a slot that belongs to no request. Of tokens ahead of the newest
+one, only some may stand: a step with such tokens writes the state behind each of them to a slot, and the next step goes
+on from that behind the last one that stands.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.req import ReqSlot
@@ -18,9 +21,11 @@ from pegboard.core.interfaces.status import FinishType
 from pegboard.plugins.recurrent_states.snapshots import Snapshot, Snapshots
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pegboard.core.interfaces.req import Req
+
+_NONE_AHEAD: Mapping[str, int] = MappingProxyType({})
 
 FRESH = 0
 """The source of a request that begins: the slot of padding."""
@@ -46,6 +51,8 @@ class Span:
     start: int
     source: int
     marks: list[Mark]
+    ahead: bool = False
+    """Whether it has tokens ahead, of which some may not stand: each but the first ones has a mark behind it."""
 
     @property
     def stop(self) -> int:
@@ -80,14 +87,16 @@ def slots_each(loop: str) -> int:
 class StateSlots:
     """Slots 1 to `count`, `each` for a request. A slot is free, a request's, that of a mark, or a snapshot's.
 
-    Snapshots are of whole pages of `page_size` tokens, and `every` tokens apart at least, but where prompts branch.
+    Snapshots are of whole pages of `page_size` tokens, and `every` tokens apart at least, but where prompts branch. A
+    request has `ahead` tokens ahead of its newest one in a step at most.
     """
 
-    def __init__(self, count: int, page_size: int, every: int, each: int) -> None:
+    def __init__(self, count: int, page_size: int, every: int, each: int, ahead: int = 7) -> None:
         self.count = count
         self.each = each
         self._page = page_size
         self._every = every
+        self._ahead = ahead
         self._nearest = max(page_size, every // 4)
         """A branch is worth a snapshot so many tokens behind the one before."""
         self.free = list(range(count, 0, -1))
@@ -96,6 +105,8 @@ class StateSlots:
         """Slots of marks that will be snapshots."""
         self.resumed = 0
         """Requests that began from a snapshot."""
+        self._promised = 0
+        """Slots that tokens ahead may take in the step that is planned."""
         self._held = Counter[int]()
         """Slots of the spans of requests: a snapshot that one of them goes on from stays."""
 
@@ -106,7 +117,26 @@ class StateSlots:
 
     def room(self, needed: AbstractSet[int]) -> int:
         """Return how many slots requests can have, snapshots in `needed` slots left as they are."""
-        return len(self.free) + len(self.snapshots.slots - needed - self._held.keys())
+        return len(self.free) + len(self.snapshots.slots - needed - self._held.keys()) - self._promised
+
+    def begin_plan(self) -> None:
+        """Forget what was promised for the plan before."""
+        self._promised = 0
+
+    def promise(self, reqs: Sequence[Req], most: Sequence[int], room: int) -> list[int]:
+        """Return how many tokens ahead each of `reqs` may have, `most` at most. Each takes a slot of its own. Of those
+        that no request needs otherwise, `room` and what tokens ahead have taken already, half is left to snapshots, and
+        enough for a further request.
+        """
+        taken = [max(0, len(USE.of(req).own) - self.each) for req in reqs]
+        total = room + sum(taken)
+        each = max(0, min(self._ahead, max(0, min(total // 2, total - self.each)) // len(reqs)))
+        while True:
+            found = [min(count, each) for count in most]
+            self._promised = sum(max(0, count - own) for count, own in zip(found, taken, strict=True))
+            if not each or self._promised <= room:
+                return found
+            each -= 1
 
     def found(self, req: Req, length: int) -> Snapshot | None:
         """Return the longest snapshot within the first `length` tokens of a request, which the cache has, and note
@@ -118,24 +148,29 @@ class StateSlots:
         use.branch = length if length - use.kept_at >= self._nearest else 0
         return snapshot
 
-    def spans(self, reqs: Sequence[Req], starts: Sequence[int], stops: Sequence[int]) -> list[Span]:
-        """Return the spans of a step, the same again for one that runs once more. Raises RuntimeError where a request's
-        state before its `start` is not kept.
+    def spans(
+        self, reqs: Sequence[Req], starts: Sequence[int], stops: Sequence[int], ahead: Mapping[str, int] = _NONE_AHEAD
+    ) -> list[Span]:
+        """Return the spans of a step, the same again for one that runs once more. Of the tokens of a request that is in
+        `ahead`, by its id, so many at the end are ahead of its newest one. Raises RuntimeError where a request's state
+        before its `start` is not kept.
         """
         sources = [self._source(req, start, stop) for req, start, stop in zip(reqs, starts, stops, strict=True)]
         needed = {source for source in sources if isinstance(source, int)} | self._held.keys()
         # All own slots first: those are counted on, and a snapshot takes what is left.
         for req in reqs:
-            self._seat(req, needed)
+            self._seat(req, needed, ahead.get(req.rid, 0))
         found = []
         for req, source, start, stop in zip(reqs, sources, starts, stops, strict=True):
             if isinstance(source, int):
-                source = self._span(req, source, (start, stop), needed)
+                source = self._span(req, source, (start, stop), needed, ahead.get(req.rid, 0))
             found.append(source)
         return found
 
     def computed(self, req: Req, start: int) -> None:
-        """Note that a request's span from `start` on is computed: its marks are snapshots now."""
+        """Note that a request's span from `start` on is computed: its marks are snapshots now. Of tokens ahead, one of
+        those that stand becomes a snapshot where it is time for one.
+        """
         use = USE.peek(req)
         span = None if use is None else next((one for one in use.spans if one.start == start), None)
         for mark in () if span is None else span.marks:
@@ -144,6 +179,18 @@ class StateSlots:
                 self.pending -= 1
                 if not self.snapshots.add(req, Snapshot(mark.slot, mark.stop)):
                     USE.of(req).own.append(mark.slot)
+        if use is not None and span is not None and span.ahead:
+            self._keep_what_stands(req, use, span)
+
+    def _keep_what_stands(self, req: Req, use: Use, span: Span) -> None:
+        """Make a snapshot of the last whole page of what stands of a span with tokens ahead."""
+        standing = [mark for mark in span.marks if mark.stop <= req.kv.committed_len and not mark.stop % self._page]
+        last = standing[-1] if standing else None
+        if last is None or last.stop - use.kept_at < self._every or len(use.own) <= self.each:
+            return
+        use.kept_at = last.stop
+        if self.snapshots.add(req, Snapshot(last.slot, last.stop)):
+            use.own.remove(last.slot)
 
     def release(self, req: Req) -> None:
         """Take back a request's slots. Its last state stays as a snapshot where that may be of use."""
@@ -180,8 +227,9 @@ class StateSlots:
                 return last
             self._drop(use.spans.pop())
             return last.source
-        if last is not None and last.stop == start:
-            return last.marks[-1].slot
+        standing = None if last is None else next((mark for mark in last.marks if mark.stop == start), None)
+        if standing is not None:
+            return standing.slot
         if last is None:
             use.kept_at = start
             if not start:
@@ -191,18 +239,37 @@ class StateSlots:
                 return snapshot.slot
         raise RuntimeError(f"the state of {req} behind its first {start} tokens is not kept")
 
-    def _seat(self, req: Req, needed: AbstractSet[int]) -> None:
-        """Give a request its own slots, if it has none."""
+    def _seat(self, req: Req, needed: AbstractSet[int], ahead: int) -> None:
+        """Give a request its own slots, if it lacks some, and one for each of so many tokens ahead."""
         own = USE.of(req).own
-        while len(own) < self.each:
+        while len(own) < self.each + ahead:
             if (slot := self._take(needed)) is None:
                 raise RuntimeError(f"no slot is left for the state of {req}")
             own.append(slot)
 
-    def _span(self, req: Req, source: int, tokens: tuple[int, int], needed: AbstractSet[int]) -> Span:
+    def _span(self, req: Req, source: int, tokens: tuple[int, int], needed: AbstractSet[int], ahead: int) -> Span:
         """Return a new span of a request. Snapshots in `needed` slots stay."""
-        use, marks = USE.of(req), []
+        use = USE.of(req)
         before = use.spans[-1].source if use.spans and self.each > 2 else source
+        own = [slot for slot in use.own if slot not in (source, before)]
+        if ahead:
+            marks = [Mark(tokens[1] - ahead + place, own[place]) for place in range(ahead + 1)]
+        else:
+            marks = self._marks(req, tokens, own[0], needed)
+        span = Span(tokens[0], source, marks, ahead > 0)
+        self._held.update(span.slots)
+        for old in use.spans[:-1]:
+            self._drop(old)
+        use.spans = [*use.spans[-1:], span]
+        if len(use.own) > self.each + ahead:
+            self._give_back(use, self.each + ahead)
+        return span
+
+    def _marks(self, req: Req, tokens: tuple[int, int], own: int, needed: AbstractSet[int]) -> list[Mark]:
+        """Return the marks of tokens none of which is ahead: where snapshots are wanted, and at the end, in the slot
+        `own` if no snapshot is wanted there.
+        """
+        use, marks = USE.of(req), []
         for place in self._places(req, use, *tokens):
             if (slot := self._take(needed)) is None:
                 break  # it is never waited for
@@ -210,20 +277,15 @@ class StateSlots:
             use.kept_at = place
             self.pending += 1
         if not marks or marks[-1].stop != tokens[1]:
-            marks.append(Mark(tokens[1], next(slot for slot in use.own if slot not in (source, before))))
-        span = Span(tokens[0], source, marks)
-        self._held.update(span.slots)
-        for old in use.spans[:-1]:
-            self._drop(old)
-        use.spans = [*use.spans[-1:], span]
-        if len(use.own) > self.each:
-            self._give_back(use)
-        return span
+            marks.append(Mark(tokens[1], own))
+        return marks
 
-    def _give_back(self, use: Use) -> None:
-        """Take back what a request has beyond its share: slots of marks for which there was a snapshot already."""
+    def _give_back(self, use: Use, share: int) -> None:
+        """Take back what a request has beyond its share: slots of tokens ahead, and of marks for which there was a
+        snapshot already.
+        """
         spare = [slot for slot in use.own if slot not in self._held]
-        for slot in spare[: len(use.own) - self.each]:
+        for slot in spare[: len(use.own) - share]:
             use.own.remove(slot)
             self.free.append(slot)
 

@@ -11,8 +11,11 @@ from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.interfaces.stage import Interest, Stage, Wait
 from pegboard.plugins.recurrent_states.messages import NAME, HowMany, Round, StateWork
 from pegboard.plugins.recurrent_states.slots import USE
+from pegboard.toolkit.sampling import tree
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from pegboard.core.interfaces.admission_gate import AdmissionGateContext
     from pegboard.core.interfaces.batch import BatchExtras
     from pegboard.core.interfaces.messages import TokenizedRequest
@@ -54,6 +57,7 @@ class States(Stage):
 
     # ---- a plan ----------------------------------------------------------------------------------------------------
     def begin_plan(self) -> None:
+        self.slots.begin_plan()
         self._planned.clear()
         self._needed.clear()
 
@@ -68,19 +72,30 @@ class States(Stage):
     def clip(self, req: Req, start: int, take: int) -> int | Wait:
         if USE.of(req).own or req.rid in self._planned:
             return take
-        if self.slots.room(set(self._needed.values())) < self.slots.each * (len(self._planned) + 1):
+        if self._room() < self.slots.each:
             return Wait.STOP
         self._planned.add(req.rid)
         return take
 
+    def _room(self) -> int:
+        """Return how many slots are left beside those that the plan needs."""
+        return self.slots.room(set(self._needed.values())) - self.slots.each * len(self._planned)
+
+    def bound_ahead(self, reqs: Sequence[Req], most: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.array(self.slots.promise(reqs, (most - 1).tolist(), self._room()), np.int64) + 1
+
     # ---- a step ----------------------------------------------------------------------------------------------------
     def pack(self, step: StepView, extras: BatchExtras) -> StateWork:
-        batch = step.batch
-        spans = self.slots.spans(batch.reqs, batch.prefix_lens.tolist(), batch.seq_lens.tolist())
+        batch, trees, ahead = step.batch, step.work.trees, dict[str, int]()
+        if trees is not None:
+            if not tree.is_chain(trees):
+                raise ValueError("states go on from one token to the next, and tokens ahead have branches")
+            ahead = {req.rid: count - 1 for req, count in zip(step.sampled, trees.counts.tolist(), strict=True)}
+        spans = self.slots.spans(batch.reqs, batch.prefix_lens.tolist(), batch.seq_lens.tolist(), ahead)
         return StateWork(rounds_of(spans))
 
     def commit(self, step: StepView, result: StepResult) -> None:
-        if not self.slots.pending:
+        if not self.slots.pending and step.work.trees is None:
             return
         for req, kv, start in zip(step.batch.reqs, step.kvs, step.batch.prefix_lens.tolist(), strict=True):
             if req.kv is kv:

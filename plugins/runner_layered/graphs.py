@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -35,8 +35,6 @@ def why_not(ctx: ModelRunnerContext) -> str | None:
     lacking = [name for name in ("attention", "model_family") if "graph" not in ctx.provides.get(name, ())]
     if lacking:
         return f"the chosen {' and '.join(lacking)} cannot be part of one (without the capability graph)"
-    if len(ctx.spec.kv_groups) != 1:
-        return f"the model has {len(ctx.spec.kv_groups)} KV groups"
     return None if ctx.network is None else ctx.network.capture_objection()
 
 
@@ -66,14 +64,16 @@ def record_all(graphs: dict[KeyT, GraphT], wanted: Iterable[KeyT], record: Calla
             del graphs[max(graphs)]
 
 
-def reads_the_same(batch: ForwardBatch, ctx: ModelRunnerContext, pool: KVPool | None, row_table: torch.Tensor) -> bool:
+def reads_the_same(
+    batch: ForwardBatch, ctx: ModelRunnerContext, pool: KVPool | None, row_tables: Sequence[torch.Tensor]
+) -> bool:
     """Return whether a batch is over the memory that graphs were recorded with, and has one position per token."""
     if batch.kv_pool is not pool or batch.attn_backend is not ctx.attention:
         return False  # what attention reads is watched
-    table = batch.kv_groups[0].row_table
-    if len(batch.kv_groups) != 1 or table.data_ptr() != row_table.data_ptr() or table.shape != row_table.shape:
+    if len(batch.kv_groups) != len(row_tables) or batch.positions.dim() != 1:
         return False
-    return batch.positions.dim() == 1
+    tables = ((group.row_table, table) for group, table in zip(batch.kv_groups, row_tables, strict=True))
+    return all(one.data_ptr() == other.data_ptr() and one.shape == other.shape for one, other in tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class DecodeGraphs:
         self._graphs: dict[tuple[int, ExtraShapes], _Graph] = {}
         self._refused: set[tuple[int, ExtraShapes]] = set()
         self._pool: KVPool | None = None
-        self._table = torch.empty(0)
+        self._tables: tuple[torch.Tensor, ...] = ()
         self._logits = Rows()
 
     @property
@@ -109,9 +109,9 @@ class DecodeGraphs:
         """What was recorded, in ascending order."""
         return self._sizes
 
-    def record(self, pool: KVPool, row_table: torch.Tensor) -> None:
-        """Record all sizes. Raises RuntimeError for what cannot be recorded."""
-        self._pool, self._table = pool, row_table
+    def record(self, pool: KVPool, *row_tables: torch.Tensor) -> None:
+        """Record all sizes, with the row table of each KV group. Raises RuntimeError for what cannot be recorded."""
+        self._pool, self._tables = pool, row_tables
         wanted = self.ctx.graph_sizes
         keys: list[tuple[int, ExtraShapes]] = [(size, ()) for size in reversed(wanted)]
         record_all(self._graphs, keys, lambda key: self._recorded(*key))
@@ -148,7 +148,7 @@ class DecodeGraphs:
 
     def _static(self, size: int, extras: ExtraShapes) -> StaticBatch:
         assert self._pool is not None
-        return StaticBatch(size, (self._table,), self._pool, self.ctx.attention, extras)
+        return StaticBatch(size, self._tables, self._pool, self.ctx.attention, extras)
 
     def logits(self, batch: ForwardBatch) -> torch.Tensor | None:
         """Replay the graph of a decode step and return the logits [batch, vocab] of its requests, None where there is
@@ -190,7 +190,7 @@ class DecodeGraphs:
         """Return whether a batch is a plain decode over the memory that graphs were recorded with."""
         if batch.forward_mode is not ForwardMode.DECODE or batch.num_tokens != batch.batch_size:
             return False
-        same = reads_the_same(batch, self.ctx, self._pool, self._table)
+        same = reads_the_same(batch, self.ctx, self._pool, self._tables)
         return same and all(one is None for one in _further(batch))
 
 

@@ -51,14 +51,14 @@ class PrefillGraphs:
         self.sizes = sizes
         self._graphs: dict[tuple[int, bool], _Graph] = {}
         self._pool: KVPool | None = None
-        self._table = torch.empty(0)
+        self._tables: tuple[torch.Tensor, ...] = ()
         self._hidden = Rows()
 
-    def record(self, pool: KVPool, row_table: torch.Tensor) -> None:
+    def record(self, pool: KVPool, *row_tables: torch.Tensor) -> None:
         """Record all sizes, and keep those for which there is memory. Raises RuntimeError for what cannot be
         recorded.
         """
-        self._pool, self._table = pool, row_table
+        self._pool, self._tables = pool, row_tables
         start, before, wanted = time.perf_counter(), self._capture.memory(), self.sizes
         keys = [(size, mixed) for size in reversed(wanted) for mixed in (True, False)]
         record_all(self._graphs, keys, self._recorded)
@@ -89,7 +89,7 @@ class PrefillGraphs:
         assert self._pool is not None
         attention = self._ctx.attention
         decodes = min(attention.ctx.max_batch, tokens) if mixed else 0
-        return StaticExtend(tokens, min(PROMPTS, tokens // 2), decodes, (self._table,), self._pool, attention)
+        return StaticExtend(tokens, min(PROMPTS, tokens // 2), decodes, self._tables, self._pool, attention)
 
     def _record(self, static: StaticExtend) -> _Graph:
         """Record a graph. It is warmed once: decodes have made before what is made once."""
@@ -122,4 +122,4 @@ class PrefillGraphs:
         if batch.forward_mode not in (ForwardMode.EXTEND, ForwardMode.MIXED) or batch.extras:
             return False
         further = batch.overlay, batch.tail_lens, batch.taps, batch.watch, batch.additions
-        return reads_the_same(batch, self._ctx, self._pool, self._table) and all(one is None for one in further)
+        return reads_the_same(batch, self._ctx, self._pool, self._tables) and all(one is None for one in further)

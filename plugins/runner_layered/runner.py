@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -78,7 +78,7 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
         return sizes if most is None else sizes[: bisect.bisect_left(sizes, most) + 1]
 
     @torch.inference_mode()
-    def start(self, pool: KVPool, row_table: torch.Tensor) -> None:
+    def start(self, pool: KVPool, *row_tables: torch.Tensor) -> None:
         """Record graphs, or say once why there are none. Raises ConfigError where those of decode steps are insisted
         on.
         """
@@ -89,19 +89,19 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
         if reason is None and capture is not None:
             graphs = DecodeGraphs(self._network, self.ctx, capture)
             try:
-                graphs.record(pool, row_table)
+                graphs.record(pool, *row_tables)
             except RuntimeError as error:
                 reason = f"a decode step cannot be recorded: {error}"
             else:
                 self._graphs = graphs
                 reason = None if graphs.sizes else "there is no memory for any"
-                self._record_prefills(capture, pool, row_table)
+                self._record_prefills(capture, pool, row_tables)
         if reason is not None:
             if wanted == "on":
                 raise ConfigError(f"runner.graphs is 'on', but {reason}; set it to auto or off")
             logger.warning("graphs are off, and every decode step calls its operators: %s", reason)
 
-    def _record_prefills(self, capture: GraphCapture, pool: KVPool, row_table: torch.Tensor) -> None:
+    def _record_prefills(self, capture: GraphCapture, pool: KVPool, row_tables: Sequence[torch.Tensor]) -> None:
         """Record the graphs of prefills, behind those of decode steps: whose memory they use, too."""
         if not (sizes := self.prefill_graph_sizes()):
             if self.options.prefill_graph_sizes:
@@ -109,7 +109,7 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
             return
         graphs = PrefillGraphs(self._network, self.ctx, capture, sizes)
         try:
-            graphs.record(pool, row_table)
+            graphs.record(pool, *row_tables)
         except RuntimeError as error:
             logger.warning("graphs: prefills run without, since one cannot be recorded: %s", error)
             return

@@ -21,15 +21,14 @@ def on_device(speculator: Speculator) -> DeviceSpeculator | None:
 
 def check(speculator: Speculator, choices: Mapping[str, Sequence[NamedProvider]], spec: ModelSpec) -> None:
     """Raise ConfigError for a speculator whose drafts cannot be made or verified by the chosen providers."""
-    if spec.states:
-        raise ConfigError(
-            f"speculation.use: {spec.architecture} keeps states, which cannot go back to tokens that stand; use none"
-        )
     if len(spec.kv_groups) > 1:
         text = "speculation excludes memory.window_pages: a window's pages may be gone when drafts are rejected"
         raise ConfigError(f"speculation.use: {text}; use none, or set that to false")
     (choice,), (runner,), (attention,) = (choices[name] for name in ("speculator", "runner", "attention"))
     name, trees = choice.name, "branches" in choice.provides
+    if spec.states and (trees or on_device(speculator) is not None):
+        text = "whose layers keep states; ngram does, whose drafts are chains"
+        raise ConfigError(f"speculation.use: {name!r} does not draft for {spec.architecture}, {text}")
     if trees and "own_attention" in runner.provides:
         _need("runner", runner, "tree_mask", f"{name!r} proposes trees, which", "verify")
     elif trees:

@@ -55,7 +55,7 @@ class WindowHooks:
             return []
         from pegboard.plugins.windows.part import WindowPart
 
-        return [WindowPart(len(ctx.spec.kv_groups) - 1)]
+        return [WindowPart()]
 
 
 def _check_family(ctx: StageContext) -> None:

@@ -22,23 +22,21 @@ R = TypeVar("R")
 
 
 class WindowPart(DevicePart):
-    """Has a table for each of `groups` KV groups, which is as old as the batch that runs."""
+    """Keeps the row table of each KV group but the first, which is as old as the batch that runs."""
 
     name = NAME
     kv_groups = True
 
-    def __init__(self, groups: int) -> None:
-        self._groups = groups
+    def __init__(self) -> None:
         self._tables: tuple[torch.Tensor, ...] = ()
         self._changes: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
 
     def run(self, payload: object, services: DeviceServices) -> object:
-        """Make the tables, and say what memory there is."""
+        """Take the tables, and say what memory there is."""
         assert isinstance(payload, Ask)
-        table, pool = services.row_table, services.pool
-        self._tables = tuple(torch.zeros_like(table) for _ in range(self._groups))
-        pages = pool.ctx.further_pages or (pool.ctx.num_pages,) * self._groups
-        return Memory(tuple(pages), *table.shape)
+        pool, self._tables = services.pool, services.further_tables
+        pages = pool.ctx.further_pages or (pool.ctx.num_pages,) * len(self._tables)
+        return Memory(tuple(pages), *services.row_table.shape)
 
     def unpack(self, payload: object, batch: ForwardBatch, put: Callable[[NDArray[np.generic]], torch.Tensor]) -> None:
         assert isinstance(payload, WindowWork)

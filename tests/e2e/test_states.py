@@ -82,7 +82,7 @@ class _Built(dict[str, tuple[Path, Any]]):
         return self[name]
 
 
-def engine(directory: Path, setting: dict[str, Any], **plugins: Any) -> Engine:
+def engine(directory: Path, setting: dict[str, Any], **more: Any) -> Engine:
     scheduler = {
         "loop": setting["loop"],
         "chunked_prefill_size": setting["chunk"],
@@ -97,8 +97,9 @@ def engine(directory: Path, setting: dict[str, Any], **plugins: Any) -> Engine:
             "memory": memory,
             "scheduler": scheduler,
             "prefix_cache": {"use": setting["cache"]},
-            "plugins": {"recurrent_states": {"snapshot_every": 16, "slots": 32, **plugins}},
+            "plugins": {"recurrent_states": {"snapshot_every": 16, "slots": 32}},
             "log_level": "error",
+            **more,
         }
     )
 
@@ -172,3 +173,41 @@ def test_tiers_have_nothing_to_keep_of_states_alone(checkpoints: Any) -> None:
     setting = {**FIRST[0], "cache": "hiradix"}
     with pytest.raises(ConfigError, match=r"prefix_cache.use: .* use a cache without tiers"):
         engine(checkpoints["mamba2"][0], setting)
+
+
+DRAFTS = {"use": "ngram", "min_match": 1, "adaptive": False, "max_nodes": 6}
+
+
+def with_drafts(name: str, setting: dict[str, Any], checkpoints: Any, prompts: list[list[int]]) -> tuple[int, int]:
+    """Answer with drafts and without. Return how many drafts were verified, and how many stood."""
+    directory, model = checkpoints[name]
+    params = SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True)
+    answers = []
+    for speculation in ({}, {"speculation": DRAFTS}):
+        with engine(directory, setting, **speculation) as made:
+            answers.append(made.generate(prompts, params, logprobs=0))
+            info = made.built.scheduler.info()
+            assert made.built.scheduler.components.memory.idle_error() is None
+    for prompt, plain, drafted in zip(prompts, *answers, strict=True):
+        if drafted.token_ids != plain.token_ids:  # at a tie
+            compare(model, prompt, drafted, cached=name in OTHER_DECODES)
+            continue
+        for place, (one, other) in enumerate(zip(drafted.logprobs, plain.logprobs, strict=True)):
+            assert one[0] == pytest.approx(other[0], abs=TOLERANCE), place
+    return int(info["drafted_tokens"]), int(info["accepted_tokens"])
+
+
+@pytest.mark.parametrize(("name", "setting"), list(zip(QUICK, FIRST, strict=True)), ids=str)
+def test_drafts_change_no_answer(name: str, setting: dict[str, Any], checkpoints: Any) -> None:
+    drafted, accepted = with_drafts(name, setting, checkpoints, PROMPTS[:6])
+    assert drafted > accepted > 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [*QUICK, "jamba", "falcon_h1", "lfm2"])
+def test_drafts_of_many_prompts(name: str, checkpoints: Any) -> None:
+    """Two hundred, some of which share their beginnings, in memory that does not suffice for all that run."""
+    prompts = [(SHARED if at % 3 else []) + ids(at, 5 + at % 40) for at in range(200 if name in QUICK else 20)]
+    for setting in FIRST:
+        drafted, accepted = with_drafts(name, setting, checkpoints, prompts)
+        assert drafted > accepted > 0

@@ -90,7 +90,9 @@ def families(*names: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("loop", ["overlap", pytest.param("normal", marks=pytest.mark.full)])
-@pytest.mark.parametrize("family", families("gemma3_text", "gemma2", "gpt_oss", "olmo3", "cohere2", "mistral"))
+@pytest.mark.parametrize(
+    "family", families("gemma3_text", "gemma2", "gpt_oss", "olmo3", "cohere2", "mistral", "llama4_text")
+)
 def test_answers_are_those_of_transformers(family: str, loop: str, tmp_path: Path) -> None:
     architecture = build(FAMILIES[family], tmp_path)
     found, stats = ask(settings(tmp_path, scheduler={"loop": loop}))

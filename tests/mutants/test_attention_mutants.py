@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pegboard.conformance.attention import AttentionContract
+from pegboard.conformance.attention.chunks import AttentionChunkTests
 from pegboard.conformance.attention.common_prefix import AttentionPrefixTests
 from pegboard.conformance.attention.eight_bit import AttentionEightBitTests
 from pegboard.conformance.attention.fixed import AttentionFixedTests
@@ -287,7 +288,8 @@ class Refusing(Broken):
     """Declares none, and says so when one is asked for."""
 
     def forward(self, q: Tensor, k: Any, v: Any, layer: LayerSpec, batch: Any, *, sinks: Any = None) -> Tensor:
-        used = {"sliding_window": layer.window, "logit_cap": layer.logit_cap, "sinks": sinks}
+        used = {"chunked_attention": layer.chunked or None, "sliding_window": layer.window}
+        used |= {"logit_cap": layer.logit_cap, "sinks": sinks}
         used |= {"tree_mask": batch.tail_lens, "kv_fp8": self.ctx.kv_dtype}
         for name, value in used.items():
             if value is not None:
@@ -363,12 +365,13 @@ SUITES_APART = (
     AttentionEightBitTests,
     AttentionPrefixTests,
     AttentionLatentTests,
+    AttentionChunkTests,
 )
 
 
 def test_every_test_has_a_mutant() -> None:
     """But those that run on a GPU or in the whole matrices only. Mutants of trees, and of graphs, 8 bits, shared
-    prefixes and latents, have files of their own.
+    prefixes, latents and chunks, have files of their own.
     """
     elsewhere = {"test_matrix", "test_any_larger_batch", "test_any_batch_on_gpu"}
     for suite in SUITES_APART:

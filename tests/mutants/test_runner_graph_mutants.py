@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,10 +26,10 @@ class OtherGraphs(LayeredRunner):
     graphs: type[DecodeGraphs]
 
     @torch.inference_mode()
-    def start(self, pool: KVPool, row_table: torch.Tensor) -> None:
+    def start(self, pool: KVPool, *row_tables: torch.Tensor) -> None:
         if self.ctx.capture is not None:
             self._graphs = self.graphs(self._network, self.ctx, self.ctx.capture)
-            self._graphs.record(pool, row_table)
+            self._graphs.record(pool, *row_tables)
 
 
 class OtherBatches(DecodeGraphs):
@@ -35,7 +37,7 @@ class OtherBatches(DecodeGraphs):
 
     def _static(self, size: int, extras: ExtraShapes) -> StaticBatch:
         assert self._pool is not None
-        return self.static(size, (self._table,), self._pool, self.ctx.attention, extras)
+        return self.static(size, self._tables, self._pool, self.ctx.attention, extras)
 
 
 class LeavesPadding(StaticBatch):
@@ -67,6 +69,22 @@ class KeepsLengths(StaticBatch):
         fixed.seq_lens.copy_(self.kept[0])
         np.copyto(fixed.seq_lens_cpu, self.kept[1].numpy())
         return fixed
+
+
+class KnowsOneTable(StaticBatch):
+    """All groups have the first one's."""
+
+    def __init__(self, size: int, row_tables: Sequence[torch.Tensor], *more: Any) -> None:
+        super().__init__(size, (row_tables[0],) * len(row_tables), *more)
+
+
+class KnowsOneGroup(StaticBatch):
+    """New tokens of all groups go where those of the first one go."""
+
+    def fill(self, batch: ForwardBatch) -> ForwardBatch:
+        first = batch.kv_groups[0].out_cache_loc
+        groups = tuple(replace(group, out_cache_loc=first) for group in batch.kv_groups)
+        return super().fill(replace(batch, kv_groups=groups))
 
 
 class TakesNewBuffers(StaticBatch):
@@ -135,10 +153,13 @@ def _graphs(graphs: type[DecodeGraphs]) -> type[LayeredRunner]:
 
 def _mutants() -> Iterator[Mutant]:
     same, moving = "test_a_replay_is_what_the_step_would_be", "test_requests_come_and_go_between_replays"
+    groups = "test_groups_of_layers_are_part_of_graphs"
     for factory, test in (
         (_batches(LeavesPadding), moving),
         (_batches(KeepsLengths), same),
         (_batches(TakesNewBuffers), same),
+        (_batches(KnowsOneTable), groups),
+        (_batches(KnowsOneGroup), groups),
         (_graphs(ForgetsToPrepare), same),
         (_graphs(ReturnsPadding), same),
         (_graphs(ReplaysWantedRows), "test_steps_that_want_more_are_no_replays"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from pegboard.conformance.stage import StageContract
 from pegboard.core.interfaces.batch import BatchExtras
@@ -18,6 +19,8 @@ from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.interfaces.stage import Column, Interest, Sent, Stage, StepResult, StepView, Wait
 from pegboard.core.interfaces.stops import TextMatcher
+
+Int64s = NDArray[np.int64]
 
 
 class Good(Stage):
@@ -230,6 +233,34 @@ class ResumesAndKeeps(Resumes):
         return super().resumable(req, length)
 
 
+class Bounds(Good):
+    """Lets no request have more than two tokens ahead."""
+
+    def bound_ahead(self, reqs: Sequence[Req], most: Int64s) -> Int64s:
+        return np.minimum(most, 3)
+
+
+class BoundsToMore(Bounds):
+    def bound_ahead(self, reqs: Sequence[Req], most: Int64s) -> Int64s:
+        return np.maximum(most, 3)
+
+
+class BoundsToNothing(Bounds):
+    def bound_ahead(self, reqs: Sequence[Req], most: Int64s) -> Int64s:
+        return most - 2
+
+
+class BoundsOne(Bounds):
+    def bound_ahead(self, reqs: Sequence[Req], most: Int64s) -> Int64s:
+        return most[:1]
+
+
+class BoundsAndKeeps(Bounds):
+    def bound_ahead(self, reqs: Sequence[Req], most: Int64s) -> Int64s:
+        self.steps[-int(most[0])] = [req.rid for req in reqs]
+        return most
+
+
 class ChangesRequests(Good):
     def pack(self, step: StepView, extras: BatchExtras) -> object | None:
         for req in step.batch.reqs:
@@ -322,6 +353,8 @@ def run(made: Callable[[], Stage], test: str) -> None:
 
 
 TESTS = [name for name in vars(StageContract) if name.startswith("test_")]
+ORIGINALS: dict[str, type[Stage]] = {"adopted": Adopts, "resumable": Resumes, "bound_ahead": Bounds}
+BOUND = "test_bound_ahead_answers_within_what_it_is_asked"
 MUTANTS: list[tuple[type[Stage], str, str]] = [
     (SeesARequestTwice, "test_a_request_is_known_once", "that arrived once"),
     (ForgetsTheAborted, "test_nothing_is_left_of_requests_that_ended", "which is gone"),
@@ -333,6 +366,10 @@ MUTANTS: list[tuple[type[Stage], str, str]] = [
     (ResumesFurther, "test_resumable_answers_within_what_it_is_asked", "from 0 to 1"),
     (ResumesBeforeWhatItSaid, "test_resumable_answers_within_what_it_is_asked", "and of 1 tokens 0"),
     (ResumesAndKeeps, "test_resumable_answers_within_what_it_is_asked", r"resumable\(\) keeps something"),
+    (BoundsToMore, BOUND, "from 1 to what it is asked"),
+    (BoundsToNothing, BOUND, "from 1 to what it is asked"),
+    (BoundsOne, BOUND, "from 1 to what it is asked"),
+    (BoundsAndKeeps, BOUND, r"bound_ahead\(\) keeps something"),
     (ChangesRequests, "test_packing_changes_no_request_and_gives_the_same_again", "has changed a request"),
     (CountsPacks, "test_packing_changes_no_request_and_gives_the_same_again", "brings other arrays"),
     (TakesAll, "test_one_that_no_request_wants_changes_no_token", "do not ask for it are others"),
@@ -347,7 +384,7 @@ MUTANTS: list[tuple[type[Stage], str, str]] = [
 
 @pytest.mark.parametrize("test", TESTS)
 def test_the_original_passes(test: str) -> None:
-    run(Adopts if "adopted" in test else Resumes if "resumable" in test else Good, test)
+    run(next((stage for word, stage in ORIGINALS.items() if word in test), Good), test)
 
 
 def test_what_clip_notes_may_last_as_long_as_its_plan() -> None:

@@ -61,8 +61,11 @@ FAMILIES: dict[str, Family] = {
             "num_local_experts": 4,
             "num_experts_per_tok": 1,
             "intermediate_size_mlp": 96,
-            "attention_chunk_size": 32,
+            "attention_chunk_size": 16,
             "interleave_moe_layer_step": 2,
+            # So that temperatures differ within a prompt, as they do within some thousands of tokens of a real one.
+            "floor_scale": 8,
+            "attn_scale": 0.3,
         },
     ),
     "gemma2": Family("Gemma2", {**GROUPED, "head_dim": 16, "sliding_window": 16, "layer_types": _ALTERNATING}),
@@ -231,6 +234,7 @@ FAMILIES: dict[str, Family] = {
                 "num_local_experts": 4,
                 "num_experts_per_tok": 1,
                 "intermediate_size_mlp": 96,
+                "attention_chunk_size": 16,
             },
             "vision_config": {
                 "hidden_size": 32,

@@ -132,9 +132,9 @@ STATE_FAMILIES: dict[str, Family] = {
             "num_key_value_heads": 4,
             "mamba_d_state": 16,
             "n_mamba_heads": 8,
-            "num_mem_blocks": 1,
+            "num_mem_blocks": 1,  # which two layers share
             "chunk_size": 16,
-            "layers_block_type": ["mamba", "mamba", "hybrid", "mamba"],
+            "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
             # transformers bounds time steps by it in prompts and not in decodes, which then differ by 2e-3 to 4e-3.
             "time_step_min": 1e-9,
         },

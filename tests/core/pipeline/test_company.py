@@ -20,6 +20,7 @@ import pytest
 from pegboard.core.engine.view import SchedulerView
 from pegboard.core.interfaces.client import OutputChunk
 from pegboard.core.interfaces.messages import AbortRequest, Accepted, TokenOutput
+from pegboard.core.interfaces.stage import Stage
 from pegboard.core.pipeline.points import encoded
 from pegboard.core.registry.hooks import Hooks
 from pegboard.plugins.grammar.work import GrammarWork, WorkLimits
@@ -96,7 +97,7 @@ class Company:
     def __init__(self, seed: int, directory: Path) -> None:
         self.rng = rng = random.Random(seed)
         limits = {"timeout": rng.choice([None, 0.5]), "hold_timeout": rng.choice([None, 0.4])}
-        more = arrangement(rng)
+        more = self.arrange()
         pooler = FakePooler(rng.choice([None, 1, 5]))
         # Of 9 tokens a piece at most, the small one holds what a page of a prompt reads.
         small = 20 if more["page_size"] == 1 else 40
@@ -105,10 +106,10 @@ class Company:
         self.world = CompanyWorld(
             rng.choice(["normal", "overlap"]),
             grammars=True,
-            model=CompanyModel,
+            model=self.model_of(more),
             tokenizer=Tokenizer(),
             pooler=pooler,
-            joining=[media],
+            joining=[media, *self.stages(more)],
             **limits,
             **more,
         )
@@ -121,6 +122,19 @@ class Company:
         assert isinstance(self.world.harness.model, CompanyModel)
         self.model = self.world.harness.model
         self._arrange_accidents(directory, books.capacity, pooler)
+
+    brings = True
+    """Whether gates bring KV that was computed elsewhere."""
+
+    def arrange(self) -> dict[str, Any]:
+        return arrangement(self.rng)
+
+    def model_of(self, more: dict[str, Any]) -> type[CompanyModel]:
+        return CompanyModel
+
+    def stages(self, more: dict[str, Any]) -> Sequence[Stage]:
+        """Further stages that take part."""
+        return ()
 
     def _arrange_accidents(self, directory: Path, capacity: int, pooler: FakePooler) -> None:
         rng, model = self.rng, self.model
@@ -161,7 +175,7 @@ class Company:
             "features": {} if asked.media is None else {MEDIA: encoded(asked.media.media)},
         }
         kind = rng.random() / max(self.author.gates, 1e-9)
-        if kind < 0.5 and not asked.embed:
+        if kind < 0.5 and not asked.embed and self.brings:
             # Hidden states do not come with the drill gate's tokens.
             token = asked.tokens[0] if rng.random() < 0.8 and not asked.wants_hidden else None
             asked.brought = token

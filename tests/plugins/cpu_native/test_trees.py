@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pegboard.conformance.attention.batches import make_layer
 from pegboard.conformance.attention.trees import BUSH, CHAIN, COMB, STAR, draw_tree
 from pegboard.conformance.properties import properties
 from pegboard.conformance.rig.tails import Tree, as_int64, seen_keys, tree_bits
@@ -65,7 +66,8 @@ class TreeCase(Case):
         group = queries.shape[1] // self.kv_heads
         for (slots, new), tree in zip(self.requests, self.trees, strict=True):
             for row, bits in enumerate(tree_bits(tree)[-new:]):
-                seen = torch.tensor(slots)[seen_keys(len(slots), len(tree), bits, window or None)]
+                first_seen = make_layer(window=window or None).first_seen
+                seen = torch.tensor(slots)[seen_keys(len(slots), len(tree), bits, first_seen)]
                 keys, values = (one[seen].double().repeat_interleave(group, 1) for one in (self.keys, self.values))
                 scores = torch.einsum("hd,khd->hk", queries[at + row].double(), keys) * self.dim**-0.5
                 found[at + row] = torch.einsum("hk,khd->hd", scores.softmax(-1), values)

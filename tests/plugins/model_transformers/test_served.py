@@ -24,7 +24,7 @@ from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.model_transformers.configs import NotServable
 from pegboard.plugins.model_transformers.family import TransformersFamily, probe_prompts, relative_errors
 from pegboard.plugins.model_transformers.limits import examine
-from pegboard.plugins.model_transformers.masks import window_of
+from pegboard.plugins.model_transformers.masks import reach_of
 from pegboard.plugins.model_transformers.network import TransformersNetwork
 from pegboard.plugins.model_transformers.trace import Trace, trace
 from pegboard.toolkit.model.pool_probe import PoolProbe
@@ -235,13 +235,29 @@ def test_yarn_lengthens_what_a_config_left_at_the_original(original: int, length
         examine(dataclasses.replace(ctx, context_length=length + 1))
 
 
-def test_chunked_attention_is_refused_beyond_one_chunk() -> None:
+@pytest.mark.parametrize("size", [2, 3, 8, 19])
+def test_chunks_are_read_from_masks(size: int) -> None:
     def chunks(batch: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return (k <= q) & (k // 8 == q // 8)
+        padding = torch.zeros(1, dtype=torch.long, device="meta")[batch]
+        return (k <= q) & ((k - padding) // size == (q - padding) // size)
 
-    assert window_of(chunks, 8, "a") is None
-    with pytest.raises(NotServable, match="in chunks"):
-        window_of(chunks, 20, "a")
+    assert reach_of(chunks, size, "a") == (None, False)
+    assert reach_of(chunks, 20, "a") == (size, True)
+    assert reach_of(chunks, size + 1, "a") == (size, True)
+
+
+def test_masks_that_change_on_the_way_are_refused() -> None:
+    """A window that begins to grow, and chunks that do not go on."""
+
+    def growing(batch: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (k <= q) & (k > q - torch.where(q < 15, 4, 5))
+
+    def once(batch: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (k <= q) & ((k >= 8) | (q < 8))
+
+    for mask in (growing, once):
+        with pytest.raises(NotServable, match="neither causal nor a sliding window nor in chunks"):
+            reach_of(mask, 20, "a")
 
 
 @pytest.mark.parametrize("window", [1, 2, 7, 19])
@@ -249,8 +265,8 @@ def test_windows_are_read_from_masks(window: int) -> None:
     def sliding(batch: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return (k <= q) & (k > q - window)
 
-    assert window_of(sliding, 20, "a") == window
-    assert window_of(sliding, window, "a") is None
+    assert reach_of(sliding, 20, "a") == (window, False)
+    assert reach_of(sliding, window, "a") == (None, False)
 
 
 def test_masks_in_both_directions_are_refused() -> None:
@@ -258,7 +274,7 @@ def test_masks_in_both_directions_are_refused() -> None:
         return (k - q).abs() < 4
 
     with pytest.raises(NotServable, match="in both directions"):
-        window_of(near, 20, "a")
+        reach_of(near, 20, "a")
 
 
 def test_layers_say_what_the_model_asks_for() -> None:

@@ -74,6 +74,20 @@ _GEMMA: dict[str, Any] = {
     "layer_types": _ALTERNATING,
 }
 
+_LLAMA4: dict[str, Any] = {
+    **_GROUPED,
+    "num_hidden_layers": 4,
+    "head_dim": 8,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "intermediate_size_mlp": 40,
+    "interleave_moe_layer_step": 2,
+    "attention_chunk_size": 16,
+    # So that temperatures differ within a few tokens, as they do within some thousands of a real one.
+    "floor_scale": 4,
+    "attn_scale": 0.5,
+}
+
 SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("Cohere", {**_GROUPED, "logit_scale": 0.25}),
     "cohere2": ("Cohere2", {**_GROUPED, "sliding_window": 16, "layer_types": _ALTERNATING, "logit_scale": 0.5}),
@@ -107,6 +121,7 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
         {**_GROUPED, "logits_scaling": 4.0, "embedding_multiplier": 3.0, "attention_multiplier": 0.1},
     ),
     "llama": ("Llama", _GROUPED),
+    "llama4": ("Llama4Text", _LLAMA4),
     "minicpm3": ("MiniCPM3", _LATENT),
     "mistral": ("Mistral", {**_GROUPED, "sliding_window": 16}),
     "mixtral": ("Mixtral", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),

@@ -1,122 +1,46 @@
-"""A scheduler around a fake model that keeps nothing but a state: the next token of a request is that of the state
-which its step was told to read, so a wrong slot changes the answer. `oracle` computes the same from the tokens alone.
-"""
+"""A scheduler around a fake model that keeps states, and checks which it is told to read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pegboard.core.interfaces.batch import ModelWorkerBatch
-from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.interfaces.stage import Stage
-from pegboard.core.pipeline.executor import Done
-from pegboard.plugins.recurrent_states.messages import NAME, StateWork
-from pegboard.plugins.recurrent_states.slots import StateSlots
+from pegboard.plugins.recurrent_states.slots import USE, StateSlots
 from pegboard.plugins.recurrent_states.stage import States
-from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
-from tests.core.pipeline.harness import EOS, VOCAB, FakeModel, Harness
-
-PRIME = 1_000_003
-GARBAGE = -7
-
-
-def behind(state: int, tokens: Sequence[int]) -> int:
-    """The state behind some more tokens."""
-    for token in tokens:
-        state = (state * 31 + token + 1) % PRIME
-    return state
-
-
-def oracle(prompt: Sequence[int], n: int) -> list[int]:
-    """What a request alone in the world would get."""
-    state, out = behind(0, prompt), list[int]()
-    while len(out) < n:
-        out.append(state % VOCAB)
-        if out[-1] == EOS:
-            break
-        state = behind(state, out[-1:])
-    return out
-
-
-class StateModel(FakeModel):
-    """Keeps a state per slot, and KV as the other one does, which tells a wrong page."""
-
-    def __init__(self, rows: ReqToTokenPool, num_slots: int) -> None:
-        super().__init__(rows, num_slots)
-        self.states = np.full(StateHarness.count + 1, GARBAGE, np.int64)
-        self.stage_parts = {NAME: lambda work: Done(StateHarness.count)}
-        self.late: Any = lambda work: False
-        """Whether a pass that has run fails all the same."""
-        self.runs: list[int] = []
-
-    def answer(self, work: ModelWorkerBatch) -> BatchResult:
-        ids = work.input_ids.copy()
-        if work.future_indices is not None:
-            ids[work.future_indices] = self.last[work.rows[work.future_indices + len(work.rows) - len(ids)]]
-        self.slots[work.out_cache_loc] = ids
-        payload = work.payloads[NAME]
-        assert isinstance(payload, StateWork)
-        ends = self._run(payload, ids)
-        sampled = range(len(ids)) if work.logits_indices is None else work.logits_indices.tolist()
-        tokens = np.array([ends[packed] % VOCAB for packed in sampled], np.int64)
-        self.last[work.sampled_rows] = tokens
-        if self.late(work):
-            raise RuntimeError("out of luck, late")
-        return BatchResult(tokens)
-
-    def _run(self, payload: StateWork, ids: NDArray[np.int64]) -> dict[int, int]:
-        """Run all rounds; the state behind the last packed token of each run."""
-        before = {int(one) for part in payload.rounds[:1] for one in part.sources[~part.fresh]}
-        written, ends, seen = set[int](), dict[int, int](), 0
-        for part in payload.rounds:
-            self.runs.append(len(part.firsts))
-            sources = [0 if fresh else int(self.states[at]) for at, fresh in zip(part.sources, part.fresh, strict=True)]
-            assert GARBAGE not in sources, "a state is read that nobody wrote"
-            for first, length, source, target in zip(part.firsts, part.lengths, sources, part.targets, strict=True):
-                assert target > 0, "a state is written to nobody's slot"
-                assert int(target) not in before | written, "a slot is written to twice, or read as well"
-                written.add(int(target))
-                self.states[target] = behind(source, ids[first : first + length].tolist())
-                ends[int(first + length - 1)] = int(self.states[target])
-                seen += int(length)
-        assert seen == len(ids), "some tokens are in no run"
-        return ends
-
-    def spoil(self, work: ModelWorkerBatch) -> None:
-        """What a pass that failed leaves behind is undefined."""
-        payload = work.payloads.get(NAME)
-        if isinstance(payload, StateWork):
-            for part in payload.rounds:
-                self.states[part.targets] = GARBAGE
+from tests.core.pipeline.group_models import KeepsStates
+from tests.core.pipeline.harness import Harness
 
 
 class StateHarness(Harness):
     """With so many slots in `count`, which the model is built with."""
 
-    count = 12
-
-    def __init__(self, *, count: int = 12, every: int = 8, joining: Sequence[Stage] = (), **more: Any) -> None:
-        StateHarness.count = count
+    def __init__(
+        self, *, count: int = 12, every: int = 8, ahead: int = 7, joining: Sequence[Stage] = (), **more: Any
+    ) -> None:
         page_size = more.get("page_size", 1)
         each = 3 if more.get("loop") == "overlap" else 2
-        self.stage = States(lambda found: StateSlots(found, page_size, every, each))
-        super().__init__(model=StateModel, joining=[self.stage, *joining], **more)
-        assert isinstance(self.model, StateModel)
-        self.states = self.model
+        self.stage = States(lambda found: StateSlots(found, page_size, every, each, ahead))
+        model = type("StateModel", (KeepsStates,), {"count": count})
+        super().__init__(model=model, joining=[self.stage, *joining], **more)
+        assert isinstance(self.model, KeepsStates)
+        self.states = self.group_model = self.model
+
+    @property
+    def kept(self) -> int:
+        """Snapshots."""
+        return len(self.stage.slots.snapshots)
 
     def step(self) -> Any:
         outputs = super().step()
         slots = self.stage.slots
         free = len(slots.free) + len(slots.snapshots) + slots.pending
-        own = sum(len(use.own) for use in self._uses())
+        uses = (USE.peek(req) for req in self.scheduler.requests.alive.values())
+        own = sum(len(use.own) for use in uses if use is not None)
         assert free + own == slots.count, "slots are lost, or twice there"
+        assert not self.states.wrong
         return outputs
 
-    def _uses(self) -> Any:
-        from pegboard.plugins.recurrent_states.slots import USE
-
-        return [use for req in self.scheduler.requests.alive.values() if (use := USE.peek(req)) is not None]
+    def run(self, limit: int = 5000) -> None:
+        super().run(limit)
+        assert self.stage.idle_error() is None

@@ -24,6 +24,7 @@ from pegboard.plugins.recurrent_states.options import StateOptions
 from pegboard.plugins.recurrent_states.part import StatePart
 from pegboard.plugins.recurrent_states.slots import Mark, Span
 from pegboard.plugins.recurrent_states.stage import rounds_of
+from pegboard.plugins.speculation.api import DeviceSpeculator, Speculator
 from pegboard.plugins.speculation.checks import check
 
 STATES = (StateSpec("a.conv", (4, 3), "float32"), StateSpec("a.recurrent", (2, 8, 8), "bfloat16"))
@@ -91,9 +92,28 @@ def test_what_does_not_work_with_states_is_refused() -> None:
     [stage] = StateHooks(StateOptions()).pipeline_stages(context())
     with pytest.raises(ConfigError, match="keeps states takes no KV from elsewhere"):
         stage.gate(cast(AdmissionGateContext, SimpleNamespace(kv=object())))
-    with pytest.raises(ConfigError, match=r"speculation.use: Keeps keeps states"):
-        check(cast(Any, None), {}, SPEC)
     adapters = AdapterHooks()
     adapters.configure(cast(Any, SimpleNamespace(adapters=AdapterSection(directories=("/",)))))
     with pytest.raises(ConfigError, match="adapters: Keeps keeps states"):
         adapters.pipeline_stages(context())
+
+
+@pytest.mark.parametrize(
+    ("speculator", "provides", "works"),
+    [(Speculator, {"judges"}, True), (Speculator, {"branches"}, False), (DeviceSpeculator, {"device"}, False)],
+)
+def test_only_chains_that_are_drafted_on_the_host_go_with_states(
+    speculator: type[Speculator], provides: set[str], works: bool
+) -> None:
+    made: Any = type(
+        "Made", (speculator,), {"max_nodes": 4, "propose": None, "load": None, "observe": None, "draft": None}
+    )
+    able = SimpleNamespace(name="able", provides=frozenset({"ends", "taps", "tree_mask"}))
+    own = SimpleNamespace(name="own", provides=frozenset(provides))
+    choices: Any = {"speculator": [own], "runner": [able], "attention": [able], "model_family": [able]}
+    if works:
+        check(made(None, None), choices, SPEC)
+        return
+    with pytest.raises(ConfigError, match=r"speculation.use: 'own' does not draft for Keeps, whose layers keep states"):
+        check(made(None, None), choices, SPEC)
+    check(made(None, None), choices, replace(SPEC, states=()))

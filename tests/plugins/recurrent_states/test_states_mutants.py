@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 import pytest
 
 from pegboard.core.interfaces.req import Req
-from pegboard.plugins.recurrent_states.slots import USE, Span, StateSlots
+from pegboard.plugins.recurrent_states.slots import USE, Span, StateSlots, Use
 from pegboard.plugins.recurrent_states.snapshots import Snapshot
 from pegboard.toolkit.cache import kept_prefixes
 from tests.plugins.recurrent_states import state_harness, test_states
@@ -17,22 +18,22 @@ from tests.plugins.recurrent_states import state_harness, test_states
 class TwoSlotsEach(StateSlots):
     """Also where the step behind one that failed has run already."""
 
-    def __init__(self, count: int, page_size: int, every: int, each: int) -> None:
-        super().__init__(count, page_size, every, 2)
+    def __init__(self, count: int, page_size: int, every: int, each: int, ahead: int) -> None:
+        super().__init__(count, page_size, every, 2, ahead)
 
 
 class EvictsWhatIsReadNext(StateSlots):
-    def spans(self, reqs: Sequence[Req], starts: Sequence[int], stops: Sequence[int]) -> list[Span]:
+    def spans(self, *step: Any) -> list[Span]:
         held = self._held.copy()
         self._held.clear()
-        found = super().spans(reqs, starts, stops)
+        found = super().spans(*step)
         self._held += held
         return found
 
 
 class WritesInPlace(StateSlots):
-    def _span(self, req: Req, source: int, tokens: tuple[int, int], needed: AbstractSet[int]) -> Span:
-        span = super()._span(req, source, tokens, needed)
+    def _span(self, req: Req, source: int, tokens: tuple[int, int], needed: AbstractSet[int], ahead: int) -> Span:
+        span = super()._span(req, source, tokens, needed, ahead)
         if source:
             span.marks[-1].slot = source
         return span
@@ -57,6 +58,30 @@ class FreesWhatIsReadNext(StateSlots):
                         self.free.append(mark.slot)
 
 
+class GoesOnFromTheLastDraft(StateSlots):
+    """Whether it stands or not."""
+
+    def _source(self, req: Req, start: int, stop: int) -> Span | int:
+        found = super()._source(req, start, stop)
+        spans = USE.of(req).spans
+        return spans[-1].marks[-1].slot if isinstance(found, int) and spans and spans[-1].ahead else found
+
+
+class KeepsWhatWasRejected(StateSlots):
+    def _keep_what_stands(self, req: Req, use: Use, span: Span) -> None:
+        done, req.kv.committed_len = req.kv.committed_len, span.stop
+        super()._keep_what_stands(req, use, span)
+        req.kv.committed_len = done
+
+
+class GivesDraftsTheLastSlots(StateSlots):
+    """None are left to a request that waits."""
+
+    def promise(self, reqs: Sequence[Req], most: Sequence[int], room: int) -> list[int]:
+        found = super().promise(reqs, most, 10_000)
+        return [min(count, room // len(reqs)) for count in found]
+
+
 MUTANTS = [
     (TwoSlotsEach, 0),
     (EvictsWhatIsReadNext, 5),
@@ -70,7 +95,7 @@ MUTANTS = [
 def test_caught(mutant: type[StateSlots], seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_harness, "StateSlots", mutant)
     with pytest.raises(AssertionError):
-        test_states.play(seed)
+        test_states.TestGames().play(seed)
 
 
 def test_snapshots_of_other_tokens_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,17 +104,35 @@ def test_snapshots_of_other_tokens_are_caught(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(kept_prefixes, "digests", by_length)
     with pytest.raises(AssertionError):
-        test_states.play(0)
+        test_states.TestGames().play(0)
 
 
 def test_what_is_noted_before_it_is_computed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     class NotesEarly(StateSlots):
-        def spans(self, reqs: Sequence[Req], starts: Sequence[int], stops: Sequence[int]) -> list[Span]:
-            found = super().spans(reqs, starts, stops)
+        def spans(self, reqs: Sequence[Req], starts: Sequence[int], stops: Sequence[int], *more: Any) -> list[Span]:
+            found = super().spans(reqs, starts, stops, *more)
             for req, start in zip(reqs, starts, strict=True):
                 self.computed(req, start)
             return found
 
     monkeypatch.setattr(state_harness, "StateSlots", NotesEarly)
     with pytest.raises(AssertionError):
-        test_states.test_what_was_never_computed_becomes_no_snapshot("normal")
+        test_states.TestGames().test_what_was_never_computed_is_not_kept("normal")
+
+
+def test_drafts_that_leave_no_slots_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_harness, "StateSlots", GivesDraftsTheLastSlots)
+    with pytest.raises(AssertionError):
+        test_states.test_drafts_leave_slots_for_others("normal")
+
+
+def test_rejected_drafts_as_snapshots_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_harness, "StateSlots", KeepsWhatWasRejected)
+    with pytest.raises(AssertionError):
+        test_states.test_what_was_rejected_becomes_no_snapshot("normal")
+
+
+def test_drafts_that_are_taken_to_stand_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_harness, "StateSlots", GoesOnFromTheLastDraft)
+    with pytest.raises(AssertionError):
+        test_states.test_drafts_change_no_token("normal", 0.5)

@@ -81,7 +81,7 @@ def make(
 
 
 def start(rig: Rig) -> None:
-    rig.runner.start(rig.run.pool, torch.from_numpy(rig.run.table))
+    rig.runner.start(rig.run.pool, *map(torch.from_numpy, rig.run.tables))
 
 
 def decodes(rig: Rig, count: int) -> dict[str, int]:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.pipeline.executor import Done
 from pegboard.plugins.windows.messages import NAME, Memory
 from pegboard.plugins.windows.pages import WindowPages
@@ -16,109 +15,30 @@ from pegboard.plugins.windows.stage import Windows
 from pegboard.toolkit.cache.group_sizes import GroupSizes
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.cache.windows import most_pages
-from tests.core.pipeline.harness import IGNORE, FakeModel, Harness, prompts
-from tests.plugins.windows.window_harness import WindowHarness, oracle
+from tests.core.pipeline.group_games import LOOPS, SHARED, GroupGames, arrangement, cached, own
+from tests.core.pipeline.harness import IGNORE, FakeModel, Harness, oracle
+from tests.plugins.windows.window_harness import WindowHarness
 
 
-def arrangement(rng: random.Random) -> dict[str, Any]:
-    page_size, windows = rng.choice([1, 4]), rng.choice([(5,), (1,), (9,), (3, 16)])
-    least = max(most_pages(window, page_size) for window in windows)
-    return {
-        "page_size": page_size,
-        "windows": windows,
-        "count": least + rng.choice([0, 1, 4, least, 3 * least, 40]),
-        "cache": rng.choice(["radix", "radix", "none", "block" if page_size == 4 else "radix"]),
-        "tokens": rng.choice([160, 256, 2048]),
-        "chunk": rng.choice([None, 4, 16]),
-        "loop": rng.choice(["normal", "overlap"]),
-        "mixed_chunk": rng.random() < 0.5,
-        "prefill_first": rng.random() < 0.3,
-        "policy": rng.choice(["fcfs", "priority"]),
-        "every": rng.choice([4, 8, 32]),
-        "new_token_ratio": rng.choice([0.1, 0.7]),
-    }
+class TestGames(GroupGames):
+    ample = {"windows": (20,), "count": 300}
 
+    def make(self, **more: Any) -> Any:
+        return WindowHarness(**more)
 
-@pytest.mark.parametrize("seed", range(12))
-def test_each_request_gets_what_it_would_get_alone(seed: int) -> None:
-    play(seed)
+    def draw(self, rng: random.Random) -> Any:
+        settings, windows = arrangement(rng), rng.choice([(5,), (1,), (9,), (3, 16)])
+        least = max(most_pages(window, settings["page_size"]) for window in windows)
+        count = least + rng.choice([0, 1, 4, least, 3 * least, 40])
+        return WindowHarness(windows=windows, count=count, **settings)
 
-
-@pytest.mark.full
-@pytest.mark.parametrize("first", range(1000, 1400, 100))
-def test_many_more(first: int) -> None:
-    for seed in range(first, first + 100):
-        play(seed)
-
-
-def play(seed: int) -> WindowHarness:
-    """Requests with shared prefixes, little memory, few pages, aborts, and passes that fail early or late."""
-    rng, luck = random.Random(seed), random.Random(seed)
-    harness = WindowHarness(**arrangement(rng))
-    failing, late, lost = (rng.choice([0.0, 0.0, 0.1]) for _ in range(3))
-    model = harness.paged
-
-    def fails(work: Any) -> bool:
-        if len(work.rows) > 1 and luck.random() < failing:
-            model.spoil(work)
-            return True
-        return False
-
-    model.fail_on, model.late = fails, lambda work: len(work.rows) > 1 and luck.random() < late
-    model.lost = lambda work: len(work.rows) > 1 and luck.random() < lost
-    asked = {f"r{at}": (prompt, rng.randint(1, 24)) for at, prompt in enumerate(prompts(24, seed=seed))}
-    aborted = set()
-    for rid, (prompt, n) in asked.items():
-        harness.submit(rid, prompt, n, priority=rng.randint(0, 2))
-        for _ in range(rng.randint(0, 3)):
-            harness.step()
-        if rng.random() < 0.1:
-            harness.scheduler.receive([AbortRequest(rid=rid)])
-            aborted.add(rid)
-    harness.run()
-    for rid, (prompt, n) in asked.items():
-        if rid not in aborted:
-            assert harness.tokens(rid) == oracle(harness.paged.windows, prompt, n), rid
-    return harness
-
-
-LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
-SHARED = [at % 199 + 3 for at in range(150)]
-
-
-def own(number: int, length: int) -> list[int]:
-    """Tokens that no other request has."""
-    return [(number * 83 + at * 7) % 241 + 8 for at in range(length)]
-
-
-def cached(harness: WindowHarness, rid: str) -> int:
-    """How many of a request's tokens were computed before."""
-    return harness.outputs[rid][-1].cached_tokens
+    def lose(self, harness: Any, luck: random.Random, rng: random.Random) -> None:
+        """Passes may fail before their changes of tables have arrived."""
+        lost = rng.choice([0.0, 0.0, 0.1])
+        harness.paged.lost = lambda work: len(work.rows) > 1 and luck.random() < lost
 
 
 # ---- prefixes -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("chunk", [None, 64])
-def test_a_shared_prefix_is_computed_twice_at_most(page_size: int, chunk: int | None) -> None:
-    harness = WindowHarness(windows=(20,), count=200, every=32, page_size=page_size, chunk=chunk)
-    for number in range(5):
-        harness.submit(f"r{number}", SHARED + own(number, 70), 4)
-        harness.run()
-    assert cached(harness, "r0") == 0
-    assert [cached(harness, f"r{number}") >= len(SHARED) - page_size for number in (2, 3, 4)] == [True] * 3
-    for number in range(5):
-        assert harness.tokens(f"r{number}") == oracle((20,), SHARED + own(number, 70), 4)
-
-
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_the_same_prompt_again_begins_at_its_last_page(page_size: int) -> None:
-    harness = WindowHarness(count=40, every=32, page_size=page_size)
-    for rid in ("a", "b"):
-        harness.submit(rid, SHARED, 4)
-        harness.run()
-    assert cached(harness, "b") == (len(SHARED) - 1) // page_size * page_size
 
 
 def test_the_next_turn_begins_behind_the_answer_before() -> None:
@@ -131,36 +51,14 @@ def test_the_next_turn_begins_behind_the_answer_before() -> None:
     assert cached(harness, "b") >= len(SHARED) + len(said) - 1 - 3
 
 
-def test_what_is_retracted_goes_on_from_its_last_page() -> None:
-    harness = WindowHarness(every=1000, page_size=1)
-    harness.submit("a", SHARED[:40], 30, **IGNORE)
-    for _ in range(10):
-        harness.step()
-    (req,) = harness.scheduler.running.reqs
-    done = req.kv.committed_len
-    harness.scheduler.planner.retract(req)
-    computed = len(harness.paged.batches)
-    harness.run()
-    assert int(harness.paged.batches[computed].prefix_lens[0]) == done, "more is computed again than the newest token"
-
-
 def test_without_the_window_before_it_a_cached_prefix_is_computed_again() -> None:
     """The pages that it would go on from were needed by others."""
     harness = WindowHarness(count=most_pages(5, 1), every=1000)
     for rid, prompt in (("a", SHARED), ("b", own(1, 150)), ("c", SHARED)):
         harness.submit(rid, prompt, 4)
         harness.run()
-        assert harness.tokens(rid) == oracle((5,), prompt, 4)
+        assert harness.tokens(rid) == oracle(prompt, 4)
     assert cached(harness, "c") == 0
-
-
-def test_namespaces_do_not_share_windows() -> None:
-    harness = WindowHarness(count=40, every=16, page_size=4)
-    for rid, salt in (("a", "x"), ("b", "y"), ("c", "x")):
-        harness.submit(rid, SHARED, 4, namespace=salt)
-        harness.run()
-    assert cached(harness, "b") == 0
-    assert cached(harness, "c") > 0
 
 
 def test_windows_of_other_tokens_are_not_taken() -> None:
@@ -169,26 +67,7 @@ def test_windows_of_other_tokens_are_not_taken() -> None:
     for rid, prompt in (("a", SHARED), ("b", own(1, 150)), ("c", SHARED)):
         harness.submit(rid, prompt, 4)
         harness.run()
-        assert harness.tokens(rid) == oracle((5,), prompt, 4)
-
-
-@LOOPS
-def test_what_was_never_computed_is_no_tail(loop: str) -> None:
-    """A prompt's pass fails for it alone: others with its prefix must not go on from what it was to leave."""
-    harness = WindowHarness(every=8, loop=loop)
-    model = harness.paged
-
-    def fails(work: Any) -> bool:
-        if 7 in work.input_ids[:1]:
-            model.spoil(work)
-            return True
-        return False
-
-    model.fail_on = fails
-    harness.submit("bad", [7, *SHARED], 4)
-    harness.run()
-    assert harness.finish("bad")["status"] == 500
-    assert not len(harness.stage.pages.tails)
+        assert harness.tokens(rid) == oracle(prompt, 4)
 
 
 # ---- pages ----------------------------------------------------------------------------------------------------------
@@ -218,7 +97,7 @@ def test_with_pages_for_one_request_all_are_served_in_turn(loop: str, chunk: int
         most = max(most, len(harness.scheduler.running))
     assert most == 1
     for rid, prompt in asked.items():
-        assert harness.tokens(rid) == oracle((9,), prompt, 8, ignore_eos=True)
+        assert harness.tokens(rid) == oracle(prompt, 8, ignore_eos=True)
 
 
 def test_short_requests_are_promised_no_more_than_they_can_use() -> None:
@@ -248,9 +127,9 @@ def test_several_known_tokens_wait_for_pages(loop: str) -> None:
     known = reqs["a"].tokens.view().tolist()
     harness.scheduler.running.refresh([reqs["a"]])
     harness.run()
-    assert harness.tokens("b") == oracle((5,), own(2, 9), 30, ignore_eos=True)
+    assert harness.tokens("b") == oracle(own(2, 9), 30, ignore_eos=True)
     rest = 69 - len(known)
-    assert reqs["a"].tokens.view().tolist() == known + oracle((5,), known, rest, ignore_eos=True)
+    assert reqs["a"].tokens.view().tolist() == known + oracle(known, rest, ignore_eos=True)
 
 
 # ---- how many run ---------------------------------------------------------------------------------------------------

@@ -79,14 +79,14 @@ ALL = [(FreesByWhatIsScheduled, 0), (ForgetsTheTableOfTails, 1), (KeepsTailsOneP
 def test_pages_of_a_group(mutant: type[GroupPages], seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "GroupPages", mutant)
     with pytest.raises(AssertionError):
-        test_windows.play(seed)
+        test_windows.TestGames().play(seed)
 
 
 @pytest.mark.parametrize(("mutant", "seed"), ALL, ids=lambda one: getattr(one, "__name__", None))
 def test_pages_of_all_groups(mutant: type[WindowPages], seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_harness, "WindowPages", mutant)
     with pytest.raises(AssertionError):
-        test_windows.play(seed)
+        test_windows.TestGames().play(seed)
 
 
 def test_tails_of_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 
-from pegboard.toolkit.kernels.experts import combined, grouped, product
+from pegboard.toolkit.kernels.experts import combined, grouped, product, why_it_waits
 
 EXPERTS = "pegboard_pairs"
 """The implementation of experts in a served model."""
@@ -41,13 +41,33 @@ def register() -> None:
     ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _forward)
 
 
+def waiting_experts(model: torch.nn.Module) -> str | None:
+    """Return None, or why the host waits for the device in the first module of experts for which it does."""
+    for name, module in model.named_modules():
+        if not is_experts(module):
+            continue
+        reason = next((why for weights in _weights(module) if (why := why_it_waits(weights)) is not None), None)
+        if reason is not None:
+            return f"{name}: {reason}"
+    return None
+
+
+def is_experts(module: object) -> TypeGuard[_Experts]:
+    """Return whether a module's experts can be computed by an implementation that transformers is given."""
+    return hasattr(module, "has_post_expert_norm")
+
+
+def _weights(module: _Experts) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights of both products, each [experts, outputs, inputs]."""
+    up, down = module.gate_up_proj if module.has_gate else module.up_proj, module.down_proj
+    return (up.transpose(1, 2), down.transpose(1, 2)) if module.is_transposed else (up, down)
+
+
 def _forward(
     module: _Experts, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """Return the weighted sum of each token's experts [tokens, hidden], of their numbers and weights [tokens, k]."""
-    up, down = module.gate_up_proj if module.has_gate else module.up_proj, module.down_proj
-    if module.is_transposed:
-        up, down = up.transpose(1, 2), down.transpose(1, 2)
+    up, down = _weights(module)
     up_bias = down_bias = None
     if module.has_bias:
         up_bias = module.gate_up_proj_bias if module.has_gate else module.up_proj_bias

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.plugins.model_transformers import bridge, experts
 from pegboard.plugins.model_transformers.configs import config_of
+from pegboard.plugins.model_transformers.rope import hold_rope_still
 from pegboard.toolkit.model.coded import QuantizedWeights, quantized_weights, slots_of
 from pegboard.toolkit.model.weights import CODES, StoredTensor, checkpoint_files, read_header, unexplained
 from pegboard.toolkit.system.progress import progress
@@ -69,6 +70,7 @@ def load_model(ctx: ModelContext, parameters: int) -> torch.nn.Module:
         raise ModelError(f"{ctx.directory}: {ctx.architecture} cannot be loaded: {err}") from err
     _check_loaded(ctx, files, info)
     loaded: torch.nn.Module = model.eval().requires_grad_(False).to(ctx.device)
+    hold_rope_still(loaded)
     return loaded
 
 

@@ -11,14 +11,20 @@ import triton.language as tl
 
 
 @triton.jit
-def rms_norm_kernel(x, weight, out, x_row, out_row, eps, DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (rows,): a program norms one row."""
+def rms_norm_kernel(
+    x, weight, out, x_outer, x_inner, out_row, eps,
+    INNER: tl.constexpr, OFFSET: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows,): a program norms one row. INNER rows are x_inner apart, and groups of them x_outer. OFFSET is added
+    to the weight.
+    """
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < DIM
-    wide = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
+    first = x + (row // INNER) * x_outer + (row % INNER) * x_inner
+    wide = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)
     wide *= tl.rsqrt(tl.sum(wide * wide, 0) / DIM + eps)
-    wide *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    wide *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + OFFSET
     tl.store(out + row * out_row + at, wide.to(out.dtype.element_ty), mask=inside)
 
 

@@ -41,18 +41,21 @@ def _warps(columns: int) -> int:
     return min(max(columns // 512, 1), 16)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root mean square norm of the last dimension of x, times weight [dim]. A new, contiguous tensor."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0) -> Tensor:
+    """Root mean square norm of the last dimension of x, times weight [dim] + offset. A new, contiguous tensor."""
     from pegboard.toolkit.kernels.functions import rms_norm_kernel
 
-    dim = x.shape[-1]
-    rows = x.reshape(-1, dim)
+    dim, inner = x.shape[-1], x.shape[-2] if x.dim() > 2 else 1
+    # Heads of a wider product are read where they are.
+    rows = x.reshape(-1, inner, dim)
     if rows.stride(-1) != 1:
         rows = rows.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = power_of_two(dim)
-    shape: dict[str, Constant] = {"DIM": dim, "BLOCK": block, "num_warps": _warps(block), **_COMMON}
-    launch(rms_norm_kernel, (rows.shape[0],), rows, weight, out, rows.stride(0), dim, eps, **shape)
+    shape: dict[str, Constant] = {"INNER": inner, "OFFSET": offset, "DIM": dim, "BLOCK": block}
+    shape |= {"num_warps": _warps(block), **_COMMON}
+    grid = (rows.shape[0] * inner,)
+    launch(rms_norm_kernel, grid, rows, weight, out, rows.stride(0), rows.stride(1), dim, eps, **shape)
     return out
 
 

@@ -86,7 +86,9 @@ class TransformersFamily(ModelFamily[NoOptions]):
         return self._spec
 
     def load(self) -> Network:
-        network = TransformersNetwork(load_model(self.ctx, self._trace.parameters), self._trace, self.ctx.services)
+        found = self._trace
+        model, coded = load_model(self.ctx, found.parameters, [name for names in found.one_input for name in names])
+        network = TransformersNetwork(model, found, self.ctx.services, coded)
         network.store = self._store(network)
         return network
 

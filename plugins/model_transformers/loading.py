@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.plugins.model_transformers import bridge, experts
 from pegboard.plugins.model_transformers.configs import config_of
+from pegboard.plugins.model_transformers.merged import CodedLinears
 from pegboard.plugins.model_transformers.rope import hold_rope_still
 from pegboard.toolkit.model.coded import QuantizedWeights, quantized_weights, slots_of
 from pegboard.toolkit.model.weights import CODES, StoredTensor, checkpoint_files, read_header, unexplained
 from pegboard.toolkit.system.progress import progress
 
 if TYPE_CHECKING:
-    import torch
-
     from pegboard.core.interfaces.model_family import ModelContext
 
 logger = logging.getLogger(__name__)
@@ -32,8 +32,11 @@ _Files = Mapping[Path, Mapping[str, StoredTensor]]
 """What each file of a checkpoint holds."""
 
 
-def load_model(ctx: ModelContext, parameters: int) -> torch.nn.Module:
-    """Return the causal language model of `ctx`, with its weights, on `ctx.device`, calling our attention.
+def load_model(
+    ctx: ModelContext, parameters: int, linears: Collection[str] = ()
+) -> tuple[torch.nn.Module, CodedLinears]:
+    """Return the causal language model of `ctx`, with its weights, on `ctx.device`, calling our attention; and those of
+    its linear layers `linears` whose weights are quantised: they have none, and stay codes.
 
     `parameters` are the numbers in all weights that its config asks for. A checkpoint with less than half of them is
     refused before there is memory for them; one that lacks single tensors is refused by their names, once the others
@@ -51,11 +54,12 @@ def load_model(ctx: ModelContext, parameters: int) -> torch.nn.Module:
         )
     bridge.register()
     experts.register()
+    coded = CodedLinears([name for name in linears if weights and f"{name}.weight" in weights.matrices], weights)
     try:
         with _quiet(), progress("reading weights"):
             model, info = _reader_of(ctx)(
                 str(ctx.directory) if weights is None else None,
-                state_dict=None if weights is None else _dequantized(ctx, weights),
+                state_dict=None if weights is None else _dequantized(ctx, weights, coded),
                 config=config_of(ctx.hf_config),
                 dtype=ctx.dtype,
                 attn_implementation=bridge.PAGED,
@@ -69,9 +73,12 @@ def load_model(ctx: ModelContext, parameters: int) -> torch.nn.Module:
     except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as err:
         raise ModelError(f"{ctx.directory}: {ctx.architecture} cannot be loaded: {err}") from err
     _check_loaded(ctx, files, info)
-    loaded: torch.nn.Module = model.eval().requires_grad_(False).to(ctx.device)
+    loaded: torch.nn.Module = model.eval().requires_grad_(False)
+    for name in coded.names:
+        linear = loaded.get_submodule(name)
+        linear.weight = torch.nn.Parameter(torch.empty(0, dtype=ctx.dtype), requires_grad=False)
     hold_rope_still(loaded)
-    return loaded
+    return loaded.to(ctx.device), coded
 
 
 def _reader_of(ctx: ModelContext) -> Callable[..., tuple[torch.nn.Module, dict[str, object]]]:
@@ -86,12 +93,11 @@ def _reader_of(ctx: ModelContext) -> Callable[..., tuple[torch.nn.Module, dict[s
     return read
 
 
-def _dequantized(ctx: ModelContext, weights: QuantizedWeights) -> dict[str, torch.Tensor]:
-    """Return all tensors of a checkpoint by name: exact numbers, in the model's type, of those that are quantised.
-    Raises ModelError for a matrix of codes that no format explains, whose numbers would be taken for weights.
+def _dequantized(ctx: ModelContext, weights: QuantizedWeights, coded: CodedLinears) -> dict[str, torch.Tensor]:
+    """Return all tensors of a checkpoint by name: exact numbers, in the model's type, of those that are quantised, and
+    for layers that stay codes tensors without memory. Raises ModelError for a matrix of codes that no format explains,
+    whose numbers would be taken for weights.
     """
-    import torch
-
     found = {}
     for name, slot in slots_of(ctx.directory).items():
         if name not in weights.parts:
@@ -99,6 +105,9 @@ def _dequantized(ctx: ModelContext, weights: QuantizedWeights) -> dict[str, torc
                 raise slot.wrong(unexplained(slot.dtype))
             found[name] = slot.read()
     for name, matrix in weights.matrices.items():
+        if name.removesuffix(".weight") in coded.names:
+            found[name] = torch.zeros((), dtype=ctx.dtype).expand(matrix.shape)
+            continue
         found[name] = torch.empty(matrix.shape, dtype=ctx.dtype)
         matrix.fill(found[name])
     return found

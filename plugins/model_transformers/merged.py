@@ -8,15 +8,19 @@ not changed. In a pass of the model's own attention, which is the reference, eac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pegboard.plugins.model_transformers import bridge
 from pegboard.toolkit.model.layers import FusedLinear
-from pegboard.toolkit.model.linear import Site
+from pegboard.toolkit.model.linear import LinearMethod, Part, Site
+
+if TYPE_CHECKING:
+    from pegboard.toolkit.model.coded import QuantizedWeights
 
 Inputs = Mapping[nn.Module, Sequence[Tensor]]
 """The first arguments of modules, one for each call, in the order of the first calls."""
@@ -24,12 +28,13 @@ Inputs = Mapping[nn.Module, Sequence[Tensor]]
 
 def with_one_input(model: nn.Module, inputs: Inputs) -> tuple[tuple[str, ...], ...]:
     """Return the names of linear layers that are called, in groups of those that one module calls with the same tensor,
-    once in a pass: in the order in which they are called.
+    once in a pass: in the order in which they are called. Layers whose weights are used in several places are not
+    among them.
     """
     names = {module: name for name, module in model.named_modules()}
-    found: dict[tuple[str, int], list[str]] = {}
+    shared, found = _used_twice(model), dict[tuple[str, int], list[str]]()
     for module, given in inputs.items():
-        if is_linear(module) and given:
+        if isinstance(module, nn.Linear) and is_linear(module) and given and id(module.weight) not in shared:
             parent = names[module].rpartition(".")[0]
             key = (parent, id(given[0])) if len(given) == 1 else (names[module], 0)
             found.setdefault(key, []).append(names[module])
@@ -46,13 +51,14 @@ class LinearGroup:
     now on. Several are one product in passes over a batch while `used`.
     """
 
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+    def __init__(self, linears: Sequence[nn.Linear], method: LinearMethod | None = None) -> None:
+        """Take the weights over; with a `method` those that it has, where the layers have none."""
         self.linears = tuple(linears)
         self.used = True
         self.site: Site | None = None
         """Where additions of a batch go; None where none are made."""
         self.sizes = [linear.out_features for linear in linears]
-        self.product = _product(self.linears)
+        self.product = _product(self.linears, method)
         self._input: Tensor | None = None
         self._left: dict[int, Tensor] = {}
         for place, linear in enumerate(linears):
@@ -62,6 +68,11 @@ class LinearGroup:
     def tensors(self) -> list[Tensor]:
         """The memory of the weights, and of biases."""
         return list(self.product.parameters())
+
+    @property
+    def plain(self) -> bool:
+        """Whether the weights are there, neither packed nor a method's."""
+        return not (self.product.packed or self.product.coded)
 
     def pack(self) -> None:
         """Keep the weights as `toolkit.model.packed` does it, and in no other form: those of the layers are empty."""
@@ -110,29 +121,58 @@ class _Column:
             return group.whole(input)
         if group.used and bridge.is_handled():
             return group.column(self._place, input)
-        if group.product.packed:
+        if not group.plain:
             return group.whole(input).split(group.sizes, -1)[self._place]
         return F.linear(input, self._linear.weight, self._linear.bias)
 
 
-def merge(model: nn.Module, groups: Iterable[Sequence[str]], *, singles: bool = False) -> list[LinearGroup]:
-    """Merge linear layers of `model` by their names. Where only some of a group have a bias, or another type, those are
-    merged that are alike. With `singles` the others are groups of one. Weights that are used in several places stay as
-    they are.
+def merge(
+    model: nn.Module, groups: Iterable[Sequence[str]], coded: CodedLinears | None = None, *, singles: bool = False
+) -> list[LinearGroup]:
+    """Merge linear layers of `model` by their names. Where only some of a group have a bias, or another type, or are
+    `coded`, those are merged that are alike. With `singles` the others are groups of one, and so are coded ones.
+    Weights that are used in several places stay as they are.
     """
-    shared = _used_twice(model)
-    found = []
+    shared, codes = _used_twice(model), coded or CodedLinears(())
+    found: list[LinearGroup] = []
+
+    def kind(name: str) -> tuple[bool, bool, str, str]:
+        weight, bias = _linear(model, name).weight, _linear(model, name).bias
+        return name in codes.names, bias is None, str(weight.dtype), str(weight.device)
+
     for names in groups:
-        linears = [module for name in names if isinstance(module := model.get_submodule(name), nn.Linear)]
-        linears = [linear for linear in linears if id(linear.weight) not in shared]
-        for _, alike in groupby(sorted(linears, key=_kind), key=_kind):
-            if len(group := list(alike)) > 1 or singles:
-                found.append(LinearGroup(group))
+        own = [name for name in names if id(_linear(model, name).weight) not in shared]
+        for (is_coded, *_), alike in groupby(sorted(own, key=kind), key=kind):
+            group = list(alike)
+            linears = [_linear(model, name) for name in group]
+            if is_coded:
+                found.append(LinearGroup(linears, codes.method(len(found), group, linears)))
+            elif len(group) > 1 or singles:
+                found.append(LinearGroup(linears))
     return found
 
 
-def _kind(linear: nn.Linear) -> tuple[bool, str, str]:
-    return linear.bias is None, str(linear.weight.dtype), str(linear.weight.device)
+class CodedLinears:
+    """Linear layers by their `names` whose weights are quantised and stay in the checkpoint's codes: they have none of
+    their own. `weights` makes products of them.
+    """
+
+    def __init__(self, names: Collection[str], weights: QuantizedWeights | None = None) -> None:
+        self.names = frozenset(names)
+        self._weights = weights
+
+    def method(self, number: int, names: Sequence[str], linears: Sequence[nn.Linear]) -> LinearMethod:
+        """Return the product of some of them. Raises ModelError."""
+        assert self._weights is not None
+        parts = tuple(Part(name, linear.out_features) for name, linear in zip(names, linears, strict=True))
+        site = Site(number, parts, linears[0].in_features)
+        return self._weights.linear(site, [f"{name}.weight" for name in names], linears[0].weight.device)
+
+
+def _linear(model: nn.Module, name: str) -> nn.Linear:
+    found = model.get_submodule(name)
+    assert isinstance(found, nn.Linear)
+    return found
 
 
 def _used_twice(model: nn.Module) -> set[int]:
@@ -141,13 +181,16 @@ def _used_twice(model: nn.Module) -> set[int]:
     return {number for number, count in counts.items() if count > 1}
 
 
-def _product(linears: Sequence[nn.Linear]) -> FusedLinear:
-    """Return one layer with copies of all weights, and make the layers' own ones views of it."""
-    first, sizes = linears[0], [linear.out_features for linear in linears]
-    weight, biased = first.weight, first.bias is not None
-    made = FusedLinear(first.in_features, sizes, bias=biased, dtype=weight.dtype, device=weight.device)
-    for linear, rows in zip(linears, made.weight.split(sizes), strict=True):
-        linear.weight = _moved(linear.weight, rows)
+def _product(linears: Sequence[nn.Linear], method: LinearMethod | None) -> FusedLinear:
+    """Return one layer with copies of all weights and biases, and make the layers' own ones views of it."""
+    first, sizes, coded = linears[0], [linear.out_features for linear in linears], method is not None
+    dtype, device, biased = first.weight.dtype, first.weight.device, first.bias is not None
+    made = FusedLinear(first.in_features, sizes, bias=biased, dtype=dtype, device=device, coded=coded)
+    if method is not None:
+        made.use(method)
+    else:
+        for linear, rows in zip(linears, made.weight.split(sizes), strict=True):
+            linear.weight = _moved(linear.weight, rows)
     if made.bias is not None:
         for linear, rows in zip(linears, made.bias.split(sizes), strict=True):
             linear.bias = _moved(linear.bias, rows)

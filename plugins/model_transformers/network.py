@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
     from pegboard.core.interfaces.weights import WeightStore
+    from pegboard.plugins.model_transformers.merged import CodedLinears
     from pegboard.plugins.model_transformers.trace import Trace
 
 
@@ -36,7 +37,13 @@ class TransformersNetwork(Network):
     tokens apart, and attention, which alone looks at other tokens, is ours. It does not have the capability `overlay`.
     """
 
-    def __init__(self, model: Any, trace: Trace, services: Mapping[str, object] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        model: Any,
+        trace: Trace,
+        services: Mapping[str, object] = MappingProxyType({}),
+        coded: CodedLinears | None = None,
+    ) -> None:
         self.model = model
         self.store: WeightStore | str = "the family has not said how"
         """Its weights, to be replaced, or why they cannot be."""
@@ -48,7 +55,8 @@ class TransformersNetwork(Network):
             model.get_submodule(name): layer for name, layer in zip(trace.modules, trace.layers, strict=True)
         }
         weight = next(model.parameters())
-        self.replaced = Replaced(model, trace.one_input, packs=why_not_packed(weight.dtype, weight.device) is None)
+        packs = why_not_packed(weight.dtype, weight.device) is None
+        self.replaced = Replaced(model, trace.one_input, coded, packs=packs)
         find_sites(model, self._head.body, services, (kept.name for kept in trace.states), self.replaced.groups)
         self._body = Body(self._head.body)
         self._states = States(layers_of(model, trace), self._body, trace.hidden_size)

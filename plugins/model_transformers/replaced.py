@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.known import KnownMLP, KnownNorm, known_mlp, known_norm
-from pegboard.plugins.model_transformers.latent import absorbed_products
-from pegboard.plugins.model_transformers.merged import LinearGroup, merge
+from pegboard.plugins.model_transformers.merged import CodedLinears, LinearGroup, merge
 from pegboard.toolkit.kernels import operations
 from pegboard.toolkit.model.layers import activation
 
@@ -25,13 +24,19 @@ KINDS = ("linear layers", "norms", "gated MLPs")
 
 class Replaced:
     """The parts of `model` that are replaced, by kind. `groups` are the names of linear layers, in groups of those that
-    read one input. If weights are to be packed, `packs`, single ones are in the product of a group, too.
+    read one input, and `coded` those whose weights are quantised. If weights are to be packed, `packs`, single ones are
+    in the product of a group, too.
     """
 
-    def __init__(self, model: nn.Module, groups: Iterable[Sequence[str]], *, packs: bool = False) -> None:
-        absorbed = set(absorbed_products(model))
-        called = [[name for name in names if model.get_submodule(name) not in absorbed] for names in groups]
-        self.groups = merge(model, called, singles=packs)
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: Iterable[Sequence[str]],
+        coded: CodedLinears | None = None,
+        *,
+        packs: bool = False,
+    ) -> None:
+        self.groups = merge(model, groups, coded, singles=packs)
         self.packs = packs
         self._norms: list[_Norm] = []
         self._mlps: list[_GatedMLP] = []
@@ -62,7 +67,7 @@ class Replaced:
     def pack(self) -> None:
         """Pack all weights that are to be; those that are packed stay so."""
         for group in self.groups if self.packs else ():
-            if not group.product.packed:
+            if group.plain:
                 group.pack()
 
     def unpack(self) -> None:

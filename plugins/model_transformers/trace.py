@@ -23,9 +23,9 @@ from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.caches import CacheRecorder, UnknownState
 from pegboard.plugins.model_transformers.configs import NotServable, config_of
 from pegboard.plugins.model_transformers.head import Head, takes_positions
-from pegboard.plugins.model_transformers.latent import is_latent, keep_latents, size_of
+from pegboard.plugins.model_transformers.latent import absorbed_products, is_latent, keep_latents, size_of
 from pegboard.plugins.model_transformers.masks import mask_window
-from pegboard.plugins.model_transformers.merged import with_one_input
+from pegboard.plugins.model_transformers.merged import Inputs, with_one_input
 from pegboard.plugins.model_transformers.rope import hold_rope_still
 from pegboard.plugins.model_transformers.segments import CACHE_NAMES, StateModule
 from pegboard.plugins.model_transformers.state_trace import Call, state_modules
@@ -116,10 +116,16 @@ def _trace(config_json: str, max_context_len: int, dtype: torch.dtype) -> Trace:
             hidden_size=int(hidden.shape[-1]),
             parameters=sum(weight.numel() for weight in model.parameters()),
             states=states,
-            one_input=with_one_input(model, recorder.inputs),
+            one_input=with_one_input(model, _called(model, recorder)),
         )
         _check_head(model, found, hidden[0], recorder)
     return found
+
+
+def _called(model: torch.nn.Module, recorder: _Recorder) -> Inputs:
+    """Return the inputs of modules, but of those whose weights are applied elsewhere, which were called here alone."""
+    absorbed = set(absorbed_products(model))
+    return {module: given for module, given in recorder.inputs.items() if module not in absorbed}
 
 
 @contextmanager

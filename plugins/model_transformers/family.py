@@ -87,7 +87,8 @@ class TransformersFamily(ModelFamily[NoOptions]):
 
     def load(self) -> Network:
         found = self._trace
-        model, coded = load_model(self.ctx, found.parameters, [name for names in found.one_input for name in names])
+        linears = [name for names in found.one_input for name in names]
+        model, coded = load_model(self.ctx, found.parameters, linears, found.experts)
         network = TransformersNetwork(model, found, self.ctx.services, coded)
         network.store = self._store(network)
         return network

@@ -13,7 +13,7 @@ from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.model_family import Network
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.capture import capture_objection
-from pegboard.plugins.model_transformers.experts import EXPERTS, is_experts
+from pegboard.plugins.model_transformers.experts import EXPERTS, is_experts, keeps_codes
 from pegboard.plugins.model_transformers.head import Body, Head
 from pegboard.plugins.model_transformers.latent import keep_latents
 from pegboard.plugins.model_transformers.replaced import Replaced
@@ -120,7 +120,9 @@ class TransformersNetwork(Network):
             self._use_experts(EXPERTS)
 
     def _use_experts(self, implementation: str) -> None:
-        """Where the model has experts whose implementation can be set."""
-        for module in self.model.modules():
-            if is_experts(module):
-                module.config._experts_implementation = implementation
+        """Set what computes experts, where their weights are there to be read."""
+        modules = [module for module in self.model.modules() if is_experts(module)]
+        if any(keeps_codes(module) for module in modules):
+            return
+        for module in modules:
+            module.config._experts_implementation = implementation

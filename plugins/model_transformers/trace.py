@@ -12,7 +12,7 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +22,7 @@ from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.caches import CacheRecorder, UnknownState
 from pegboard.plugins.model_transformers.configs import NotServable, config_of
+from pegboard.plugins.model_transformers.experts import is_experts
 from pegboard.plugins.model_transformers.head import Head, takes_positions
 from pegboard.plugins.model_transformers.latent import absorbed_products, is_latent, keep_latents, size_of
 from pegboard.plugins.model_transformers.masks import mask_window
@@ -59,6 +60,8 @@ class Trace:
     states: tuple[StateModule, ...] = ()
     one_input: tuple[tuple[str, ...], ...] = ()
     """Names of linear layers, in groups of those that read one input; see `merged`."""
+    experts: Mapping[str, torch.nn.Module] = field(default_factory=dict)
+    """Modules of experts by name, without weights."""
 
 
 class _Recorder(bridge.Handler):
@@ -117,6 +120,7 @@ def _trace(config_json: str, max_context_len: int, dtype: torch.dtype) -> Trace:
             parameters=sum(weight.numel() for weight in model.parameters()),
             states=states,
             one_input=with_one_input(model, _called(model, recorder)),
+            experts={name: module for name, module in model.named_modules() if is_experts(module)},
         )
         _check_head(model, found, hidden[0], recorder)
     return found

@@ -18,7 +18,7 @@ EXPERTS = "pegboard_pairs"
 """The implementation of experts in a served model."""
 
 
-class _Experts(Protocol):
+class ExpertsModule(Protocol):
     """What transformers makes of a module of experts: how its weights lie, and those of them that it has: a matrix
     [experts, outputs, inputs] each, or `is_transposed`, and biases [experts, outputs].
     """
@@ -58,7 +58,7 @@ _CODES = "pegboard_codes"
 """Where a module has its `ExpertsCodes`."""
 
 
-def keep_codes(name: str, module: _Experts, weights: QuantizedWeights, device: torch.device) -> None:
+def keep_codes(name: str, module: ExpertsModule, weights: QuantizedWeights, device: torch.device) -> None:
     """Have a module multiply by the codes of its weights on a device; its own weights become empty."""
     up, down = _weights(module)
     first = "gate_up_proj" if module.has_gate else "up_proj"
@@ -76,7 +76,7 @@ def keeps_codes(module: object) -> bool:
     return _CODES in vars(module)
 
 
-def fits_codes(name: str, module: _Experts, matrices: Mapping[str, CodedMatrix]) -> bool:
+def fits_codes(name: str, module: ExpertsModule, matrices: Mapping[str, CodedMatrix]) -> bool:
     """Return whether the weights of a module of experts are quantised, and a matrix of the codes has an expert's
     outputs for rows.
     """
@@ -93,7 +93,7 @@ def fits_codes(name: str, module: _Experts, matrices: Mapping[str, CodedMatrix])
 
 
 def _forward(
-    module: _Experts, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    module: ExpertsModule, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """Return the weighted sum of each token's experts [tokens, hidden], of their numbers and weights [tokens, k]."""
     up_bias = down_bias = None
@@ -110,7 +110,7 @@ def _forward(
 
 
 def _product(
-    module: _Experts, which: Literal[0, 1], x: torch.Tensor, bias: torch.Tensor | None, groups: Groups
+    module: ExpertsModule, which: Literal[0, 1], x: torch.Tensor, bias: torch.Tensor | None, groups: Groups
 ) -> torch.Tensor:
     """Return the first or the second product of each position, [pairs, outputs]; x has a row for each token first, and
     then for each position.
@@ -139,12 +139,12 @@ def waiting_experts(model: torch.nn.Module) -> str | None:
     return None
 
 
-def is_experts(module: object) -> TypeGuard[_Experts]:
+def is_experts(module: object) -> TypeGuard[ExpertsModule]:
     """Return whether a module's experts can be computed by an implementation that transformers is given."""
     return hasattr(module, "has_post_expert_norm")
 
 
-def _weights(module: _Experts) -> tuple[torch.Tensor, torch.Tensor]:
+def _weights(module: ExpertsModule) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the weights of both products, each [experts, outputs, inputs]."""
     up, down = module.gate_up_proj if module.has_gate else module.up_proj, module.down_proj
     return (up.transpose(1, 2), down.transpose(1, 2)) if module.is_transposed else (up, down)

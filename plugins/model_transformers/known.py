@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import permutations, product
 
 import torch
 from torch import Tensor, nn
 
 from pegboard.plugins.model_transformers.merged import is_linear
+from pegboard.toolkit.kernels.operations import SiluGate
 from pegboard.toolkit.model.layers import activation
 
 _LARGEST_EPS = 1e-2
@@ -80,6 +81,22 @@ def known_mlp(module: nn.Module) -> KnownMLP | None:
     for *first, down in permutations(linears):
         if _fit([children[name] for name in first], children[down]) and (found := _formula(module, first, down)):
             return found
+    return None
+
+
+def known_gate(module: nn.Module, gate: Callable[[Tensor], object]) -> SiluGate | None:
+    """Return what the gate of a module of experts computes of [rows, 2 * size] if it is SiLU's, with numbers that the
+    module has.
+    """
+    draw = torch.Generator().manual_seed(0)
+    both = torch.randn(6, 2 * _INSIDE, generator=draw) * torch.tensor([1.0, 1e3]).repeat(3)[:, None]
+    found = _result(gate, both)
+    numbers = {value for value in vars(module).values() if isinstance(value, float)}
+    limits = [None, *(value for value in numbers if value > 0)]
+    for interleaved, plus, alpha, limit in product((False, True), (0.0, 1.0), {1.0, *numbers}, limits):
+        known = SiluGate(alpha, limit, plus, interleaved)
+        if _equal(found, known(both)):
+            return known
     return None
 
 

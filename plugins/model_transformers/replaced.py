@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pegboard.plugins.model_transformers import bridge
-from pegboard.plugins.model_transformers.known import KnownMLP, KnownNorm, known_mlp, known_norm
+from pegboard.plugins.model_transformers.experts import ExpertsModule, is_experts
+from pegboard.plugins.model_transformers.known import KnownMLP, KnownNorm, known_gate, known_mlp, known_norm
 from pegboard.plugins.model_transformers.merged import CodedLinears, LinearGroup, merge
 from pegboard.toolkit.kernels import operations
 from pegboard.toolkit.model.layers import activation
@@ -41,13 +42,21 @@ class Replaced:
         self._norms: list[_Norm] = []
         self._mlps: list[_GatedMLP] = []
         merged = {frozenset(group.linears): group for group in self.groups}
+        self._gates: list[_Gate] = []
         for module in model.modules():
-            if (norm := known_norm(module)) is not None:
+            if is_experts(module) and module.has_gate:
+                if (gate := known_gate(module, module._apply_gate)) is not None:
+                    self._gates.append(_Gate(module, gate))
+            elif (norm := known_norm(module)) is not None:
                 self._norms.append(_Norm(module, norm))
             elif (mlp := known_mlp(module)) is not None:
                 self._mlps.append(_GatedMLP(module, mlp, merged))
         several = [group for group in self.groups if len(group.linears) > 1]
-        kinds: tuple[Sequence[LinearGroup | _Norm | _GatedMLP], ...] = several, self._norms, self._mlps
+        kinds: tuple[Sequence[LinearGroup | _Norm | _GatedMLP | _Gate], ...] = (
+            several,
+            self._norms,
+            [*self._mlps, *self._gates],
+        )
         self._kinds = dict(zip(KINDS, kinds, strict=True))
 
     @property
@@ -89,15 +98,31 @@ class _Norm:
         module.__dict__["forward"] = self
 
     def __call__(self, *args: Tensor, **named: Tensor) -> Tensor:
-        if not (self.used and bridge.is_handled()):
+        given = (*args, *named.values())
+        if not (self.used and bridge.is_handled() and len(given) == 1):  # some norms take a gate, too
             return _tensor(self._own(*args, **named))
-        (x,), known = args or tuple(named.values()), self._known
+        (x,), known = given, self._known
         weight = self._module.get_parameter(known.weight)
         if x.dtype != weight.dtype:
             return _tensor(self._own(x))
         if not operations.takes(x):
             return _tensor(self._own(x)) if known.offset else F.rms_norm(x, weight.shape, weight, known.eps)
         return operations.rms_norm(x, weight, known.eps, offset=known.offset)
+
+
+class _Gate:
+    """The gate of a module of experts: by a kernel where that takes the input."""
+
+    def __init__(self, module: ExpertsModule, known: operations.SiluGate) -> None:
+        self.used = True
+        self._own = module._apply_gate
+        self._known = known
+        vars(module)["_apply_gate"] = self
+
+    def __call__(self, both: Tensor) -> Tensor:
+        if self.used and bridge.is_handled() and operations.takes(both):
+            return operations.gated_silu(both, self._known)
+        return self._own(both)
 
 
 class _GatedMLP:
@@ -119,9 +144,10 @@ class _GatedMLP:
         module.__dict__["forward"] = self
 
     def __call__(self, *args: Tensor, **named: Tensor) -> Tensor:
-        if not (self.used and bridge.is_handled()):
+        given = (*args, *named.values())
+        if not (self.used and bridge.is_handled() and len(given) == 1):
             return _tensor(self._own(*args, **named))
-        (x,) = args or tuple(named.values())
+        (x,) = given
         both = self._both(x)
         gate, up = both.chunk(2, -1)
         if self._swapped:

@@ -60,6 +60,26 @@ def silu_mul_kernel(gate, up, out, gate_row, up_row, out_row, SIZE: tl.constexpr
 
 
 @triton.jit
+def gated_silu_kernel(
+    both, out, both_row, out_row, alpha, limit, plus,
+    SIZE: tl.constexpr, INTERLEAVED: tl.constexpr, LIMITED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows, blocks of a row). Gate and up lie side by side, or INTERLEAVED take turns."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < SIZE
+    first = both + row * both_row + (2 * at if INTERLEAVED else at)
+    gate = tl.load(first, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(first + (1 if INTERLEAVED else SIZE), mask=inside, other=0.0).to(tl.float32)
+    if LIMITED:
+        gate = tl.where(gate > limit, limit, gate)  # NaN stays
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    small = tl.exp(-tl.abs(gate * alpha))  # which never overflows
+    sigmoid = tl.where(gate * alpha >= 0.0, 1.0, small) / (1.0 + small)
+    tl.store(out + row * out_row + at, (gate * sigmoid * (up + plus)).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def rotations_kernel(
     positions, axes, frequencies, cos, sin, axis_stride, tokens, scaling,
     HALF: tl.constexpr, HAS_AXES: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,

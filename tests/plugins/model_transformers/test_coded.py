@@ -38,14 +38,15 @@ def network_of(directory: Path, **sections: Any) -> TransformersNetwork:
 @pytest.mark.parametrize("name", ["awq", "fp8 blocks", "bnb nf4"])
 def test_linear_layers_stay_codes(name: str, tmp_path: Path) -> None:
     """Queries, keys and values in one product, and gate and up; nothing has weights of its own."""
-    coded, _ = published(tmp_path / "coded", tiny(tmp_path / "plain"), WRITERS[name])
+    source = tiny(tmp_path / "plain")
+    coded, _ = published(tmp_path / "coded", source, WRITERS[name])
     network = network_of(coded, **TORCH)
     groups = network.replaced.groups
     assert [len(group.linears) for group in groups] == [3, 1, 2, 1] * 2
     assert all(group.product.coded for group in groups)
     assert all(linear.weight.numel() == 0 for group in groups for linear in group.linears)
     kept = sum(parameter.nbytes for parameter in network.model.parameters())
-    plain = network_of(tmp_path / "plain")
+    plain = network_of(source)
     assert kept < 0.3 * sum(parameter.nbytes for parameter in plain.model.parameters())
 
 
@@ -88,7 +89,8 @@ def test_experts_stay_codes(tmp_path: Path, interpreted_triton: None) -> None:
     assert len(modules) == 3
     assert all(keeps_codes(module) and module.gate_up_proj.numel() == 0 for module in modules)
     assert network.capture_objection() is None
-    assert len(launched) == 2 * len(modules)
+    names = [name for name in launched if "expert" in name or "product" in name]
+    assert len(names) == 2 * len(modules), launched
     assert float(relative_errors(found, expected).max()) < TOLERANCE
 
 
@@ -101,7 +103,7 @@ def test_experts_that_are_counted_on_the_host(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "fits"), [("gpt_oss", True), ("mixtral", False)])
 def test_rows_of_codes_are_outputs(name: str, fits: bool, tmp_path: Path) -> None:
-    """MXFP4 stands for weights with inputs first, which Mixtral's are not, though its sizes are the same here."""
+    """MXFP4 stands for weights with inputs first, which Mixtral's are not."""
     module = experts_of(name, "eager")
     assert is_experts(module)
     tensors: dict[str, torch.Tensor] = {}

@@ -145,19 +145,24 @@ class Lists(nn.Module):
         return x * float(len(x.flatten().tolist()))
 
 
+def put_behind_attention(network: TransformersNetwork, part: nn.Module) -> None:
+    attention = network.model.model.layers[1].self_attn
+    attention.o_proj = nn.Sequential(attention.o_proj, part)
+
+
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (Waits, "model.layers.1.mlp.act_fn: .*looks at data"),
-        (Lists, "model.layers.1.mlp.act_fn: Tensor.tolist"),
-        (Brings, "model.layers.1.mlp.act_fn: a tensor is made of the host's data"),
-        (Counts, "two decode steps of one size differ: operation .* is aten.mul.Tensor and then"),
+        (Waits, "model.layers.1.self_attn.o_proj.1: .*looks at data"),
+        (Lists, "model.layers.1.self_attn.o_proj.1: Tensor.tolist"),
+        (Brings, "model.layers.1.self_attn.o_proj.1: a tensor is made of the host's data"),
+        (Counts, "two decode steps of one size differ: operation .* and then aten.mul.Tensor"),
     ],
 )
 def test_modules_that_no_graph_can_have(part: type[nn.Module], words: str, tmp_path: Path) -> None:
     """The reason names the module, or the operation."""
     _, network = loaded(context(save(tmp_path, *SERVED["llama"])))
-    network.model.model.layers[1].mlp.act_fn = part()
+    put_behind_attention(network, part())
     reason = network.capture_objection()
     assert reason is not None
     assert re.search(words, reason), reason
@@ -182,5 +187,5 @@ def test_states_are_not_in_graphs(tmp_path: Path) -> None:
 def test_what_is_tried_is_tried_once(tmp_path: Path) -> None:
     _, network = loaded(context(save(tmp_path, *SERVED["llama"])))
     assert network.capture_objection() is None
-    network.model.model.layers[1].mlp.act_fn = Waits()
+    put_behind_attention(network, Waits())
     assert network.capture_objection() is None

@@ -14,15 +14,18 @@ from torch import Tensor, nn
 from pegboard.conformance.model_family.base import TOLERANCE
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.plugins.model_transformers import bridge
+from pegboard.plugins.model_transformers.experts import is_experts
 from pegboard.plugins.model_transformers.family import probe_prompts, relative_errors
-from pegboard.plugins.model_transformers.known import KnownMLP, known_mlp, known_norm
+from pegboard.plugins.model_transformers.known import KnownMLP, known_gate, known_mlp, known_norm
 from pegboard.plugins.model_transformers.merged import LinearGroup, merge, with_one_input
 from pegboard.plugins.model_transformers.network import TransformersNetwork
 from pegboard.plugins.model_transformers.replaced import KINDS, Replaced
 from pegboard.toolkit import kernels
 from pegboard.toolkit.kernels import operations
 from pegboard.toolkit.kernels.launch import Launch, observed
+from pegboard.toolkit.kernels.operations import SiluGate
 from pegboard.toolkit.model.packed import why_not_packed
+from tests.plugins.model_transformers.test_experts import experts_of
 from tests.plugins.model_transformers.test_served import loaded, probe_run
 from tests.plugins.model_transformers.tiny import SERVED, context, save
 
@@ -36,10 +39,10 @@ COUNTS = {
     "qwen3": (6, 13, 3),
     "glm4": (3, 13, 3),
     "starcoder2": (3, 0, 0),
-    "qwen3_moe": (3, 13, 0),
-    "deepseek_v2_lite": (6, 10, 3),
+    "qwen3_moe": (3, 13, 3),
+    "deepseek_v2_lite": (6, 10, 5),
 }
-"""Groups of linear layers, norms and gated MLPs of three layers."""
+"""Groups of linear layers, norms, and gated MLPs or gates of experts, of three layers."""
 
 
 class Answers(bridge.Handler):
@@ -95,6 +98,23 @@ def test_norms_are_known_by_what_they_compute() -> None:
 )
 def test_other_modules_are_no_norms(other: nn.Module) -> None:
     assert known_norm(other) is None
+
+
+def test_a_norm_with_a_gate_computes_that_itself() -> None:
+    """It is known by what it computes without."""
+
+    class Gated(Norm):
+        def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+            normed: Tensor = super().forward(hidden_states)
+            return normed if gate is None else normed * F.silu(gate)
+
+    model = Gated()
+    x, gate = torch.randn(2, 3, 24)
+    expected = model(x, gate)
+    assert Replaced(model, ()).counts["norms"] == 1
+    with bridge.handled_by(Answers()):
+        assert torch.equal(model(x, gate=gate), expected)
+        assert not torch.equal(model(x), expected)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
@@ -195,6 +215,21 @@ def test_mlps_compute_what_they_did(swapped: bool, fused: bool, request: pytest.
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+# Gates of experts
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("mixtral", SiluGate()), ("gpt_oss", SiluGate(1.702, 7.0, 1.0, interleaved=True)), ("minimax_m2", SiluGate())],
+)
+def test_gates_are_known_by_what_they_compute(name: str, expected: SiluGate) -> None:
+    module = experts_of(name, "eager")
+    assert is_experts(module)
+    assert known_gate(module, module._apply_gate) == expected
+    assert known_gate(module, lambda both: both.chunk(2, -1)[0]) is None
+    assert known_gate(module, lambda both: expected(both) * 1.01) is None
+
+
 # Linear layers
 
 
@@ -223,13 +258,13 @@ def merged_three(*biases: bool) -> tuple[Three, list[LinearGroup]]:
 
 
 def test_linear_layers_of_one_input_are_found() -> None:
-    """Once in a pass, by one module: not those that are called twice, or with a copy."""
+    """Once in a pass, by one module: not those that are called twice, or with a copy, or that have two names."""
     module, x, y = Three(), torch.zeros(2, 6), torch.zeros(2, 6)
     given = {module.q: [x], module.k: [x], module.v: [x], module.o: [y]}
     assert with_one_input(module, given) == (("q", "k", "v"), ("o",))
     assert with_one_input(module, {**given, module.v: [y]}) == (("q", "k"), ("v", "o"))
     assert with_one_input(module, {**given, module.k: [x, x]}) == (("q", "v"), ("k",), ("o",))
-    assert with_one_input(nn.Sequential(module, module.q), given) == (("0.q", "0.k", "0.v"), ("0.o",))
+    assert with_one_input(nn.Sequential(module, module.q), given) == (("0.k", "0.v"), ("0.o",))
 
 
 def test_merged_layers_compute_once() -> None:

@@ -292,7 +292,7 @@ def bitsandbytes(kind: str, block: int, *, nested: bool = False) -> Callable[[Ma
         flat = np.pad(matrix.reshape(-1), (0, -matrix.size % block)).reshape(-1, block)
         scales = np.abs(flat).max(-1).astype(np.float32)
         state = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": list(matrix.shape)}
-        tensors = {"weight.quant_map": torch.from_numpy(table)}
+        tensors = {"weight.quant_map": torch.from_numpy(table.copy())}
         if nested:
             places = np.sort(draw.uniform(-1, 1, 256)).astype(np.float32)
             offset = scales.mean()

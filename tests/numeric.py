@@ -19,7 +19,7 @@ from pathlib import Path
 from pegboard.plugins.cpu_native.library import NativeError, available, compiler, cpu_flags
 
 TESTS = Path(__file__).parent
-NATIVE: tuple[str, ...] = ("plugins/cpu_native",)
+NATIVE: tuple[str, ...] = ("plugins/cpu_native", "plugins/lora_native")
 SUMS: tuple[str, ...] = (
     "toolkit/model",
     "toolkit/speculation",

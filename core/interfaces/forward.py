@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -143,6 +143,16 @@ class Additions(Protocol):
     def add(self, site: int, x: torch.Tensor, out: torch.Tensor) -> None:
         """Add to `out` [tokens, rows], in place, what `x` [tokens, cols] brings at a site, by its number. Both have a
         row for each token of the batch.
+        """
+
+
+@runtime_checkable
+class FixableAdditions(Additions, Protocol):
+    """Additions that may be part of graphs."""
+
+    def fixed(self, size: int, extras: Mapping[str, torch.Tensor]) -> Additions:
+        """Return the same for decode batches of a `fixed` size, whose `extras`, which stay in place, say what is added.
+        What it asks of the device depends on the size alone.
         """
 
 

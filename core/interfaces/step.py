@@ -112,8 +112,16 @@ class CoreServices(Protocol):
     def told(self, what: str, error: Exception) -> str:
         """Return what clients learn of an error: the plugin that raised, else that `what` failed."""
 
-    def end(self, reqs: Iterable[Req], message: str, code: str = "") -> None:
-        """End requests that are to blame for a failure, with status 500."""
+    def end(self, reqs: Iterable[Req], message: str, code: str = "", status: int = 500) -> None:
+        """End requests that are to blame for a failure, or for which there is nothing any more. None of their KV is
+        shared.
+        """
+
+    def retract(self, req: Req) -> bool:
+        """Take the memory of a request that runs, for others: it waits at the head of the queue with its output. Called
+        when a plan begins (`Stage.begin_plan`). False where the results of the step under way are wanted first
+        (`Stage.must_settle` asks for them), where launches are to come for it, or where it does not run.
+        """
 
     def check_device(self, error: Exception) -> None:
         """Return if further work has a chance after this error. Raises what ends the scheduler's process otherwise."""

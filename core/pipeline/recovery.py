@@ -129,9 +129,9 @@ class Recovery:
         prompts = [req for req in over if isinstance(step, Step) and req in step.prefilled]
         self.end(prompts or over, f"{MAX_LOST_STEPS} steps were lost, one after the other: {text_of(error)}")
 
-    def end(self, reqs: Iterable[Req], message: str, code: str = "") -> None:
-        """End requests that are to blame for a failure, with status 500."""
-        reason = FinishReason(FinishType.ABORT, message=message, status=500, code=code)
+    def end(self, reqs: Iterable[Req], message: str, code: str = "", status: int = 500) -> None:
+        """End requests; none of their KV is shared."""
+        reason = FinishReason(FinishType.ABORT, message=message, status=status, code=code)
         for req in reqs:
             if not req.finished:
                 self._requests.end(req, reason, keep=False)

@@ -71,8 +71,16 @@ class Services:
     def told(self, what: str, error: Exception) -> str:
         return self._recovery.told(what, error)
 
-    def end(self, reqs: Iterable[Req], message: str, code: str = "") -> None:
-        self._recovery.end(reqs, message, code)
+    def end(self, reqs: Iterable[Req], message: str, code: str = "", status: int = 500) -> None:
+        self._recovery.end(reqs, message, code, status)
+
+    def retract(self, req: Req) -> bool:
+        planner = self._planner
+        runs = req in planner.running or req is planner.chunked or req in planner.holding
+        if not runs or self.in_flight is not None or planner.holds(req):
+            return False
+        planner.retract(req)
+        return True
 
     def check_device(self, error: Exception) -> None:
         self._recovery.check_device(error)

@@ -18,6 +18,7 @@ ADAPTERS: Contract[AdapterBackend, AdapterContext] = Contract(
     "computes what LoRA adapters add to the products of linear layers",
     suite="pegboard.plugins.adapters.suite:AdapterContract",
     optional=True,
+    capabilities={"graph": "its additions are FixableAdditions: decodes with adapters may be graphs"},
     section="pegboard.plugins.adapters.options:AdapterSection",
 )
 

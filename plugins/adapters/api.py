@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     """Brings an array to the device, in the batch's single copy."""
 
 
+COLUMN = "adapters.slot"
+"""The column in which batches carry each request's slot in their extras, for additions that are fixed."""
+
+
 @dataclass(frozen=True, slots=True)
 class LowRank:
     """What an adapter adds to some rows of a site: `scale` * b @ a @ x, to rows [start, start + len(b)). `a` is
@@ -45,7 +49,8 @@ class AdapterWeights:
 @dataclass(frozen=True, slots=True)
 class AdapterContext:
     """The `sites` of the network, the type in which it computes, and its device. There are slots 1 to `slots`; no rank
-    is above `max_rank`.
+    is above `max_rank`. `computed_by` is "" where products are tensors of torch; otherwise it names the runner that
+    computes them itself, and a backend that does not know its form declines.
     """
 
     sites: tuple[Site, ...]
@@ -53,6 +58,7 @@ class AdapterContext:
     device: torch.device
     slots: int
     max_rank: int
+    computed_by: str = ""
 
 
 class AdapterBackend(abc.ABC, Generic[OptionsT]):
@@ -92,5 +98,5 @@ class AdapterBackend(abc.ABC, Generic[OptionsT]):
     def begin(self, slots: NDArray[np.int64], lens: NDArray[np.int64], put: Put) -> Additions | None:
         """Return what the adapters of a batch add; None if no request has one. Request i has `lens[i]` tokens, request
         after request, and its adapter is in `slots[i]`; 0: it has none. What slots hold now counts until the batch is
-        through, whatever is activated meanwhile.
+        through, whatever is activated meanwhile. With the capability `graph` it is FixableAdditions.
         """

@@ -8,7 +8,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.engine_view import EngineView
-    from pegboard.plugins.adapters.store import AdapterStore
+    from pegboard.plugins.adapters.stage import Adapters
 
 T = TypeVar("T", str, bool, int)
 
@@ -18,8 +18,9 @@ class Controls:
     `adapter_state` then follows, by the `uid` that they answer.
     """
 
-    def __init__(self, store: AdapterStore) -> None:
-        self._store = store
+    def __init__(self, stage: Adapters) -> None:
+        self._stage = stage
+        self._store = stage.store
 
     def add_to(self, engine: EngineView) -> None:
         engine.add_control("load_adapter", self.load)
@@ -34,8 +35,8 @@ class Controls:
         return self._store.load(name, path, pinned=pinned, replace=replace).shown()
 
     def unload(self, args: dict[str, object]) -> dict[str, object]:
-        """Take the adapter `name` from new requests."""
-        return self._store.unload(_of(args, "name", "")).shown()
+        """Take the adapter `name` from new requests; with `force` end those that have it, too."""
+        return self._stage.unload(_of(args, "name", ""), force=_of(args, "force", False)).shown()
 
     def state(self, args: dict[str, object]) -> dict[str, object]:
         """Tell how far a load with this `uid` is."""

@@ -43,6 +43,6 @@ def _verdict(req: Req) -> Verdict:
     assert adapter is not None
     if adapter.error:
         return Verdict.failed(adapter.error, code="adapter_failed", param="model")
-    if not adapter.digest:
+    if not adapter.kept:
         return Verdict.blocked(f"the adapter {adapter.name!r} is being loaded")
     return Verdict(GateState.OPEN, namespace=adapter.digest)

@@ -12,6 +12,7 @@ from pegboard.plugins.adapters.options import AdapterSection
 
 if TYPE_CHECKING:
     import fastapi
+    from prometheus_client import CollectorRegistry
 
     from pegboard.core.interfaces.client import EngineClient
     from pegboard.core.interfaces.engine_view import EngineView
@@ -85,7 +86,14 @@ class AdapterHooks:
         if self._stage is not None:
             from pegboard.plugins.adapters.controls import Controls
 
-            Controls(self._stage.store).add_to(engine)
+            Controls(self._stage).add_to(engine)
+
+    @hookimpl
+    def register_metrics(self, registry: CollectorRegistry) -> None:
+        if self._stage is not None:
+            from pegboard.plugins.adapters.metrics import AdapterMetrics
+
+            registry.register(AdapterMetrics(self._stage.store))
 
     @hookimpl
     def frontend_stages(self, ctx: FrontendContext) -> list[FrontendStage]:

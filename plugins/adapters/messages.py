@@ -14,10 +14,13 @@ NAME = "adapters"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Work: begin to read an adapter, in a thread. `uid` is the number of the load."""
+    """Work: begin to read an adapter, in a thread. `uid` is the number of the load. One that was read before has the
+    `digest` of its files, which must be the same.
+    """
 
     uid: int
     path: str
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,10 +42,11 @@ class AdapterSection(SectionFields):
     max_rank: PositiveInt = 64
     """Largest rank of an adapter."""
     host_bytes: PositiveInt = 4 * 1024 * 1024 * 1024
-    """Memory for all loaded adapters together, in bytes. Another one is refused."""
+    """Memory for adapters, in bytes. If another one does not fit, those that no request uses leave memory, and are read
+    again when a request names them."""
     fair_after: Annotated[float, Field(ge=0)] = 2.0
     """Seconds that a request waits for a slot before no further requests are admitted for the adapter with the fewest
-    running ones, whose slot it then gets."""
+    running ones, whose slot it then gets. After as long again these are retracted."""
     load_timeout: Annotated[float, Field(gt=0)] = 60.0
     """Seconds that a request waits for an adapter that is being loaded; then it ends with status 504."""
 

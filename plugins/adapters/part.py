@@ -60,7 +60,7 @@ class AdapterPart(DevicePart):
     def attach(self, model: LoadedModel) -> None:
         """Read what the config names. Raises ModelError."""
         section, sites = self._section, self._sites.all
-        ctx = AdapterContext(sites, self._dtype, model.device, section.slots, section.max_rank)
+        ctx = AdapterContext(sites, self._dtype, model.device, section.slots, section.max_rank, self._sites.computed_by)
         self._backend = self._make(ctx)
         self._reader = AdapterReader(sites, self._dtype, section.max_rank)
         self.device_bytes = self._backend.device_bytes
@@ -120,7 +120,12 @@ class AdapterPart(DevicePart):
 
     def _load(self, order: Load) -> tuple[Loaded, object]:
         try:
-            return self._read(order.uid, self._allowed(order.path))
+            if not order.digest:
+                return self._read(order.uid, self._allowed(order.path))
+            found = self._read(order.uid, Path(order.path))
+            if found[0].digest != order.digest:
+                raise ModelError(f"the files in {order.path} are not those that were loaded; load it again")
+            return found
         except ModelError as error:
             return Loaded(order.uid, str(error)), None
         except Exception as error:

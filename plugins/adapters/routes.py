@@ -50,6 +50,8 @@ class UnloadBody(RequestModel):
     lora_name: str = Field(min_length=1, max_length=MAX_NAME)
     timeout: float = Field(default=60.0, ge=0, le=3600)
     """Seconds to wait until the last request has ended that uses it; then the answer is 409, and it goes on leaving."""
+    force: bool = False
+    """End the requests that use it, with status 503. One that is leaving already can be named, too."""
     lora_int_id: int | None = None
     """Of vLLM; without meaning here."""
 
@@ -95,7 +97,7 @@ class Routes:
 
     async def unload(self, request: Request) -> Response:
         body = await parse_body(request, UnloadBody)
-        begun = await self._client.control("unload_adapter", {"name": body.lora_name})
+        begun = await self._client.control("unload_adapter", {"name": body.lora_name, "force": body.force})
         await self._refresh()
         state = await self._followed(begun["uid"], "leaving", body.timeout)
         if state["state"] == "leaving":

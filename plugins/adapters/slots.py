@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 
 
 class Use:
-    """What is kept of a request: its adapter, and since when it waits for a slot; 0.0: it does not."""
+    """What is kept of a request: its adapter; since when it waits for a slot, 0.0: it does not; and how long its output
+    was when it got one.
+    """
 
-    __slots__ = ("adapter", "waits_since")
+    __slots__ = ("adapter", "output_len", "waits_since")
 
     def __init__(self) -> None:
         self.adapter: Adapter | None = None
         self.waits_since = 0.0
+        self.output_len = 0
 
 
 USE = ReqSlot(Use)
@@ -32,7 +35,8 @@ class Slots:
     A slot without holders may get another adapter; unpinned ones, the one least recently given first.
 
     If a request has waited for `fair_after` seconds, the slot with the fewest holders is drained: no further request
-    gets it, until the adapter that waits has it.
+    gets it, until the adapter that waits has it. The holders of drained slots are `overdue` in time for everyone who
+    waits to get a slot within twice `fair_after`.
     """
 
     def __init__(self, count: int, fair_after: float) -> None:
@@ -77,7 +81,8 @@ class Slots:
             return self._wait(req)
         if adapter.slot in self._draining:
             return self._wait(req)
-        adapter.holders.add(req.rid)
+        adapter.holders[req.rid] = req
+        USE.of(req).output_len = req.output_len
         self._given += 1
         adapter.used = self._given
         self._planned.append(req)
@@ -88,7 +93,7 @@ class Slots:
     def release(self, req: Req) -> None:
         """Take the slot back from a request that has no memory now."""
         if (use := USE.peek(req)) is not None and use.adapter is not None:
-            use.adapter.holders.discard(req.rid)
+            use.adapter.holders.pop(req.rid, None)
 
     def forget(self, req: Req) -> None:
         """Keep nothing of a request that has ended."""
@@ -137,14 +142,45 @@ class Slots:
         adapter = self._adapters[slot]
         return 0 if adapter is None else len(adapter.holders)
 
-    def _drain(self) -> None:
-        wanted = {id(adapter): adapter for req in self._waiting.values() if (adapter := USE.of(req).adapter)}
-        self._draining = {slot: one for slot, one in self._draining.items() if id(one) in wanted and not one.slot}
-        late = self.clock() - self._fair_after
+    def overdue(self) -> list[Req]:
+        """Return the holders whose memory must be taken now, so that their slots are free. One that has gained no token
+        since it got its slot is spared: otherwise it would begin again and again.
+        """
+        if not self._waiting or not self._time_is_up():
+            return []
+        adapters = [adapter for slot in self._draining if (adapter := self._adapters[slot]) is not None]
+        holders = [req for adapter in adapters for req in adapter.holders.values()]
+        return [req for req in holders if req.output_len > USE.of(req).output_len]
+
+    def _time_is_up(self) -> bool:
+        """Return whether the first of those who wait must get their slots now. There are not enough for all at once, so
+        the last `fair_after` seconds that each may wait are divided among the rounds that it takes.
+        """
+        wanted = self._wanted()
+        count = max(1, sum(adapter is None or not adapter.pinned for adapter in self._adapters[1:]))
+        rounds = -(-len(wanted) // count)
+        now, longest = self.clock(), 2 * self._fair_after
+        return any(
+            now >= since + longest - place // count * self._fair_after / rounds
+            for place, (since, _) in enumerate(wanted)
+        )
+
+    def _wanted(self) -> list[tuple[float, Adapter]]:
+        """Return the adapters that requests wait for, each with the time since when; the first one waits longest."""
+        found: dict[int, tuple[float, Adapter]] = {}
         for req in self._waiting.values():
             use = USE.of(req)
-            adapter = use.adapter
-            if adapter is None or use.waits_since > late or adapter.slot or adapter in self._draining.values():
+            if use.adapter is not None:
+                found.setdefault(use.adapter.uid, (use.waits_since, use.adapter))
+        return list(found.values())
+
+    def _drain(self) -> None:
+        wanted = self._wanted()
+        uids = {adapter.uid for _, adapter in wanted}
+        self._draining = {slot: one for slot, one in self._draining.items() if one.uid in uids and not one.slot}
+        late = self.clock() - self._fair_after
+        for since, adapter in wanted:
+            if since > late or adapter.slot or adapter in self._draining.values():
                 continue
             choice = self._busy()
             if not choice:

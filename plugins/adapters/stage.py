@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,6 +11,7 @@ import numpy as np
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, GateOptions
 from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.interfaces.stage import Column, Interest, Stage, Wait
+from pegboard.plugins.adapters.api import COLUMN
 from pegboard.plugins.adapters.gate import AdapterGate
 from pegboard.plugins.adapters.messages import NAME, BatchSlots
 from pegboard.plugins.adapters.slots import USE, Slots
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.messages import TokenizedRequest
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.stage import StepView
-    from pegboard.core.interfaces.step import AnySource, CoreServices
+    from pegboard.core.interfaces.step import AnySource, BaseStep, CoreServices
     from pegboard.plugins.adapters.options import AdapterSection
+    from pegboard.plugins.adapters.store import Adapter
 
 
 _EVERY = 0.1
@@ -40,11 +42,16 @@ class Adapters(Stage):
         self.store = AdapterStore(section.preload, section.host_bytes, section.slots - 1)
         self.slots = Slots(section.slots, section.fair_after)
         self.store.ended = self.slots.clear
-        self.columns = (Column("slot", _slot_of),)
+        self.columns = (Column(COLUMN.removeprefix(f"{NAME}."), _slot_of),)
         self._timeout = section.load_timeout
         self._looked = 0.0
+        self._reqs: set[Req] = set()
+        """All requests with an adapter."""
+        self.core: CoreServices
+        self.retractions = 0
 
     def sources(self, core: CoreServices) -> Iterable[AnySource]:
+        self.core = core
         self.store.ask = lambda work: core.ask(self.name, work)
         self.store.refresh()
         if failed := self.store.failed:
@@ -62,6 +69,7 @@ class Adapters(Stage):
         if feature is None:
             return None
         USE.of(req).adapter = self.store.use(msgspec.msgpack.decode(feature, type=str))
+        self._reqs.add(req)
         return Interest(look=False)
 
     def unplaced(self, req: Req) -> None:
@@ -70,11 +78,29 @@ class Adapters(Stage):
     def gone(self, req: Req) -> None:
         self.slots.forget(req)
         adapter = USE.of(req).adapter
+        self._reqs.discard(req)
         if adapter is not None:
+            adapter.totals.requests += 1
+            adapter.totals.prompt_tokens += req.input_len
+            adapter.totals.generation_tokens += req.output_len
             self.store.unuse(adapter)
+
+    def unload(self, name: str, *, force: bool = False) -> Adapter:
+        """Take an adapter from new requests; with `force` end those that have it, too. Raises InvalidRequest."""
+        found = self.store.unload(name, leaving=force)
+        if force:
+            ended = self.store.named(name)
+            reqs = [req for req in self._reqs if USE.of(req).adapter in ended]
+            self.core.end(reqs, f"the adapter {name!r} was unloaded", code="adapter_unloaded", status=503)
+        return found
+
+    def must_settle(self, running: Sequence[Req], in_flight: BaseStep) -> bool:
+        return bool(self.slots.overdue())
 
     def begin_plan(self) -> None:
         self.slots.begin_plan()
+        for req in self.slots.overdue():
+            self.retractions += self.core.retract(req)
         if self.store.stale or (self.store.loading and self.slots.clock() - self._looked >= _EVERY):
             self._looked = self.slots.clock()
             self.store.refresh()
@@ -85,7 +111,7 @@ class Adapters(Stage):
         return take if self.slots.hold(req, adapter) else Wait.SKIP
 
     def pack(self, step: StepView, extras: BatchExtras) -> BatchSlots:
-        numbers = extras.values[f"{self.name}.slot"]
+        numbers = extras.values[COLUMN]
         assert isinstance(numbers, np.ndarray)
         used = [slot for slot in np.unique(numbers).tolist() if slot]
         return BatchSlots(numbers, step.batch.extend_lens, {slot: self.slots.uid(slot) for slot in used})
@@ -96,10 +122,12 @@ class Adapters(Stage):
     def figures(self) -> Mapping[str, float]:
         loaded = list(self.store.loaded)
         return {
-            "loaded": sum(one.state != "loading" for one in loaded),
-            "host_bytes": sum(one.nbytes for one in loaded),
+            "loaded": sum(one.kept for one in loaded),
+            "host_bytes": self.store.host_bytes,
+            "adapter_evictions": self.store.evictions,
             "slots_in_use": self.slots.in_use,
             "waiting_for_slots": self.slots.waiting,
+            "slot_retractions": self.retractions,
         }
 
     def idle_error(self) -> str | None:

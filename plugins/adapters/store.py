@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.adapters.messages import Drop, Load, Loaded, Poll, Work
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.req import Req
 
 State = Literal["loading", "ready", "leaving", "failed", "gone"]
 
@@ -15,10 +18,20 @@ _REMEMBERED = 256
 """How many adapters that have failed or are gone `state` still knows."""
 
 
+@dataclass(slots=True)
+class Totals:
+    """Of requests that have ended."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Adapter:
     """One load of an adapter. `users` counts the requests that have it, wherever they are; `slot` is where it is on
-    the device, 0: nowhere, and `holders` are the requests in batches, by rid.
+    the device, 0: nowhere, and `holders` are the requests in batches, by rid. It is `kept` on the host, or being read;
+    one that no request uses may be neither.
     """
 
     uid: int
@@ -32,14 +45,15 @@ class Adapter:
     nbytes: int = 0
     users: int = 0
     slot: int = 0
-    holders: set[str] = field(default_factory=set)
+    holders: dict[str, Req] = field(default_factory=dict)
     used: int = 0
     """When a request was last given its slot, as a count of such events."""
-
-    @property
-    def pending(self) -> bool:
-        """Whether its load has not ended."""
-        return not (self.digest or self.error)
+    kept: bool = False
+    pending: bool = True
+    """Whether it is being read."""
+    asked: int = 0
+    """When it was loaded, or a request last asked for it, as a count of such events."""
+    totals: Totals = field(default_factory=Totals)
 
     def shown(self) -> dict[str, object]:
         """Return what operators are told."""
@@ -52,6 +66,7 @@ class Adapter:
             "rank": self.rank,
             "bytes": self.nbytes,
             "users": self.users,
+            "kept": self.kept,
             "error": self.error,
         }
 
@@ -70,6 +85,9 @@ class AdapterStore:
         self._past: dict[int, Adapter] = {}
         self._dropped: list[int] = []
         self._next = 1
+        self._asked = 0
+        self.evictions = 0
+        """How often an adapter was let go of for want of memory."""
         self.ask: Callable[[Work], object] = _not_yet
         self.ended: Callable[[Adapter], None] = lambda adapter: None
         """Is called with each adapter that is gone, or has failed."""
@@ -95,7 +113,12 @@ class AdapterStore:
         made = self._all[self._next] = Adapter(self._next, name, path, pinned)
         self.names.setdefault(name, made)
         self._next += 1
+        self._note(made)
         return made
+
+    def _note(self, adapter: Adapter) -> None:
+        self._asked += 1
+        adapter.asked = self._asked
 
     # ---- what operators do -----------------------------------------------------------------------------------------
 
@@ -116,13 +139,21 @@ class AdapterStore:
         self.ask(Load(self._next, path))
         return self._add(name, path, pinned=pinned)
 
-    def unload(self, name: str) -> Adapter:
-        """Refuse new requests for an adapter; it is gone when the last one has ended. Raises InvalidRequest."""
-        found = self.find(name)
-        del self.names[name]
-        for adapter in [one for one in self._all.values() if one.name == name and one.state != "leaving"]:
-            self._leave(adapter)  # what was to replace it, too
+    def unload(self, name: str, *, leaving: bool = False) -> Adapter:
+        """Refuse new requests for an adapter; it is gone when the last one has ended. Raises InvalidRequest. With
+        `leaving` one that has been unloaded and still has requests is found, too.
+        """
+        left = next((one for one in self.named(name) if one.state == "leaving"), None)
+        found = self.names.get(name) or (left if leaving else None) or self.find(name)
+        self.names.pop(name, None)
+        for adapter in self.named(name):
+            if adapter.state != "leaving":
+                self._leave(adapter)  # what was to replace it, too
         return found
+
+    def named(self, name: str) -> Sequence[Adapter]:
+        """Return all adapters of a name: what it means, what is to replace that, and what is leaving."""
+        return [one for one in self._all.values() if one.name == name]
 
     def state(self, uid: int) -> Adapter:
         """Return the newest state of a load. Raises InvalidRequest for a number that is not known."""
@@ -133,31 +164,69 @@ class AdapterStore:
         return found
 
     def refresh(self) -> None:
-        """Take what has been loaded since, and let go of what no request uses any more."""
+        """Take what has been loaded since, let go of what no request uses any more, and read again what some do."""
         if self.loading:
             found = self.ask(Poll())
             assert isinstance(found, list)
             for loaded in found:
                 self._take(loaded)
+        wanted = [one for one in self._all.values() if one.users and not (one.kept or one.pending)]
+        again = [one for one in wanted if self._fits(one)]
         if self._dropped:
             dropped, self._dropped = tuple(self._dropped), []
             self.ask(Drop(dropped))
+        for adapter in again:
+            self.ask(Load(adapter.uid, adapter.path, adapter.digest))
 
     @property
     def stale(self) -> bool:
         """Whether `refresh` would let go of something."""
         return bool(self._dropped)
 
+    @property
+    def host_bytes(self) -> int:
+        """What adapters take on the host, those included that are read again."""
+        return sum(one.nbytes for one in self._all.values() if one.kept or one.pending)
+
+    def _fits(self, adapter: Adapter) -> bool:
+        """Make room for an adapter that was read before, and count it as pending. False where others have it all."""
+        if not self._evicted(self.host_bytes + adapter.nbytes):
+            return False
+        adapter.pending = True
+        return True
+
+    def _evicted(self, taken: int) -> bool:
+        """Let go of adapters that no request uses, the one longest unasked first, until `taken` bytes fit. False, and
+        nothing is let go of, where that is not enough.
+        """
+        idle = [one for one in self._all.values() if one.kept and not (one.users or one.pinned)]
+        chosen = []
+        for one in sorted(idle, key=lambda one: one.asked):
+            if taken <= self._host_bytes:
+                break
+            chosen.append(one)
+            taken -= one.nbytes
+        if taken > self._host_bytes:
+            return False
+        for one in chosen:
+            one.kept = False
+            self.ended(one)
+            self._dropped.append(one.uid)
+        self.evictions += len(chosen)
+        return True
+
     def _take(self, loaded: Loaded) -> None:
         adapter = self._all[loaded.uid]
         adapter.digest, adapter.rank, adapter.nbytes = loaded.digest, loaded.rank, loaded.nbytes
         adapter.error = loaded.error
-        taken = sum(one.nbytes for one in self._all.values())
-        if not loaded.error and taken > self._host_bytes:
+        taken = self.host_bytes
+        adapter.pending = False
+        if not loaded.error and not self._evicted(taken):
             adapter.error = (
                 f"no memory for {adapter.path}: it takes {adapter.nbytes} bytes, of adapters.host_bytes "
-                f"{self._host_bytes - taken + adapter.nbytes} are left"
+                f"{self._host_bytes - taken + adapter.nbytes} are left, beside adapters that are in use or pinned"
             )
+        adapter.kept = not adapter.error
         if adapter.error:
             if self.names.get(adapter.name) is adapter:
                 del self.names[adapter.name]
@@ -185,7 +254,7 @@ class AdapterStore:
             self._end(adapter, "gone")
 
     def _end(self, adapter: Adapter, state: State) -> None:
-        adapter.state = state
+        adapter.state, adapter.kept = state, False
         del self._all[adapter.uid]
         self.ended(adapter)
         self._dropped.append(adapter.uid)
@@ -212,6 +281,7 @@ class AdapterStore:
         """Count a request. Raises InvalidRequest (404)."""
         found = self.find(name)
         found.users += 1
+        self._note(found)
         return found
 
     def unuse(self, adapter: Adapter) -> None:

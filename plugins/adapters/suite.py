@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from pegboard.conformance.suite import ContractSuite
-from pegboard.plugins.adapters.api import AdapterBackend, AdapterContext, AdapterWeights, LowRank
+from pegboard.conformance.rig.tape import TapeCapture
+from pegboard.conformance.suite import ContractSuite, capability
+from pegboard.core.interfaces.forward import FixableAdditions
+from pegboard.plugins.adapters.api import COLUMN, AdapterBackend, AdapterContext, AdapterWeights, LowRank
 from pegboard.toolkit.model.linear import Part, Site
 
 SLOTS = 3
@@ -29,7 +32,9 @@ EVERYWHERE: Wanted = {0: (4, 4, 4), 1: (4,), 2: (4, 4), 3: (4,)}
 
 
 def adapter(seed: int, wanted: Wanted = EVERYWHERE, *, scale: float = 0.5) -> AdapterWeights:
-    """Return an adapter with normal numbers; each part has a scale of its own."""
+    """Return an adapter with normal numbers, to a quarter: bfloat16 has them exactly, also times these scales. Each
+    part has a scale of its own.
+    """
     draw = torch.Generator().manual_seed(seed)
     sites = {}
     for number, ranks in wanted.items():
@@ -37,11 +42,15 @@ def adapter(seed: int, wanted: Wanted = EVERYWHERE, *, scale: float = 0.5) -> Ad
         parts: list[LowRank] = []
         for start, part, rank in zip(_STARTS[number], site.parts, ranks, strict=True):
             if rank is not None:
-                a = torch.randn(rank, site.cols, generator=draw)
-                b = torch.randn(part.rows, rank, generator=draw)
+                a = _quarters(torch.randn(rank, site.cols, generator=draw))
+                b = _quarters(torch.randn(part.rows, rank, generator=draw))
                 parts.append(LowRank(start, a, b, scale * (1 + len(parts))))
         sites[number] = tuple(parts)
     return AdapterWeights(sites)
+
+
+def _quarters(numbers: torch.Tensor) -> torch.Tensor:
+    return (numbers * 4).round() / 4
 
 
 def expected(weights: AdapterWeights | None, site: int, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -65,12 +74,25 @@ class AdapterContract(ContractSuite):
 
     device = torch.device("cpu")
 
+    dtype: ClassVar[torch.dtype] = torch.float32
+    """In which the network computes, and inputs of products are."""
+
+    out_dtype: ClassVar[torch.dtype] = torch.float32
+    """Of products. One that is rounded to fewer bits needs a larger tolerance."""
+
+    short_dtype: ClassVar[torch.dtype] = torch.bfloat16
+    """Of 16 bits, in which it is tried, too."""
+
+    computed_by: ClassVar[str] = ""
+    """The runner for which the backend is, see AdapterContext."""
+
     @pytest.fixture
     def backend(self) -> AdapterBackend:
-        return self.make()
+        return self.make(self.dtype)
 
-    def make(self, dtype: torch.dtype = torch.float32) -> AdapterBackend:
-        made: AdapterBackend = self.build(AdapterContext(SITES, dtype, self.device, SLOTS, MAX_RANK))
+    def make(self, dtype: torch.dtype) -> AdapterBackend:
+        ctx = AdapterContext(SITES, dtype, self.device, SLOTS, MAX_RANK, self.computed_by)
+        made: AdapterBackend = self.build(ctx)
         return made
 
     def put(self, array: NDArray[np.generic]) -> torch.Tensor:
@@ -83,15 +105,16 @@ class AdapterContract(ContractSuite):
         slots: Sequence[int],
         lens: Sequence[int],
         tolerance: float = 1e-4,
+        out_dtype: torch.dtype | None = None,
     ) -> None:
         """Compare a batch's products at all sites with what the adapters in these slots make of them."""
         additions = backend.begin(np.array(slots, np.int64), np.array(lens, np.int64), self.put)
         assert additions is not None
         draw = torch.Generator().manual_seed(99)
-        dtype = backend.ctx.dtype
+        dtype, out_dtype = backend.ctx.dtype, out_dtype or self.out_dtype
         for site in SITES:
             x = torch.randn(sum(lens), site.cols, generator=draw).to(dtype).to(self.device)
-            out = torch.randn(sum(lens), site.rows, generator=draw).to(dtype).to(self.device)
+            out = torch.randn(sum(lens), site.rows, generator=draw).to(out_dtype).to(self.device)
             before, kept = out.clone(), x.clone()
             additions.add(site.number, x, out)
             assert torch.equal(x, kept), "it has changed its input"
@@ -171,7 +194,8 @@ class AdapterContract(ContractSuite):
         assert additions is not None
         self.put_in(backend, {2: adapter(5)})
         self.check(backend, {2: adapter(5)}, [2], [4])
-        x, out = torch.ones(3, SITES[1].cols, device=self.device), torch.zeros(3, SITES[1].rows, device=self.device)
+        x = torch.ones(3, SITES[1].cols, dtype=self.dtype, device=self.device)
+        out = torch.zeros(3, SITES[1].rows, dtype=self.out_dtype, device=self.device)
         additions.add(1, x, out)
         wanted = expected(first[1], 1, x[:2].cpu(), torch.zeros(2, SITES[1].rows))
         torch.testing.assert_close(out[:2].cpu().double(), wanted, rtol=1e-4, atol=1e-4)
@@ -184,8 +208,8 @@ class AdapterContract(ContractSuite):
         additions = backend.begin(np.array([1, 0, 1]), np.array([2, 1, 1]), self.put)
         assert additions is not None
         draw = torch.Generator().manual_seed(5)
-        wide = torch.randn(4, 2 * SITES[1].cols, generator=draw).to(self.device)
-        outs = torch.zeros(4, SITES[1].rows + 8, device=self.device)
+        wide = torch.randn(4, 2 * SITES[1].cols, generator=draw).to(self.dtype).to(self.device)
+        outs = torch.zeros(4, SITES[1].rows + 8, dtype=self.out_dtype, device=self.device)
         x, out = wide[:, ::2], outs[:, 4:-4]
         additions.add(1, x, out)
         wanted = expected(weights, 1, x.cpu(), torch.zeros(4, SITES[1].rows))
@@ -194,11 +218,42 @@ class AdapterContract(ContractSuite):
         assert not outs[:, :4].any()
         assert not outs[:, -4:].any()
 
-    def test_in_bfloat16(self) -> None:
-        """Factors and small products are rounded to 8 bits, each off by 2^-8 relative; sums of 40 and of 4 such."""
-        backend, adapters = self.make(torch.bfloat16), {1: adapter(1, scale=0.1), 2: adapter(2, scale=0.1)}
+    def test_in_16_bits(self) -> None:
+        """Factors and small products are rounded, each off by 2^-8 relative at most; sums of 40 and of 4 such."""
+        backend, adapters = self.make(self.short_dtype), {1: adapter(1, scale=0.1), 2: adapter(2, scale=0.1)}
         self.put_in(backend, adapters)
-        self.check(backend, adapters, [1, 2, 0, 1], [2, 1, 1, 1], tolerance=0.15)
+        self.check(backend, adapters, [1, 2, 0, 1], [2, 1, 1, 1], tolerance=0.15, out_dtype=self.short_dtype)
+
+    @capability("graph")
+    @pytest.mark.parametrize("most", [1, 3])
+    def test_a_graph_follows_the_column(self, backend: AdapterBackend, most: int) -> None:
+        """What was recorded with some slots adds, when it is replayed, what others say; and nothing to padding."""
+        adapters = {slot: adapter(slot) for slot in (1, 2, 3)}
+        self.put_in(backend, adapters)
+        additions = backend.begin(np.arange(1, most + 1), np.ones(most, np.int64), self.put)
+        assert isinstance(additions, FixableAdditions)
+        column = torch.zeros(6, dtype=torch.int64, device=self.device)
+        fixed = additions.fixed(6, {COLUMN: column})
+        for site in SITES:
+            x = torch.zeros(6, site.cols, dtype=self.dtype, device=self.device)
+            before = torch.zeros(6, site.rows, dtype=self.out_dtype, device=self.device)
+
+            def run(number: int = site.number, x: torch.Tensor = x, before: torch.Tensor = before) -> torch.Tensor:
+                out = before + 0
+                fixed.add(number, x, out)
+                return out
+
+            replay, out = TapeCapture().capture(run)
+            for slots in ([1, 0, 3, 2, 1, 0], [0, 0, 0, 0, 0, 2]):
+                draw = torch.Generator().manual_seed(sum(slots))
+                column.copy_(torch.tensor(slots))
+                x.copy_(torch.randn(x.shape, generator=draw))
+                before.copy_(torch.randn(before.shape, generator=draw))
+                replay()
+                for row, slot in enumerate(slots):
+                    rows = x[row : row + 1].cpu(), before[row : row + 1].cpu()
+                    wanted = expected(adapters.get(slot), site.number, *rows)
+                    torch.testing.assert_close(out[row : row + 1].cpu().double(), wanted, rtol=1e-4, atol=1e-4)
 
     def test_the_weights_stay_as_they_are(self, backend: AdapterBackend) -> None:
         weights, same = adapter(1), adapter(1)

@@ -15,6 +15,7 @@ plugin = Plugin(
             summary="the models of `dense` in bf16, experts included, one call per step, with attention of its own",
             provides=frozenset(
                 {
+                    "additions",
                     "ends",
                     "hidden_states",
                     "input_logprobs",

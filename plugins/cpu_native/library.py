@@ -263,6 +263,21 @@ class Vectors(ctypes.Structure):
     ]  # fmt: skip
 
 
+class LowRankSite(ctypes.Structure):
+    """PbLowRank of the source."""
+
+    _fields_ = [*[(name, ctypes.c_void_p) for name in ("a", "b", "halves")], ("ranks", ctypes.c_int32)]
+
+
+class Additions(ctypes.Structure):
+    """PbAdditions of the source."""
+
+    _fields_ = [
+        *[(name, ctypes.c_int32) for name in ("count", "most_ranks")],
+        *[(name, ctypes.c_void_p) for name in ("adapters", "which", "order", "begin")],
+    ]
+
+
 class Batch(ctypes.Structure):
     """PbBatch of the source."""
 
@@ -279,7 +294,10 @@ class Batch(ctypes.Structure):
             )
         ],
         ("table_stride", ctypes.c_int64),
-        *[(name, ctypes.c_void_p) for name in ("keys", "values", "logits", "drawn", "sampling", "hidden", "tapped")],
+        *[
+            (name, ctypes.c_void_p)
+            for name in ("keys", "values", "logits", "drawn", "sampling", "hidden", "tapped", "additions")
+        ],
     ]  # fmt: skip
 
 
@@ -320,6 +338,7 @@ def load(instructions: str) -> ctypes.CDLL:
         ("pb_count_weights", [pointer, pointer], None),
         ("pb_forward", [pointer, pointer], number),
         ("pb_attend", [pointer, pointer, number, pointer, pointer], number),
+        ("pb_add", [pointer, number, pointer, number, number, number, pointer], number),
         ("pb_take_seconds", [pointer, pointer], None),
         ("pb_project", [pointer, pointer, number, pointer], number),
         ("pb_sampler_create", [number], pointer),

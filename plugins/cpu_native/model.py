@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pegboard.core.interfaces.errors import OutOfMemory
+from pegboard.core.interfaces.errors import OutOfMemory, Unsupported
+from pegboard.plugins.cpu_native.api import NativeAdditions
 from pegboard.plugins.cpu_native.library import FORMATS, SITES, STAGES, Batch, Sampling, Shape
 from pegboard.plugins.cpu_native.weights import KEEP_CODES, NO_EXPERT, LayerVectors, Site, WeightsSource
 from pegboard.toolkit.model.rope import RotaryEmbedding
 from pegboard.toolkit.system.progress import progress
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.forward import EmbedOverlay, ForwardBatch, Taps
+    from pegboard.core.interfaces.forward import Additions, EmbedOverlay, ForwardBatch, Taps
     from pegboard.core.interfaces.kv_pool import KVPool
     from pegboard.toolkit.model.coded import QuantizedWeights
     from pegboard.toolkit.model.decoder_spec import DecoderSpec
@@ -134,6 +135,8 @@ class NativeModel:
         """
         self._check_threads()
         native, kept = self._native(batch)
+        if batch.additions is not None:
+            native.additions = _added(batch.additions, native.tokens)
         native.sampled = sampled
         native.hidden_count = 0 if hidden is None else hidden.shape[0]
         native.hidden_rows, native.hidden = _pointer(hidden_rows), _pointer(hidden)
@@ -296,6 +299,17 @@ def _set_tails(
     lens, bits = lens.contiguous(), bits.contiguous()
     native.tails, native.bits = lens.data_ptr(), bits.data_ptr()
     return lens, bits
+
+
+def _added(additions: Additions, tokens: int) -> int:
+    """Return where the library finds what a batch adds. Raise Unsupported for what is not in the library's form, and
+    ValueError for what does not fit the batch, since native code would read beyond its memory.
+    """
+    if not isinstance(additions, NativeAdditions):
+        raise Unsupported("the runner 'cpu_native'", "additions", "they are not those of its own backend")
+    if additions.tokens != tokens:
+        raise ValueError(f"what is added is for {additions.tokens} tokens, and the batch has {tokens}")
+    return additions.pointer
 
 
 def _shape(spec: DecoderSpec, threads: int, weights: str) -> Shape:

@@ -11,6 +11,7 @@ from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardO
 from pegboard.core.interfaces.model_runner import ModelEnds, ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.interfaces.weights import WeightStore
+from pegboard.plugins.cpu_native.api import NAME, sites_of
 from pegboard.plugins.cpu_native.library import NativeError, first_that_loads, usable_cores
 from pegboard.plugins.cpu_native.model import NativeModel
 from pegboard.plugins.cpu_native.options import CpuNativeOptions
@@ -19,6 +20,7 @@ from pegboard.plugins.cpu_native.store import NativeStore
 from pegboard.toolkit.model.coded import quantized_weights
 from pegboard.toolkit.model.decoder_names import DecoderNames
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
+from pegboard.toolkit.model.linear import tell_sites
 from pegboard.toolkit.model.ranks import alone
 from pegboard.toolkit.sampling.logprobs import prompt_logprobs
 from pegboard.toolkit.sampling.sample import sample
@@ -48,6 +50,7 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
         spec = DecoderSpec.from_config(ctx.model.hf_config, coded=coded is not None)
         self._model = NativeModel(library, spec, ctx.model.directory, threads, options.weights, coded)
         self._store = self._replaceable(spec, quantised=coded is not None)
+        tell_sites(ctx.model.services, sites_of(spec), computed_by=NAME)
         counts = self.weights_by_format().values()
         kept = ", ".join(f"{numbers / 1e6:.1f} M in {stored * 8 / numbers:.3g} bits" for numbers, stored in counts)
         logger.info("the native runner computes with %s in %d threads; weights: %s", name, threads, kept)

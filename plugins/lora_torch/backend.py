@@ -55,6 +55,10 @@ class TorchAdapters(AdapterBackend[NoOptions]):
         super().__init__(options, ctx)
         self._slots: list[_Adapter | None] = [None] * (ctx.slots + 1)
 
+    @classmethod
+    def supports(cls, options: NoOptions, ctx: AdapterContext) -> str | None:
+        return f"the runner {ctx.computed_by!r} takes another backend's additions only" if ctx.computed_by else None
+
     @property
     def device_bytes(self) -> int:
         if self.ctx.device.type == "cpu":

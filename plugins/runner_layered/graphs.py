@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from pegboard.core.interfaces.forward import ForwardMode
+from pegboard.core.interfaces.forward import FixableAdditions, ForwardMode
 from pegboard.toolkit.graphs import ExtraShapes, StaticBatch, extra_shapes, padded
 
 if TYPE_CHECKING:
@@ -85,6 +85,10 @@ class _Graph:
     logits: torch.Tensor
 
 
+_Key = tuple[int, ExtraShapes, bool]
+"""Of a graph: its size, the extras that it reads, and whether something is added to products."""
+
+
 class DecodeGraphs:
     """The graphs of a runner: embedding, layers, final norm and the logits of all rows. Processors, masks and sampling
     stay outside.
@@ -98,8 +102,8 @@ class DecodeGraphs:
         self.ctx = ctx
         self._capture = capture
         self._sizes: tuple[int, ...] = ()
-        self._graphs: dict[tuple[int, ExtraShapes], _Graph] = {}
-        self._refused: set[tuple[int, ExtraShapes]] = set()
+        self._graphs: dict[_Key, _Graph] = {}
+        self._refused: set[_Key] = set()
         self._pool: KVPool | None = None
         self._tables: tuple[torch.Tensor, ...] = ()
         self._logits = Rows()
@@ -113,9 +117,9 @@ class DecodeGraphs:
         """Record all sizes, with the row table of each KV group. Raises RuntimeError for what cannot be recorded."""
         self._pool, self._tables = pool, row_tables
         wanted = self.ctx.graph_sizes
-        keys: list[tuple[int, ExtraShapes]] = [(size, ()) for size in reversed(wanted)]
-        record_all(self._graphs, keys, lambda key: self._recorded(*key))
-        self._sizes = tuple(sorted(size for size, _ in self._graphs))
+        keys: list[_Key] = [(size, (), False) for size in reversed(wanted)]
+        record_all(self._graphs, keys, self._recorded)
+        self._sizes = tuple(sorted(size for size, *_ in self._graphs))
         if lost := [size for size in wanted if size not in self._sizes]:
             logger.warning(
                 "graphs: no memory for decode steps of %s requests, which run without; lower "
@@ -126,16 +130,19 @@ class DecodeGraphs:
             taken = self._capture.memory() / 2**20
             logger.info("graphs: decode steps of %s requests, %.0f MiB", ", ".join(map(str, self._sizes)), taken)
 
-    def _recorded(self, size: int, extras: ExtraShapes) -> bool:
+    def _recorded(self, key: _Key, additions: FixableAdditions | None = None) -> bool:
         """Record one graph; return whether there was memory for it."""
         try:
-            self._graphs[size, extras] = self._record(size, extras)
+            self._graphs[key] = self._record(key, additions)
         except torch.OutOfMemoryError:
             return False
         return True
 
-    def _record(self, size: int, extras: ExtraShapes) -> _Graph:
+    def _record(self, key: _Key, additions: FixableAdditions | None) -> _Graph:
+        size, extras, _ = key
         ctx, capture, static = self.ctx, self._capture, self._static(size, extras)
+        if additions is not None:
+            static.batch.additions = additions.fixed(size, static.batch.extras)
 
         def run() -> torch.Tensor:
             return self._network.logits(self._network.forward(static.batch))
@@ -166,35 +173,39 @@ class DecodeGraphs:
         if size is None or not self._fits(batch):
             return None
         shapes = extra_shapes(batch) if batch.extras else ()
-        if shapes is None or (key := (size, shapes)) in self._refused:
+        additions = batch.additions
+        if shapes is None or (key := (size, shapes, additions is not None)) in self._refused:
             return None
+        assert additions is None or isinstance(additions, FixableAdditions)
         graph = self._graphs.get(key)
-        if graph is None and self._recorded_late(size, shapes):
+        if graph is None and self._recorded_late(key, additions):
             graph = self._graphs[key]
         return graph
 
-    def _recorded_late(self, size: int, extras: ExtraShapes) -> bool:
+    def _recorded_late(self, key: _Key, additions: FixableAdditions | None) -> bool:
         """Record a graph between two steps. What cannot be recorded now runs without from here on."""
+        size, extras, _ = key
         try:
-            done = self._recorded(size, extras)
+            done = self._recorded(key, additions)
             why = "no memory is left"
         except RuntimeError as error:
             done, why = False, str(error)
         if not done:
             names = ", ".join(name for name, _, _ in extras)
             logger.warning("graphs: decode steps of %d requests with %s run without: %s", size, names, why)
-            self._refused.add((size, extras))
+            self._refused.add(key)
         return done
 
     def _fits(self, batch: ForwardBatch) -> bool:
         """Return whether a batch is a plain decode over the memory that graphs were recorded with."""
         if batch.forward_mode is not ForwardMode.DECODE or batch.num_tokens != batch.batch_size:
             return False
+        fixable = batch.additions is None or isinstance(batch.additions, FixableAdditions)
         same = reads_the_same(batch, self.ctx, self._pool, self._tables)
-        return same and all(one is None for one in _further(batch))
+        return fixable and same and all(one is None for one in _further(batch))
 
 
 def _further(batch: ForwardBatch) -> Iterator[object]:
     """Yield what only some batches have, and graphs do not."""
     yield from (batch.logits_indices, batch.hidden_rows, batch.logprob_rows, batch.overlay)
-    yield from (batch.tail_lens, batch.taps, batch.watch, batch.additions)
+    yield from (batch.tail_lens, batch.taps, batch.watch)

@@ -160,11 +160,36 @@ def test_drafts(models: Models) -> None:
         check(models, asked, engine.run([request(prompt, name) for prompt, name in asked]))
 
 
-def test_a_runner_without_adapters_is_refused(models: Models) -> None:
+def test_the_native_runner_has_its_own_backend(models: Models) -> None:
+    """Another one is refused, and so is its own with another runner. Its numbers are for tests/plugins/lora_native."""
     config = models.config(["a0"], runner={"use": "cpu_native"}, attention={})
     config["model"]["dtype"] = "bfloat16"
-    with pytest.raises(ConfigError, match="runner 'cpu_native' does not compute adapters"):
+    with Engine.from_config(config) as engine:
+        assert engine.info.providers["adapters"] == ["cpu_native"]
+        [base, adapted] = engine.run([request(PROMPTS[0], name) for name in (None, "a0")])
+        assert base.token_ids != adapted.token_ids
+    config["adapters"]["use"] = "torch"
+    with pytest.raises(ConfigError, match="the runner 'cpu_native' takes another backend's additions only"):
         Engine.from_config(config)
+    with pytest.raises(ConfigError, match="it is for the runner 'cpu_native'"):
+        Engine.from_config(models.config(["a0"], adapters={"use": "cpu_native"}))
+
+
+def test_adapters_share_less_memory_than_they_take(models: Models) -> None:
+    """Those that no request uses are let go of and read again, while requests wait for them."""
+    nbytes = 4 * sum(file.stat().st_size for file in models.adapters["a0"].glob("*.safetensors"))
+    section = {"slots": 2, "host_bytes": nbytes, "fair_after": 0.05}
+    config = models.config([name for name in NAMES if name][:6], adapters=section)
+    sampling = SamplingParams(max_new_tokens=5, temperature=0.0, ignore_eos=True)
+    names = [NAMES[place % 7] for place in range(14)]
+    with Engine.from_config(config) as engine:
+        asked = [
+            GenerateRequest(prompt=PROMPTS[1], sampling=sampling, params={"adapter": name} if name else {})
+            for name in names
+        ]
+        for name, output in zip(names, engine.run(asked), strict=True):
+            assert agrees(models.network(name), PROMPTS[1], output.token_ids)
+        assert engine.stats()["adapter_evictions"] > 4
 
 
 def test_a_damaged_adapter_stops_the_start(models: Models, tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.plugins.adapters.stage import Adapters
+from tests.faults.forcing import Forced
 from tests.plugins.adapters.peft_files import write_adapter
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -143,3 +147,136 @@ def test_no_wrong_token(tmp_path: Path, seed: int, loop: str) -> None:
         assert engine.stats()["book_errors"] == 0
         # What was computed and what was refused, so that this shows something.
         assert churn.enough(), churn.counts
+
+
+ROUNDS = 200
+TWELVE = tuple(f"name{number}" for number in range(12))
+AT_ONCE = 4
+"""Requests of the same prompt and adapter, as `n` makes them."""
+
+
+def resident() -> int:
+    """Return the bytes that this process has in memory."""
+    return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class Asked:
+    """A request, with the tokens that it may get: a name may get another adapter while it arrives."""
+
+    name: str
+    tokens: set[int]
+    arriving: bool = True
+
+
+class ForcedChurn:
+    """Loads and unloads of twelve names under load, each adapter with a token of its own."""
+
+    def __init__(self, engine: Engine, tokens: dict[str, int], seed: int) -> None:
+        self.engine = engine
+        [self.stage] = [one for one in engine.built.scheduler.components.points.stages if isinstance(one, Adapters)]
+        self.tokens = tokens
+        self.draw = random.Random(seed)
+        self.asked: dict[str, Asked] = {}
+        self.counts = Counter[str]()
+
+    def ask(self) -> None:
+        name = self.draw.choice(TWELVE)
+        if len(self.asked) > 24 or name not in self.stage.store.names:
+            return
+        prompt = [self.draw.randrange(40, 100) for _ in range(self.draw.choice((3, 9, 30)))]
+        sampling = SamplingParams(max_new_tokens=self.draw.choice((1, 4, 9)), temperature=0.0, ignore_eos=True)
+        meant = self.tokens[self.stage.store.names[name].path]
+        for _ in range(AT_ONCE):
+            asked = GenerateRequest(prompt=prompt, sampling=sampling, params={"adapter": name}, stream=True)
+            self.asked[self.engine.submit(asked)] = Asked(name, {meant})
+
+    def abort(self) -> None:
+        if self.asked:
+            rid = self.draw.choice(list(self.asked))
+            self.engine.abort(rid)
+            del self.asked[rid]
+            self.counts["aborted"] += 1
+
+    def change(self, number: int) -> None:
+        """Load a name, or another adapter under one that is loaded; unload one, or end what it has."""
+        store, name = self.stage.store, TWELVE[number % len(TWELVE)]
+        path = self.draw.choice(list(self.tokens))
+        if name not in store.names:
+            store.load(name, path)
+        elif number % 3 == 0:
+            store.load(name, path, replace=True)
+        else:
+            self.stage.unload(name, force=number % 5 == 0)
+            self.counts["unloaded"] += 1
+        self.counts["changed"] += 1
+
+    def poll(self) -> None:
+        chunks = self.engine.poll()
+        for asked in self.asked.values():
+            if asked.arriving and asked.name in self.stage.store.names:
+                asked.tokens.add(self.tokens[self.stage.store.names[asked.name].path])
+            asked.arriving = False
+        for chunk in chunks:
+            if (found := self.asked.get(chunk.rid)) is None:
+                continue
+            assert set(chunk.token_ids) <= found.tokens, f"{chunk.token_ids} and not {found.tokens}"
+            self.counts["tokens"] += len(chunk.token_ids)
+            if chunk.finish_reason is not None:
+                del self.asked[chunk.rid]
+                status = chunk.finish_reason.get("status")
+                assert chunk.finish_reason["type"] == "length" or status in (404, 503), chunk.finish_reason
+                self.counts["ended" if status is None else f"ended with {status}"] += 1
+
+    def settle(self) -> None:
+        while self.asked or self.stage.store.loading:
+            self.poll()
+            self.stage.store.refresh()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("runner", "loop"), [("cpu_native", "overlap"), ("layered", "normal")])
+def test_two_hundred_loads_and_unloads(tmp_path: Path, runner: str, loop: str) -> None:
+    """Not one wrong token, and at the end nothing is in use. Memory is what it was after the first twenty."""
+    model = Forced(tmp_path)
+    tokens: dict[str, int] = {}
+    for number in range(16):
+        path, token = model.adapter(tmp_path / "adapters" / str(number), set(tokens.values()))
+        tokens[str(path)] = token
+    config = {
+        "model": {"path": str(model.path), "dtype": "bfloat16"},
+        "memory": {"max_total_tokens": 512},
+        "runner": {"use": runner},
+        "scheduler": {"loop": loop, "new_token_ratio": 0.05, "retract_lookahead": 0},
+        "adapters": {
+            "directories": [str(tmp_path / "adapters")], "slots": 3, "fair_after": 0.05, "host_bytes": 8 * 192,
+        },
+    }  # fmt: skip
+    early = 0
+    with Engine.from_config(config) as engine:
+        churn = ForcedChurn(engine, tokens, seed=len(runner))
+        for number in range(ROUNDS + 20):
+            churn.change(number)
+            for _ in range(12):
+                churn.ask()
+                churn.poll()
+            if number % 4 == 0:
+                churn.abort()
+            if number == 20:
+                churn.settle()
+                gc.collect()
+                early = resident()
+        churn.settle()
+        store = churn.stage.store
+        for name in list(store.names):
+            store.unload(name)
+        store.refresh()
+        assert not list(store.loaded)
+        assert churn.stage.slots.in_use == churn.stage.slots.waiting == 0
+        assert engine.stats()["book_errors"] == 0
+        gc.collect()
+        assert resident() <= 1.03 * early
+        stats = engine.stats()
+        assert min(churn.counts[one] for one in ("tokens", "ended", "unloaded", "aborted")) > 40, churn.counts
+        assert stats["adapter_evictions"] > 20
+        assert stats["retractions"] > 0

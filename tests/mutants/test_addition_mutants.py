@@ -12,6 +12,7 @@ from pegboard.conformance.model_family.additions import AdditionTests
 from pegboard.conformance.model_runner import ModelRunnerContract
 from pegboard.conformance.model_runner.additions import RunnerAdditionTests
 from pegboard.conformance.mutants import Mutant, assert_caught
+from pegboard.plugins.cpu_native.runner import CpuNativeRunner
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.network import DecoderLayer, DenseNetwork
 from pegboard.plugins.runner_layered.runner import LayeredRunner
@@ -139,6 +140,20 @@ class RunsWithThoseBefore(LayeredRunner):
         return super().execute(batch, sampling, **wants)
 
 
+class OneNative(ModelRunnerContract):
+    """The suite on the native runner."""
+
+    contract = "runner"
+    provider = "cpu_native"
+    dtype = "bfloat16"
+    tolerance = 0.15
+
+
+class LeavesThemOut(CpuNativeRunner):
+    def execute(self, batch, sampling, **wants):
+        return super().execute(replace(batch, additions=None), sampling, **wants)
+
+
 NAMES, COUNT, NOTHING = (
     "test_it_names_its_sites",
     "test_what_is_added_counts",
@@ -161,6 +176,7 @@ MUTANTS = [
         Mutant(cls, suite=ModelRunnerContract, caught_by="test_additions_reach_the_network")
         for cls in (RunsWithout, RunsWithThoseBefore)
     ),
+    Mutant(LeavesThemOut, suite=OneNative, caught_by="test_additions_that_it_does_not_know_are_refused"),
 ]
 
 

@@ -46,13 +46,16 @@ class NetworkSites:
     def __init__(self) -> None:
         self.all: tuple[Site, ...] = ()
         """Those whose products may be added to: no experts."""
+        self.computed_by = ""
+        """The name of the runner, if it computes the products itself and takes additions in a form of its own; "" where
+        products are tensors of torch."""
 
 
-def tell_sites(services: Mapping[str, object], sites: Iterable[Site]) -> None:
-    """Say which sites a network has, where that is wanted."""
+def tell_sites(services: Mapping[str, object], sites: Iterable[Site], *, computed_by: str = "") -> None:
+    """Say which sites a network has, where that is wanted. See NetworkSites."""
     wanted = services.get(SITES)
     if isinstance(wanted, NetworkSites):
-        wanted.all = tuple(sites)
+        wanted.all, wanted.computed_by = tuple(sites), computed_by
 
 
 class LinearMethod(abc.ABC):

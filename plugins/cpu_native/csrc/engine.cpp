@@ -15,6 +15,7 @@
 #include <cstring>
 #include <vector>
 
+#include "adapters.h"
 #include "attention.h"
 #include "experts.h"
 #include "forward.h"
@@ -172,6 +173,7 @@ int pb_forward(void* handle, const PbBatch* batch) {
     m.qkv.need(rows * m.layers[0].qkv.n_pad);
     m.attended.need(Left::size(m.q_size(), int(rows)));
     m.act.need(Left::size(m.shape.inter, int(rows)));
+    if (batch->additions) m.small.need(size_t(batch->tokens) * batch->additions->most_ranks);
     if (m.shape.experts) {
       m.chosen.need(rows * m.shape.per_token);
       m.shares.need(rows * m.shape.per_token);

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "adapters.h"
 #include "attention.h"
 #include "fused.h"
 #include "model.h"
@@ -30,6 +31,7 @@ class Forward {
     embed();
     for (int l = 0; l < shape.layers; ++l) {
       const Layer& layer = model.layers[l];
+      current = l;
       tap(l);
       project_qkv(layer);
       if (turn_first) turn_heads(layer, l);
@@ -63,6 +65,7 @@ class Forward {
   const int id, tokens, hidden, threads;
   const Left attended, act;
   const bool turn_first;
+  int current = 0;    // layer
   int counter = 0;    // runs of work that were shared so far
   int tapped = 0;     // places that have come by
   int gathered = -1;  // the expert, of those that have tokens, whose rows this thread has gathered last
@@ -114,6 +117,22 @@ class Forward {
     if (next && rows <= MB) warm(*next, id * Division(*next, rows, threads).part);
   }
 
+  // The same for all tokens at a site of the current layer, and what adapters add to it.
+  template <class F>
+  void multiply_at(Site site, const Left& a, const Matrix& w, const Matrix* next, F&& done) {
+    const AddedBySite added(batch.additions, current * LAYER_SITES + site, a, tokens, model.small.data);
+    if (!added.pieces) return multiply(a, tokens, w, next, done);
+    std::atomic<int>& computed = *model.taken(counter++);
+    int from, to, spins = 0;
+    for (Shared work = share(added.pieces, 1); work.take(from, to); computed.fetch_add(1, std::memory_order_release))
+      added.shrink(from, space.gathered);
+    multiply(a, tokens, w, next, [&](int r, int rows, int nb, float* sums) {
+      while (computed.load(std::memory_order_acquire) < added.pieces) relax(spins);
+      added.expand(r, rows, nb, sums);
+      done(r, rows, nb, sums);
+    });
+  }
+
   // All threads have done their part of `stage`; what follows may read it.
   void meet(Stage stage) {
     model.team.barrier();
@@ -144,7 +163,7 @@ class Forward {
   const float* embedded(int64_t token) const;
   Left normed(const std::vector<float>& weight);
   void enter_head(const Layer& layer, int l, int token, int kvh);
-  void add_to_residual(const Left& a, const Matrix& w, const std::vector<float>& bias, const Matrix* next);
+  void add_to_residual(Site site, const Left& a, const Matrix& w, const std::vector<float>& bias, const Matrix* next);
   Routed route(const Layer& layer);
   void expert_up(const Layer& layer, const Routed& routed, int one, int from, int to);
   void expert_down(const Layer& layer, const Routed& routed, int one, int from, int to);
@@ -205,7 +224,7 @@ inline Left Forward::normed(const std::vector<float>& weight) {
 
 inline void Forward::project_qkv(const Layer& layer) {
   const int ld = layer.qkv.n_pad;
-  multiply(normed(layer.norm1), tokens, layer.qkv, nullptr, [&](int r, int rows, int nb, const float* sums) {
+  multiply_at(SITE_QKV, normed(layer.norm1), layer.qkv, nullptr, [&](int r, int rows, int nb, const float* sums) {
     const float* bias = bias_of_block(layer.qkv_bias, nb);
     for (int i = 0; i < rows; ++i) {
       float* out = model.qkv.data + size_t(r + i) * ld + nb * NB;
@@ -250,9 +269,9 @@ inline void Forward::attend(const Layer& layer, int l) {
   meet(ATTENTION);
 }
 
-inline void Forward::add_to_residual(const Left& a, const Matrix& w, const std::vector<float>& all_bias,
+inline void Forward::add_to_residual(Site site, const Left& a, const Matrix& w, const std::vector<float>& all_bias,
                                      const Matrix* next) {
-  multiply(a, tokens, w, next, [&](int r, int rows, int nb, const float* sums) {
+  multiply_at(site, a, w, next, [&](int r, int rows, int nb, const float* sums) {
     const int columns = std::min(NB, hidden - nb * NB);
     const float* bias = bias_of_block(all_bias, nb);
     for (int i = 0; i < rows; ++i) {
@@ -263,7 +282,7 @@ inline void Forward::add_to_residual(const Left& a, const Matrix& w, const std::
 }
 
 inline void Forward::project_out(const Layer& layer) {
-  add_to_residual(attended, layer.o, layer.o_bias, layer.experts.empty() ? &layer.gate_up : nullptr);
+  add_to_residual(SITE_O, attended, layer.o, layer.o_bias, layer.experts.empty() ? &layer.gate_up : nullptr);
   meet(OUT);
 }
 
@@ -277,16 +296,17 @@ inline void Forward::gate(const float* sums, const float* bias, int columns, bf1
 }
 
 inline void Forward::project_gate_up(const Layer& layer) {
-  multiply(normed(layer.norm2), tokens, layer.gate_up, &layer.down, [&](int r, int rows, int nb, const float* sums) {
-    const float* bias = bias_of_block(layer.gate_up_bias, nb);
-    const int columns = std::min(16, shape.inter - nb * 16);
-    for (int i = 0; i < rows; ++i) gate(sums + i * NB, bias, columns, act.row(r + i).at(nb * 16));
-  });
+  multiply_at(SITE_GATE_UP, normed(layer.norm2), layer.gate_up, &layer.down,
+              [&](int r, int rows, int nb, const float* sums) {
+                const float* bias = bias_of_block(layer.gate_up_bias, nb);
+                const int columns = std::min(16, shape.inter - nb * 16);
+                for (int i = 0; i < rows; ++i) gate(sums + i * NB, bias, columns, act.row(r + i).at(nb * 16));
+              });
   meet(GATE_UP);
 }
 
 inline void Forward::project_down(const Layer& layer, const Matrix& next) {
-  add_to_residual(act, layer.down, layer.down_bias, &next);
+  add_to_residual(SITE_DOWN, act, layer.down, layer.down_bias, &next);
   meet(DOWN);
 }
 

@@ -13,6 +13,9 @@ struct Lanes {
 
 inline Lanes lanes_of(float x) { return {_mm512_set1_ps(x)}; }
 inline Lanes lanes_at(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline Lanes lanes_of_bf16(const uint16_t* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
+}
 inline Lanes operator+(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Lanes operator-(Lanes a, Lanes b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline Lanes operator*(Lanes a, Lanes b) { return {_mm512_mul_ps(a.v, b.v)}; }

@@ -36,6 +36,25 @@ struct PbVectors {
   int32_t window;
 };
 
+// What an adapter adds at a site, x * a^T * b^T. `a` is bf16 [ranks / 16, steps of 32 columns, 16 pairs, 16 rows, 2], with
+// zeros where there are no ranks or columns, at a multiple of 64 bytes. `b` has of every 16 rows of the packed matrix
+// those ranks that they need, [ranks, 16 rows]: `halves` [rows / 16][3] says which is the first, how many there are, and
+// where they begin in `b`, in units of 16 numbers. Where `ranks` is 0 it adds nothing.
+struct PbLowRank {
+  const bf16 *a, *b;
+  const int32_t* halves;
+  int32_t ranks;
+};
+
+// What `count` adapters add, each an array of PbLowRank by site: layer * 4 + Site. `which` [tokens] says which adapter a
+// token has, below 0 for none; `order` has the tokens of the first one, of the second, and so on, ascending, and
+// `begin` [count + 1] where they begin in it. No adapter has more than `most_ranks` at a site.
+struct PbAdditions {
+  int32_t count, most_ranks;
+  const PbLowRank* const* adapters;
+  const int32_t *which, *order, *begin;
+};
+
 // Arrays as in ForwardBatch; `starts` has batch + 1 entries. cos and sin are float [tokens, head_dim / 2].
 //
 // Its overlay: `embeds` float [embed_count, hidden] stand in for the embeddings of the tokens `embed_rows`, which are
@@ -60,6 +79,7 @@ struct PbBatch {
   const PbSampling* sampling;  // of the sampled rows; null where all are greedy
   float* hidden;               // [hidden_count, hidden]: after the final norm, or null
   bf16* tapped;                // [tap_count, tokens, hidden]
+  const PbAdditions* additions;  // or null
 };
 
 }  // extern "C"
@@ -68,6 +88,10 @@ namespace {
 
 // Parts of a forward pass, each between two meetings of all threads.
 enum Stage { EMBED, QKV, ROPE, ATTENTION, OUT, NORM, GATE_UP, DOWN, HEAD, SAMPLE, STAGES };
+
+// Matrices of a model: those of a layer, and the one that makes logits.
+enum Site { SITE_QKV = 0, SITE_O = 1, SITE_GATE_UP = 2, SITE_DOWN = 3, SITE_HEAD = 4 };
+constexpr int LAYER_SITES = 4;
 
 struct Expert {
   Matrix gate_up, down;
@@ -116,7 +140,7 @@ struct Model {
   std::vector<ThreadSpace> space;
   Plan plan;                      // of the attention of this step
   std::vector<float*> logits_to;  // of each sampled row
-  Buffer<float> residual, qkv, parts, own_logits, shares;
+  Buffer<float> residual, qkv, parts, own_logits, shares, small;
   Buffer<bf16> normed, attended, act, expert_act;
   Buffer<int32_t> chosen;
   std::vector<std::atomic<int>> counters;  // see `taken`
@@ -125,7 +149,7 @@ struct Model {
 
   explicit Model(const PbShape& shape)
       : shape(shape), team(shape.threads), layers(shape.layers), space(shape.threads),
-        counters((size_t(shape.layers) * 10 + 10) * shape.threads) {}
+        counters((size_t(shape.layers) * 18 + 10) * shape.threads) {}
 
   // For one run of work after the other.
   Taken taken(int which) { return &counters[size_t(which) * shape.threads]; }

@@ -14,9 +14,6 @@ inline void keep(std::vector<float>& to, const float* from, int n, int n_pad) {
   std::copy(from, from + n, to.begin());
 }
 
-// Matrices of a model: those of a layer, and the one that makes logits.
-enum Site { SITE_QKV = 0, SITE_O = 1, SITE_GATE_UP = 2, SITE_DOWN = 3, SITE_HEAD = 4 };
-
 // Packs a matrix of [n, k], row i of which is row `at(i).row` of `parts[at(i).part]`, of `count`; a part below 0 stands
 // for zeros. All parts are numbers, or codes of one Format.
 struct At {

@@ -75,7 +75,7 @@ void wide_product(Shared& work, const Division& division, const Left& a, int m, 
   bf16* scratch = F == BF16 ? nullptr : space.tiles.need(size_t(some) * STEP);
   struct {
     int row = 0, rows = 0, nb = 0, given = 0;
-    const float* sums = nullptr;
+    float* sums = nullptr;
   } ready;
   const auto give = [&](int most) {
     const int n = std::min(most, ready.rows - ready.given);
@@ -119,7 +119,8 @@ void wide_product(Shared& work, const Division& division, const Left& a, int m, 
   give(MB);
 }
 
-// Every block of a[m, k] * w^T goes to `done(row, rows, block of 32 columns, sums)`, at most 32 rows at a time.
+// Every block of a[m, k] * w^T goes to `done(row, rows, block of 32 columns, sums)`, at most 32 rows at a time. It may
+// change the sums.
 template <class Done>
 void product(Shared work, const Division& division, const Left& a, int m, const Matrix& w, ProductSpace& space,
              Done&& done) {

@@ -56,4 +56,17 @@ inline void some_rows(int rows, const Rows& a, const Tiles& b, int steps, float*
   }
 }
 
+// c[rows][16] = up to 8 rows * one column of tiles, which follow each other.
+inline void rows_times_strip(int rows, const Rows& a, const bf16* tiles, int steps, float* c) {
+  for (int r = 0; r < rows; r += 4) {
+    const Rows some{a.data + r * a.row, a.row, a.step};
+    switch (rows - r) {
+      case 1: rows_times_column<1>(some, tiles, 512, steps, c + r * 16, 16, false); break;
+      case 2: rows_times_column<2>(some, tiles, 512, steps, c + r * 16, 16, false); break;
+      case 3: rows_times_column<3>(some, tiles, 512, steps, c + r * 16, 16, false); break;
+      default: rows_times_column<4>(some, tiles, 512, steps, c + r * 16, 16, false); break;
+    }
+  }
+}
+
 }  // namespace

@@ -57,4 +57,19 @@ inline void some_rows(int rows, const Rows& a, const Tiles& b, int steps, float*
   }
 }
 
+// c[rows][16] = up to 8 rows * one column of tiles, which follow each other.
+inline void rows_times_strip(int rows, const Rows& a, const bf16* tiles, int steps, float* c) {
+  const Tiles b{tiles, 0, 512};
+  switch (rows) {
+    case 1: return rows_times_tiles<1, 1>(a, b, steps, c, 16, false);
+    case 2: return rows_times_tiles<2, 1>(a, b, steps, c, 16, false);
+    case 3: return rows_times_tiles<3, 1>(a, b, steps, c, 16, false);
+    case 4: return rows_times_tiles<4, 1>(a, b, steps, c, 16, false);
+    case 5: return rows_times_tiles<5, 1>(a, b, steps, c, 16, false);
+    case 6: return rows_times_tiles<6, 1>(a, b, steps, c, 16, false);
+    case 7: return rows_times_tiles<7, 1>(a, b, steps, c, 16, false);
+    default: return rows_times_tiles<8, 1>(a, b, steps, c, 16, false);
+  }
+}
+
 }  // namespace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,15 @@ import pytest
 
 from pegboard.core.interfaces.batch import StageWork
 from pegboard.core.interfaces.errors import PluginError
-from pegboard.core.interfaces.messages import AbortRequest
-from pegboard.core.interfaces.stage import Stage
+from pegboard.core.interfaces.messages import AbortRequest, TokenizedRequest
+from pegboard.core.interfaces.req import Req
+from pegboard.core.interfaces.stage import Interest, Stage
 from pegboard.core.interfaces.step import SETTLE, BaseStep, CoreServices, Settle, StageStep, StepSource, TokenValues
 from pegboard.core.pipeline.components import StepHooks
+from pegboard.core.pipeline.planner import Planner
+from pegboard.core.pipeline.services import Services
 from tests.core.pipeline.harness import IGNORE, FakeModel, Harness, oracle
+from tests.core.pipeline.noticing import noticed
 from tests.core.pipeline.test_sources import CountingModel
 
 LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
@@ -192,3 +197,132 @@ def test_memory_is_reserved_beside_a_chunked_prompt_where_both_fit(loop: str) ->
     harness.scheduler.receive([AbortRequest(rid="brings")])
     harness.run()
     assert harness.tokens("long") == oracle([1] * 20, 4, ignore_eos=True)
+
+
+class Retracts(Stage):
+    """Retracts the request "a" once it has so many tokens, if the core lets it."""
+
+    name = "retracts"
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.answers: list[bool] = []
+        self.unplaced_len = -1
+        self.computed = -1
+
+    def sources(self, core: CoreServices) -> list[Any]:
+        self.core = core
+        return []
+
+    def arrive(self, req: Req, message: TokenizedRequest) -> Interest:
+        if req.rid == "a":
+            self.req = req
+        return Interest()
+
+    def due(self) -> bool:
+        return not any(self.answers) and self.req.seq_len >= self.at and not self.req.finished
+
+    def must_settle(self, running: Sequence[Req], in_flight: BaseStep) -> bool:
+        return self.due()
+
+    def begin_plan(self) -> None:
+        if self.due():
+            self.answers.append(self.core.retract(self.req))
+
+    def unplaced(self, req: Req) -> None:
+        if req is self.req and self.unplaced_len < 0:
+            self.unplaced_len, self.computed = req.output_len, req.kv.committed_len
+
+
+@LOOPS
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_a_stage_retracts_a_request(loop: str, chunk: int | None) -> None:
+    """In any state in which it has memory. It goes on with its output, and no token changes."""
+    for at in range(12, 19):
+        stage = Retracts(at)
+        harness = Harness(loop=loop, chunk=chunk, joining=[stage])
+        harness.submit("a", [1, 2, 3] * 4, 8, **IGNORE)
+        harness.submit("b", [4] * 9, 8, **IGNORE)
+        harness.run()
+        assert stage.answers[-1:] == [True], at
+        assert stage.req.output.num_retractions == 1
+        least = max(at - 12, 0 if chunk else 1)
+        # Where steps overlap, one more is launched when it becomes known that there are so many.
+        assert stage.unplaced_len in (least, least + (loop == "overlap"))
+        assert stage.computed < 12 or at > 12 or chunk is None, "a chunked prompt is not retracted before its end"
+        assert harness.tokens("a") == oracle([1, 2, 3] * 4, 8, ignore_eos=True)
+        assert harness.tokens("b") == oracle([4] * 9, 8, ignore_eos=True)
+        assert harness.scheduler.counters.retractions == 1
+
+
+def test_what_does_not_run_or_is_under_way_is_not_retracted() -> None:
+    stage = Retracts(10_000)
+    harness = Harness(loop="overlap", joining=[stage])
+    harness.submit("a", [1, 2, 3], 8, **IGNORE)
+    assert not stage.core.retract(stage.req), "it waits"
+    for _ in range(3):
+        harness.step()
+    assert harness.scheduler.loop.in_flight is not None
+    assert not stage.core.retract(stage.req), "a token of its own is on its way"
+    harness.run()
+    assert not stage.core.retract(stage.req), "it has ended"
+    assert harness.tokens("a") == oracle([1, 2, 3], 8, ignore_eos=True)
+
+
+@LOOPS
+def test_a_stage_ends_requests_with_a_status(loop: str) -> None:
+    stage = Retracts(10_000)
+    harness = Harness(loop=loop, joining=[stage])
+    harness.submit("a", [1, 2, 3], 8, **IGNORE)
+    for _ in range(3):
+        harness.step()
+    stage.core.end([stage.req], "its adapter was unloaded", "adapter_unloaded", 503)
+    harness.run()
+    reason = harness.finish("a")
+    assert (reason["type"], reason["status"], reason["code"]) == ("abort", 503, "adapter_unloaded")
+
+
+def retracts_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Services, "in_flight", None)
+
+
+def retracts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Services, "retract", lambda self, req: True)
+
+
+def retracts_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Planner, "holding", property(lambda self: self.waiting))
+
+
+def forgets_the_chunked_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    retract: Any = Services.retract
+    monkeypatch.setattr(
+        Services, "retract", lambda self, req: req.kv.committed_len >= req.input_len and retract(self, req)
+    )
+
+
+def ends_with_another_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    end: Any = Services.end
+    monkeypatch.setattr(
+        Services, "end", lambda self, reqs, message, code="", status=500: end(self, reqs, message, code)
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        retracts_what_is_under_way, retracts_nothing, retracts_what_waits, forgets_the_chunked_one,
+        ends_with_another_status,
+    ],
+)  # fmt: skip
+def test_broken_services_are_noticed(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    change(monkeypatch)
+
+    def play() -> None:
+        test_what_does_not_run_or_is_under_way_is_not_retracted()
+        for loop in ("normal", "overlap"):
+            test_a_stage_ends_requests_with_a_status(loop)
+            for chunk in (None, 4):
+                test_a_stage_retracts_a_request(loop, chunk)
+
+    assert noticed(change, play)

@@ -64,14 +64,15 @@ def test_the_names_of_the_model_are_taken() -> None:
             hooks(preload={name: "/a"}).pipeline_stages(context())
 
 
-def test_disaggregation_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_disaggregation_is_refused(tmp_path: Path, role: str) -> None:
     config = {
         "model": {"path": str(tiny_checkpoint(tmp_path, "llama", num_hidden_layers=1)), "dtype": "float32"},
         "runner": {"use": "layered"},
         "attention": {"use": "torch"},
         "memory": {"max_total_tokens": 64},
         "adapters": {"directories": [str(tmp_path)]},
-        "gates": [{"use": "disagg", "role": "decode"}],
+        "gates": [{"use": "disagg", "role": role}],
     }
     with pytest.raises(ConfigError, match=r"gates: adapters do not work with gates that bring KV"):
         Engine.from_config(config)

@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 from pegboard.conformance.asgi import Exchange
 from pegboard.conformance.fake_client import FakeEngineClient
 from pegboard.core.interfaces.errors import InvalidRequest
+from pegboard.core.interfaces.req import Req
+from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.plugins.adapters.controls import Controls
 from pegboard.plugins.adapters.frontend import KnownAdapters
+from pegboard.plugins.adapters.options import AdapterSection
 from pegboard.plugins.adapters.routes import Routes
-from pegboard.plugins.adapters.store import AdapterStore
+from pegboard.plugins.adapters.stage import Adapters
 from pegboard.toolkit.http.app import build_app
 from pegboard.toolkit.http.keys import Keys
 from pegboard.toolkit.http.route_table import levels
@@ -29,9 +35,11 @@ class Client(FakeEngineClient):
 
     def __init__(self, looks: int = 2) -> None:
         super().__init__()
-        self.far, self.store = Far(), AdapterStore({}, 1000, 1)
+        self.far, stage = Far(), Adapters(AdapterSection(slots=2, host_bytes=1000))
+        self.store = stage.store
         self.store.ask = self.far.ask
-        self._controls = Controls(self.store)
+        self._controls = Controls(stage)
+        self.stage = stage
         self._looks, self._asked = looks, 0
 
     async def control(self, action: str, args: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -108,6 +116,8 @@ def test_refusals() -> None:
         ("/unload_lora_adapter", {"lora_name": "b"}, 404, "model"),
         ("/unload_lora_adapter", {}, 400, "lora_name"),
         ("/unload_lora_adapter", {"lora_name": "a", "timeout": -1}, 400, "timeout"),
+        ("/unload_lora_adapter", {"lora_name": "a", "force": "perhaps"}, 400, "force"),
+        ("/unload_lora_adapter", {"lora_name": "b", "force": True}, 404, "model"),
     ):
         found, answer = rig.post(path, body)
         assert (found, answer["error"]["param"]) == (status, param), (path, body, answer)
@@ -127,6 +137,33 @@ def test_one_that_is_in_use_leaves_later() -> None:
         rig.client.store.use("a")
     rig.client.store.unuse(used)
     assert rig.client.store.state(1).state == "gone"
+
+
+def test_force_ends_the_requests_that_have_it() -> None:
+    """Also those of one that is leaving already, and of no other adapter."""
+    rig = Rig()
+    for name in "ab":
+        rig.post("/load_lora_adapter", {"lora_name": name, "lora_path": f"/{name}"})
+    ended: list[tuple[list[str], str, int]] = []
+
+    class Core:
+        def end(self, reqs: list[Req], message: str, code: str, status: int) -> None:
+            ended.append((sorted(req.rid for req in reqs), code, status))
+            for req in reqs:
+                rig.client.stage.gone(req)
+
+    stage: Any = rig.client.stage
+    stage.core = Core()
+    for rid, name in (("1", "a"), ("2", "b"), ("3", "a")):
+        req = Req(rid, np.array([1]), SamplingParams())
+        features = {"adapters": msgspec.msgpack.encode(name)}
+        stage.arrive(req, SimpleNamespace(features=features))
+    assert rig.post("/unload_lora_adapter", {"lora_name": "a", "timeout": 0})[0] == 409
+    status, answer = rig.post("/unload_lora_adapter", {"lora_name": "a", "force": True})
+    assert (status, answer["loaded_adapters"]) == (200, {"b": "/b"})
+    assert ended == [(["1", "3"], "adapter_unloaded", 503)]
+    assert rig.post("/unload_lora_adapter", {"lora_name": "a", "force": True})[0] == 404
+    assert rig.client.store.names["b"].users == 1
 
 
 def test_routes_are_for_admins() -> None:

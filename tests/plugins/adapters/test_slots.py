@@ -174,3 +174,79 @@ def test_nobody_waits_for_ever(seed: int) -> None:
     assert not waiting
     assert worst <= 8 * (FAIR + 1.02)
     assert all(not adapter.holders for adapter in rig.adapters.values()) == (not running)
+
+
+@pytest.mark.parametrize(
+    ("seed", "others", "count"),
+    [(1, 0, 1_000), (2, 1, 1_000), *(pytest.param(seed, seed % 2, 10_000, marks=pytest.mark.full) for seed in (3, 4))],
+)
+def test_nobody_waits_longer_than_twice_fair_after_and_a_step(seed: int, others: int, count: int) -> None:
+    """Eight adapters want two slots, in virtual time, and some requests run for minutes. A request gains a token in
+    each step of 20 ms in which it has its slot.
+    """
+    draw, rig, step = random.Random(seed), Rig(2 + others), 0.02
+    if others:  # a slot that is not to be had
+        rig.plan(pinned := rig.req("pinned"))
+        rig.adapters["pinned"].pinned = True
+        rig.ended(pinned)
+    waiting: list[tuple[float, Req]] = []
+    running: dict[Req, int] = {}
+    left: dict[Req, int] = {}
+    worst, taken, made = 0.0, 0, 0
+    while made < count or waiting or running:
+        rig.now += step
+        for _ in range(min(count - made, draw.choice((0, 0, 1, 4)) if len(waiting) < 60 else 0)):
+            req = rig.req(draw.choice("abcdefgh"))
+            left[req] = draw.choice((1, 5, 20, 100, count if made < 200 else 300))
+            waiting.append((rig.now, req))
+            made += 1
+        if len(running) > 100:
+            for req in list(running)[:50]:  # they are through
+                left[req] = 0
+        for req in list(running):
+            req.tokens.append(1)
+            left[req] -= 1
+            if left[req] <= 0:
+                rig.ended(req)
+                del running[req]
+        rig.slots.begin_plan()
+        for req in rig.slots.overdue():
+            rig.slots.release(req)
+            req.kv.row = NO_ROW
+            del running[req]
+            waiting.insert(0, (rig.now, req))
+            taken += 1
+        for since, req in list(waiting):
+            if rig.offer(req):
+                waiting.remove((since, req))
+                worst = max(worst, rig.now - since)
+                running[req] = 1
+    assert worst <= 2 * FAIR + step + 1e-6
+    assert taken > count / 100
+    assert not any(adapter.holders for adapter in rig.adapters.values())
+
+
+def test_one_that_has_gained_nothing_is_spared() -> None:
+    """However late it is: otherwise no one would get on."""
+    rig = Rig(1)
+    a, b = rig.req("a"), rig.req("b")
+    rig.plan(a, b)
+    rig.now += 3 * FAIR
+    assert rig.plan(b) == [False]
+    assert rig.slots.overdue() == []
+    a.tokens.append(5)
+    assert rig.slots.overdue() == [a]
+    rig.now -= 2 * FAIR
+    assert rig.slots.overdue() == []
+
+
+def test_those_who_cannot_all_be_last_go_one_after_the_other() -> None:
+    """Three want one slot, at the same time: the holder is overdue early, so that the last one waits no longer."""
+    rig = Rig(1)
+    held, *others = (rig.req(name) for name in "abcd")
+    rig.plan(held, *others)
+    held.tokens.append(5)
+    for waited, due in ((FAIR, False), (FAIR * 1.3, False), (FAIR * 1.34, True)):
+        rig.now = 100.0 + waited
+        rig.slots.begin_plan()
+        assert bool(rig.slots.overdue()) == due, waited

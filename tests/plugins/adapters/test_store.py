@@ -174,6 +174,7 @@ def test_unloading_one_that_is_being_loaded(store: AdapterStore, far: Far) -> No
 def test_memory_is_bounded(store: AdapterStore, far: Far) -> None:
     store.load("a", "/a")
     far.end(1, nbytes=60)
+    store.use("a")
     store.load("b", "/b")
     far.end(2, nbytes=50)
     found = store.state(2)
@@ -183,6 +184,87 @@ def test_memory_is_bounded(store: AdapterStore, far: Far) -> None:
     store.load("b", "/b")
     far.end(3, nbytes=40)
     assert store.state(3).state == "ready"
+    assert store.host_bytes == 100
+
+
+def test_one_that_no_request_uses_makes_room(store: AdapterStore, far: Far) -> None:
+    """The one longest unasked. Its name stays, and it is read again for the next request, with the same digest."""
+    ended: list[int] = []
+    store.ended = lambda adapter: ended.append(adapter.uid)
+    for uid, name in enumerate("abc", start=1):
+        store.load(name, f"/{name}")
+        far.end(uid, nbytes=30)
+        store.refresh()
+    store.unuse(store.use("a"))
+    store.load("d", "/d")
+    far.end(4, nbytes=50)
+    store.refresh()
+    assert [one.kept for one in store.names.values()] == [True, False, False, True]
+    assert (store.host_bytes, store.evictions) == (80, 2)
+    assert sorted(far.dropped) == sorted(ended) == [2, 3]
+    assert {one.state for one in store.names.values()} == {"ready"}
+    used = store.use("b")
+    store.refresh()
+    assert far.orders[-1] == Load(2, "/b", "digest 2")
+    assert not used.kept
+    assert store.names["a"].kept is False, "it had to make room in turn"
+    store.refresh()
+    assert len(far.orders) == 5, "it is read once"
+    far.end(2, nbytes=30)
+    store.refresh()
+    assert (used.kept, used.state, used.users, store.host_bytes) == (True, "ready", 1, 80)
+
+
+def test_one_that_is_read_again_waits_for_room(store: AdapterStore, far: Far) -> None:
+    for uid, name in enumerate("ab", start=1):
+        store.load(name, f"/{name}")
+        far.end(uid, nbytes=60)
+        store.refresh()
+    assert [one.kept for one in store.names.values()] == [False, True]
+    b, a = store.use("b"), store.use("a")
+    store.refresh()
+    assert len(far.orders) == 2
+    assert (a.kept, b.kept) == (False, True)
+    store.unuse(b)
+    store.refresh()
+    assert far.orders[-1] == Load(1, "/a", "digest 1")
+    assert (a.pending, b.kept, far.dropped) == (True, False, [1, 2])
+    store.unuse(a)
+    far.end(1, nbytes=60)
+    store.refresh()
+    assert a.kept, "whoever asks next has it"
+
+
+def test_files_that_are_gone_when_it_is_read_again(store: AdapterStore, far: Far) -> None:
+    """Requests end with the reason, and the name is free."""
+    for uid, name in enumerate("ab", start=1):
+        store.load(name, f"/{name}")
+        far.end(uid, nbytes=60)
+        store.refresh()
+    used = store.use("a")
+    store.refresh()
+    far.end(1, "it is missing")
+    store.refresh()
+    assert (used.state, used.error, used.kept) == ("failed", "it is missing", False)
+    assert "a" not in store.names
+    store.unuse(used)
+    assert loaded(store, far) == 3
+
+
+def test_what_is_pinned_or_leaving_stays(store: AdapterStore, far: Far) -> None:
+    store.load("a", "/a", pinned=True)
+    far.end(1, nbytes=50)
+    store.load("b", "/b")
+    far.end(2, nbytes=50)
+    store.refresh()
+    used = store.use("b")
+    store.unload("b")
+    store.load("c", "/c")
+    far.end(3, nbytes=10)
+    assert "beside adapters that are in use or pinned" in store.state(3).error
+    assert (store.names["a"].kept, used.kept) == (True, True)
+    assert [one.uid for one in store.named("b")] == [2]
+    assert store.unload("b", leaving=True) is used
 
 
 def test_pinned_ones_leave_a_slot(store: AdapterStore, far: Far) -> None:

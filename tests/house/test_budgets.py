@@ -17,13 +17,13 @@ ROOMS = {
     "core.config": 1_990,
     "core.engine": 2_150,
     "core.frontend": 930,
-    "core.interfaces": 6_260,
+    "core.interfaces": 6_280,
     "core.pipeline": 5_800,
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 72_170,
-    "toolkit": 19_290,
+    "plugins": 74_050,
+    "toolkit": 19_580,
     "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

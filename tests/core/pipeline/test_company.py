@@ -109,6 +109,7 @@ class Company:
             tokenizer=Tokenizer(),
             pooler=pooler,
             joining=[media],
+            lanes=random.Random(f"lanes {seed}").choice([1, 2]),
             **limits,
             **more,
         )

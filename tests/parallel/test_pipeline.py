@@ -11,8 +11,7 @@ import torch
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.core.config.compose import compose
-from pegboard.core.engine import following
-from pegboard.core.engine.choose import Loaded
+from pegboard.core.engine.choose import Loaded, with_memory
 from pegboard.core.engine.engine import Engine
 from pegboard.core.engine.following import FollowingModel
 from pegboard.core.interfaces.batch import ModelWorkerBatch
@@ -120,15 +119,14 @@ def test_each_rank_has_its_layers_alone(model: Path, monkeypatch: pytest.MonkeyP
     """Weights and KV; together they have all of them, once."""
     networks: list[object] = []
     pools: list[KVPool] = []
-    get_memory = following.with_memory
 
     def seen(*given: Any) -> Loaded:
-        loaded = get_memory(*given)
+        loaded = with_memory(*given)
         networks.append(loaded.runner.ctx.network)
         pools.append(loaded.memory.pool)
         return loaded
 
-    monkeypatch.setattr(following, "with_memory", seen)
+    monkeypatch.setattr("pegboard.core.engine.following.with_memory", seen)
     with Engine(in_threads(config(model), 1, pipeline=2, layers=[1, 2])) as engine:
         networks.insert(0, engine.built.runner.ctx.network)
         pools.insert(0, engine.built.pool)

@@ -211,7 +211,8 @@ def _join(
 ) -> BuiltScheduler:
     """Build the components around a loaded runner, and the scheduler of them."""
     config = chosen.resolved.engine
-    settings = _scheduler_settings(chosen, splits=parts.splits)
+    lanes = 1 if followers is None else followers.lanes
+    settings = _scheduler_settings(chosen, lanes, splits=parts.splits)
     allocator, cache = _cache(chosen, loaded, hooks)
     parts.check_loader(cache)
     rows = make_rows(config, chosen.model.device, loaded.memory.max_context_len, mirrored=followers is not None)
@@ -222,7 +223,8 @@ def _join(
     gate_ctx = AdmissionGateContext(cache=cache, prefill_speed=report.prefill_speed, stages=named)
     gates = build_gates(chosen, loaded, parts.points, gate_ctx)
     worker = _worker(chosen, loaded, rows, hooks, parts)
-    executor = executor_of(settings.loop, worker, stage_parts(chosen, worker, loaded.memory.pool), chosen.model.device)
+    stages = stage_parts(chosen, worker, loaded.memory.pool)
+    executor = executor_of(settings.loop, worker, stages, chosen.model.device, lanes)
     if followers is not None:
         executor = followers.lead(executor, loaded.memory.num_pages, (rows.host.shape[0], rows.width))
     components = Components(
@@ -317,9 +319,9 @@ def _step_hooks(hooks: Hooks) -> StepHooks:
     )
 
 
-def _scheduler_settings(chosen: Chosen, *, splits: bool) -> SchedulerSection:
+def _scheduler_settings(chosen: Chosen, lanes: int, *, splits: bool) -> SchedulerSection:
     settings = chosen.resolved.engine.scheduler
-    settings = settings.model_copy(update={"loop": loop_of(settings.loop, chosen.model.device)})
+    settings = settings.model_copy(update={"loop": loop_of(settings.loop, chosen.model.device, lanes)})
     gpu = chosen.model.device.type == "cuda"
     if settings.mixed_chunk is not None or splits or not (gpu or "prefers_mixed" in chosen.runner.provides):
         return settings

@@ -38,18 +38,20 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def loop_of(name: str, device: torch.device) -> str:
-    """Return the loop that a name in the config stands for: for auto, that of the device."""
+def loop_of(name: str, device: torch.device, lanes: int = 1) -> str:
+    """Return the loop that a name in the config stands for: for auto, that of the device and of an executor's lanes."""
     if name != "auto":
         return name
-    return "overlap" if device.type == "cuda" else "normal"
+    return "overlap" if device.type == "cuda" or lanes > 1 else "normal"
 
 
-def executor_of(loop: str, worker: Worker, stages: Mapping[str, RunStage], device: torch.device) -> Executor:
+def executor_of(
+    loop: str, worker: Worker, stages: Mapping[str, RunStage], device: torch.device, lanes: int = 1
+) -> Executor:
     """Return what runs batches, and the work of `stages`. A GPU computes beside the host by itself, so that launches
-    need no thread; on a CPU the overlap loop needs one.
+    need no thread; on a CPU the overlap loop needs one, unless followers bring one for each of several `lanes`.
     """
-    thread = loop == "overlap" and device.type != "cuda"
+    thread = loop == "overlap" and device.type != "cuda" and lanes == 1
     send_table = worker.batches.send_table
     return LocalExecutor(worker.launch, worker.rerun, worker.healthy, stages, send_table=send_table, thread=thread)
 

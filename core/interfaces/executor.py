@@ -27,6 +27,10 @@ class Executor(ABC):
     it, that of the scheduler's loop.
     """
 
+    lanes: int = 1
+    """How many batches it computes at once, where they are for different requests. With more than one, the loop
+    `overlap` has each decode step compute a token for so large a share of the requests."""
+
     @abstractmethod
     def submit(self, work: ModelWorkerBatch | StageWork) -> Pending[object]:
         """Start a batch (its result: BatchResult) or a stage's work (a result of its own). What these raise, `result`

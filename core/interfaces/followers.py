@@ -22,6 +22,10 @@ class Followers(ABC):
     sharing: int = 1
     """Processes that share the memory of the scheduler's device, this one included."""
 
+    lanes: int = 1
+    """`Executor.lanes` of what `lead` returns. If there are several, its `local` runs batches in the thread that calls
+    it, which may be any: one at a time, but that others run while one waits within the model's forward pass."""
+
     @abstractmethod
     def room(self) -> int:
         """Wait until each has its weights, and return for how many pages of KV each has memory: the least of them.

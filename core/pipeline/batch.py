@@ -72,7 +72,7 @@ class BatchBuilder:
         that it samples are not known yet. The running batch then counts the new tokens as scheduled.
         """
         number = next(self.numbers)
-        active = running.decoding()
+        active = running.decoding(stamp)
         whole = active.shape[0] == len(running)
         reqs = list(running.reqs) if whole else [running.reqs[place] for place in active.tolist()]
         if not reqs:
@@ -129,7 +129,7 @@ class BatchBuilder:
         requests are all the tokens that they have to compute. Without `items` it is a decode with tokens ahead.
         """
         number = next(self.numbers)
-        active = running.decoding() if mixed else np.empty(0, np.int64)
+        active = running.decoding(stamp) if mixed else np.empty(0, np.int64)
         decoding = [running.reqs[place] for place in active.tolist()]
         reqs = [item.req for item in items] + decoding
         ends = running.known_lens[active]

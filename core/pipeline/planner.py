@@ -59,6 +59,7 @@ class Planner:
         )
         self.waiting: list[Req] = []
         self.running = RunningBatch(settings.max_running_requests, builder.vocab_size, builder.points.columns)
+        self.running.lanes = components.executor.lanes if settings.loop == "overlap" else 1
         self.chunked: Req | None = None
         self.parked: dict[Req, float] = {}
         self.reserved: set[Req] = set()  # blocked ones for which memory is reserved

@@ -48,6 +48,7 @@ class RunningBatch:
     def __init__(self, capacity: int, vocab_size: int, columns: Sequence[tuple[Stage, Column]] = ()) -> None:
         self.reqs: list[Req] = []
         self.version = 0
+        self.lanes = 1  # see Executor
         self.uneven = False
         self._vocab_size = vocab_size
         self._ints = np.zeros((10, capacity), np.int64)
@@ -105,10 +106,13 @@ class RunningBatch:
         """Return whether some request has this flag."""
         return bool(self.flags_any & flag)
 
-    def decoding(self) -> NDArray[np.int64]:
-        """Return the places of the requests that may have one more token, and have one to compute for it."""
+    def decoding(self, stamp: int = NEVER) -> NDArray[np.int64]:
+        """Return the places of the requests that may have one more token, and have one to compute for it; with several
+        `lanes` a share of them, and none for which the step under way, `stamp`, samples a token.
+        """
         decoding = self.left > 0
-        return np.flatnonzero(decoding & (self.gaps == 1) if self.uneven else decoding)
+        found = np.flatnonzero(decoding & (self.gaps == 1) if self.uneven else decoding)
+        return found if self.lanes == 1 else found[self.stamps[found] != stamp][: -(-found.shape[0] // self.lanes)]
 
     def catching_up(self) -> NDArray[np.int64]:
         """Return the places of the requests that have several tokens to compute; first the one that waits longest."""

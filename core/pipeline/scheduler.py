@@ -116,11 +116,6 @@ class Scheduler:
         return self.planner.running
 
     @property
-    def chunked(self) -> Req | None:
-        """The request whose prompt is computed in chunks and is not through yet; it is in neither queue."""
-        return self.planner.chunked
-
-    @property
     def idle(self) -> bool:
         """No request is here, nothing is under way, and nothing is left to say."""
         return not (self.requests.alive or self.requests.outbox or self.loop.in_flight or self.reception.later)

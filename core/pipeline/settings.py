@@ -14,7 +14,7 @@ class SchedulerSettings(SectionFields):
 
     loop: Literal["auto", "normal", "overlap"] = "auto"
     """`overlap`: plan and launch the next step while the device computes the previous one. `normal`: one after the
-    other. `auto`: `overlap` on a GPU, `normal` on a CPU. The tokens are the same."""
+    other. `auto`: `overlap` on a GPU and with `parallel.pipeline`, otherwise `normal`. The tokens are the same."""
     max_running_requests: PositiveInt = 256
     """Maximum number of requests that run at once."""
     max_queued_requests: PositiveInt | None = None

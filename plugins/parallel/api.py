@@ -26,8 +26,10 @@ class CommunicatorContext:
 
 
 class Communicator(Component[OptionsT, CommunicatorContext]):
-    """What ranks compute together. All of them call the same methods in the same order, with tensors of the same shape
-    and type; one thread of each rank calls them. Where a rank ends, what the others wait for raises soon.
+    """What ranks compute together, and send each other. All of them call `all_reduce`, `gather` and `broadcast` in the
+    same order, with tensors of the same shape and type; `send` and `receive` are for two of them, and come between the
+    same calls of all on both sides. One thread of each rank calls them, but one may `receive` while another one does
+    `send`. Where a rank ends, what the others wait for raises soon.
     """
 
     @abc.abstractmethod
@@ -50,6 +52,18 @@ class Communicator(Component[OptionsT, CommunicatorContext]):
     def broadcast(self, x: Tensor) -> Tensor:
         """Return rank 0's x int64 [n]; what the others give has its shape. May change x on the others, and return
         it.
+        """
+
+    @abc.abstractmethod
+    def send(self, x: Tensor, to: int) -> None:
+        """Send x, of any shape and type, to another rank, which receives in the same order what is sent to it. May wait
+        until the other rank receives it. x may change once this returns.
+        """
+
+    @abc.abstractmethod
+    def receive(self, x: Tensor, source: int) -> Tensor:
+        """Wait for what another rank sends next to this one, a tensor of the shape and type of x. May fill x, if it is
+        contiguous, and return it.
         """
 
     @abc.abstractmethod

@@ -76,5 +76,13 @@ class Gloo(Communicator[NoOptions]):
         self._joined.broadcast([x], options).wait()
         return x
 
+    def send(self, x: Tensor, to: int) -> None:
+        self._joined.send([x.contiguous()], to, 0).wait()
+
+    def receive(self, x: Tensor, source: int) -> Tensor:
+        x = x.contiguous()
+        self._joined.recv([x], source, 0).wait()
+        return x
+
     def close(self) -> None:
         self._group = None

@@ -2,7 +2,7 @@
 
 Each rank has two slots there, used in turn, and a counter of its calls. A call writes the rank's own slot, counts, and
 reads the others' slots once their counters have come as far. Sums add slots in the order of ranks, so all ranks get the
-same bits.
+same bits. For what one rank sends to another there is a ring of slots, with a counter at each end.
 
 A counter is stored after the slot that it tells of, and read before it, without fences: x86 keeps both in that order
 for other cores (Intel SDM, volume 3, 9.2.2), other CPUs do not.
@@ -34,6 +34,8 @@ _FILE = "region"
 _X86 = ("x86_64",)
 _SLOT = 256 * 2**10
 """Bytes of a slot; larger tensors go in pieces. Two slots of two ranks fit into the L2 cache of a core."""
+_RING = 4
+"""Slots of a ring: what fits into them is sent without a wait for the other rank."""
 _KEPT = 512
 """Sizes of tensors whose views are kept."""
 _LINE = 64
@@ -41,6 +43,10 @@ _LINE = 64
 _COUNT, _PID, _LEFT, _SLEEPS = 0, 1, 2, 3
 """Words of a rank's line. How many calls it has begun, plus one for having come; the number of its process; whether it
 has left; whether it sleeps and wants to be woken."""
+_SENT, _TAKEN, _SENDS, _RECEIVES = 0, 1, 2, 3
+"""Words of the line that a rank has for each other rank: how many slots of their rings it has written, and read; and
+whether it sleeps until there is room, or until there is something to read.
+"""
 _WORDS = _LINE // 8
 _LOOKS = 100
 """Looks at a counter before a rank lets others have its core: about 5 µs. Where two ranks share a core, more looks only
@@ -76,6 +82,7 @@ class Shm(Communicator[NoOptions]):
         self._slots = torch.empty(0)
         self._floats: list[Tensor] = []
         self._known: dict[int, list[tuple[Tensor, ...]]] = {}
+        self._rings = torch.empty(0)
         self._lines: memoryview[int] | None = None
 
     @classmethod
@@ -90,7 +97,8 @@ class Shm(Communicator[NoOptions]):
     def connect(self, meeting: Path, timeout: float) -> None:
         size, index, self._timeout = self.ctx.size, self.ctx.index, timeout
         deadline, file = time.monotonic() + timeout, meeting / _FILE
-        total = size * _LINE + 2 * size * _SLOT
+        head, slots_end = size * (1 + size) * _LINE, 2 * size * _SLOT
+        total = head + slots_end + size * size * _RING * _SLOT
         if index == 0:
             region = os.memfd_create("pegboard-ranks")
             os.ftruncate(region, total)
@@ -100,10 +108,11 @@ class Shm(Communicator[NoOptions]):
             region = self._open(file, deadline)
         try:
             memory = mmap.mmap(region, total)
-            lines = self._lines = memoryview(memory)[: size * _LINE].cast("q")
-            slots = torch.frombuffer(memory, dtype=torch.uint8, offset=size * _LINE)
-            self._start = slots.data_ptr() - size * _LINE
-            self._slots = slots.view(2, size, _SLOT)
+            lines = self._lines = memoryview(memory)[:head].cast("q")
+            slots = torch.frombuffer(memory, dtype=torch.uint8, offset=head)
+            self._start = slots.data_ptr() - head
+            self._slots = slots[:slots_end].view(2, size, _SLOT)
+            self._rings = slots[slots_end:].view(size, size, _RING, _SLOT)
             self._floats = list(self._slots.view(torch.float32))
             lines[index * _WORDS + _PID] = os.getpid()
             self._calls = lines[self._own] = 1
@@ -173,10 +182,48 @@ class Shm(Communicator[NoOptions]):
                 _bytes(x)[start:stop] = slot
         return x
 
+    def send(self, x: Tensor, to: int) -> None:
+        x, own, theirs = x.contiguous(), self._place(self.ctx.index, to, _SENT), self._place(to, self.ctx.index, _TAKEN)
+        for start, stop in _pieces(x):
+            lines = self._connected
+            count = lines[own]
+            self._wait_for(theirs, count - _RING + 1, to, self._place(self.ctx.index, to, _SENDS))
+            self._rings[self.ctx.index, to, count % _RING, : stop - start] = _bytes(x)[start:stop]
+            self._count(lines, own, self._place(to, self.ctx.index, _RECEIVES))
+
+    def receive(self, x: Tensor, source: int) -> Tensor:
+        x, index = x.contiguous(), self.ctx.index
+        own, theirs = self._place(index, source, _TAKEN), self._place(source, index, _SENT)
+        for start, stop in _pieces(x):
+            lines = self._connected
+            count = lines[own]
+            self._wait_for(theirs, count + 1, source, self._place(index, source, _RECEIVES))
+            _bytes(x)[start:stop] = self._rings[source, index, count % _RING, : stop - start]
+            self._count(lines, own, self._place(source, index, _SENDS))
+        return x
+
+    def _place(self, rank: int, other: int, word: int) -> int:
+        """Return the place of a word of the line that a rank has for another one."""
+        return (self.ctx.size * (1 + rank) + other) * _WORDS + word
+
+    def _count(self, lines: memoryview[int], place: int, sleeps: int) -> None:
+        """Add 1 to a word, and wake the other rank if its word at `sleeps` says so."""
+        lines[place] += 1
+        if lines[sleeps]:
+            self._wake(place)
+
+    def _wait_for(self, place: int, count: int, rank: int, sleeps: int) -> None:
+        """Wait until a word of that rank's has come to `count`, as `_wait` does."""
+        lines, looks = self._connected, 0
+        while lines[place] < count and looks < _LOOKS:
+            looks += 1
+        if lines[place] < count:
+            self._wait_long(lines, place, count, rank, sleeps)
+
     def close(self) -> None:
         if self._lines is not None:
             self._lines[self.ctx.index * _WORDS + _LEFT] = 1
-        self._lines, self._slots, self._floats = None, torch.empty(0), []
+        self._lines, self._slots, self._rings, self._floats = None, torch.empty(0), torch.empty(0), []
         self._known.clear()  # with the last of its tensors the memory goes
 
     def _begin(self) -> int:
@@ -193,26 +240,32 @@ class Shm(Communicator[NoOptions]):
         lines[self._own] = self._calls
         for place in self._all:
             if lines[place + _SLEEPS]:
-                _libc.syscall(_FUTEX, self._address(self._own), _WAKE, 2**31 - 1, None, None, 0)
+                self._wake(self._own)
                 return
+
+    def _wake(self, place: int) -> None:
+        _libc.syscall(_FUTEX, self._address(place), _WAKE, 2**31 - 1, None, None, 0)
 
     def _wait(self, counters: list[int], calls: int) -> None:
         """Wait until these ranks have begun so many calls. Raises RuntimeError where one of them has left or ended, and
         TimeoutError.
         """
-        lines = self._lines
-        if lines is None:
-            raise RuntimeError(f"rank {self.ctx.index} of {self.ctx.size} is not connected to the others")
+        lines = self._connected
         for place in counters:
             looks = 0
             while lines[place] < calls and looks < _LOOKS:
                 looks += 1
             if lines[place] < calls:
-                self._wait_long(lines, place, calls)
+                self._wait_long(lines, place, calls, place // _WORDS, self._own + _SLEEPS)
 
-    def _wait_long(self, lines: memoryview[int], place: int, calls: int) -> None:
-        rank, began = place // _WORDS, time.monotonic()
-        checked, sleeps = began, self._own + _SLEEPS
+    @property
+    def _connected(self) -> memoryview[int]:
+        if self._lines is None:
+            raise RuntimeError(f"rank {self.ctx.index} of {self.ctx.size} is not connected to the others")
+        return self._lines
+
+    def _wait_long(self, lines: memoryview[int], place: int, calls: int, rank: int, sleeps: int) -> None:
+        began = checked = time.monotonic()
         lines[sleeps] = 1
         while (count := lines[place]) < calls:
             # A rank that counts between these two lines has seen that this one sleeps; or else the nap is short.

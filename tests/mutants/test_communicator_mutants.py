@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 
 import pytest
 import torch
@@ -49,6 +52,98 @@ class KeepsItsOwn(Gloo):
     def broadcast(self, x):
         super().broadcast(x.clone())
         return x
+
+
+class SendsFloats(Gloo):
+    def send(self, x, to):
+        super().send(x.float(), to)
+
+    def receive(self, x, source):
+        return super().receive(x.float(), source).to(x.dtype)
+
+
+class SendsMemoryAsItLies(Gloo):
+    def send(self, x, to):
+        super().send(torch.as_strided(x, x.shape, torch.empty(x.shape).stride(), x.storage_offset()), to)
+
+
+class SendsToAll(Gloo):
+    """Each rank has one queue for what comes from any other."""
+
+    def receive(self, x, source):
+        return super().receive(x, (self.ctx.index - 1) % self.ctx.size)
+
+
+class FillsAnotherTensor(Gloo):
+    def receive(self, x, source):
+        super().receive(x.clone(), source)
+        return x
+
+
+class SendsLater(Shm):
+    """Sends what a tensor has become meanwhile."""
+
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self._later = ThreadPoolExecutor(1)
+
+    def send(self, x, to):
+        def sends():
+            time.sleep(0.002)
+            super(SendsLater, self).send(x, to)
+
+        self._later.submit(sends)
+
+
+class OverwritesWhatIsNotRead(Shm):
+    """Does not look whether there is room in the ring."""
+
+    _sends = False
+
+    def send(self, x, to):
+        self._sends = True
+        super().send(x, to)
+        self._sends = False
+
+    def _wait_for(self, *what):
+        if not self._sends:
+            super()._wait_for(*what)
+
+
+class ReadsWhatIsNotSent(Shm):
+    _receives = 0
+
+    def receive(self, x, source):
+        self._receives = 1
+        found = super().receive(x, source)
+        self._receives = 0
+        return found
+
+    def _wait_for(self, place, count, *who):
+        super()._wait_for(place, count - self._receives, *who)
+
+
+class DoesOneThingAtATime(Shm):
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self._lock = Lock()
+
+    def send(self, x, to):
+        assert self._lock.acquire(timeout=0.2), "another thread receives"
+        super().send(x, to)
+        self._lock.release()
+
+    def receive(self, x, source):
+        with self._lock:
+            return super().receive(x, source)
+
+
+class WaitsForWhatNeverComes(Gloo):
+    def receive(self, x, source):
+        try:
+            return super().receive(x, source)
+        except Exception:
+            return x
 
 
 class ForgetsEverySecond(Gloo):
@@ -123,6 +218,15 @@ CAUGHT = {
     CutsWhatIsLarge: "test_large_tensors",
     AddsItsOwnFirst: "test_all_ranks_hold_the_same_bits",
     GoesOnAlone: "test_a_rank_that_leaves_is_noticed",
+    SendsFloats: "test_what_is_sent_arrives",
+    SendsMemoryAsItLies: "test_tensors_with_gaps_between_their_rows",
+    SendsToAll: "test_what_is_sent_arrives",
+    FillsAnotherTensor: "test_what_is_sent_arrives",
+    SendsLater: "test_what_is_sent_keeps_its_order",
+    OverwritesWhatIsNotRead: "test_large_tensors",
+    ReadsWhatIsNotSent: "test_what_is_sent_keeps_its_order",
+    DoesOneThingAtATime: "test_receiving_beside_sending",
+    WaitsForWhatNeverComes: "test_a_rank_that_leaves_is_noticed",
     CountsItselfTwice: "test_all_reduce_sums",
     RoundsForItself: "test_all_ranks_hold_the_same_bits",
     TakesMemoryAsItLies: "test_tensors_with_gaps_between_their_rows",

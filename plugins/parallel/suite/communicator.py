@@ -86,12 +86,99 @@ class CommunicatorContract(ContractSuite):
 
         assert self.ranks(size, tells) == [[2**40 + 1, 0, -1]] * size
 
-    def test_tensors_with_gaps_between_their_rows(self) -> None:
-        def strided(comm: Communicator, index: int) -> tuple[Tensor, Tensor | None]:
-            wide = torch.arange(24.0).reshape(4, 6) + 100 * index
-            return comm.all_reduce(wide[:, ::2]), comm.gather(wide[:, 1:3])
+    @pytest.mark.parametrize("size", SIZES)
+    def test_what_is_sent_arrives(self, size: int) -> None:
+        """At the rank it is for, whole, with its type, from each of the others."""
+        given = (
+            torch.tensor(2.5),
+            torch.tensor([[2**40 + 1, -3]]),
+            torch.ones(0, 4),
+            torch.tensor([[0.1], [7]]).bfloat16(),
+        )
 
-        (total, side), _ = self.ranks(2, strided)
+        def exchanges(comm: Communicator, index: int) -> list[Tensor]:
+            found = []
+            for source in range(size):
+                for to in range(size):
+                    for x in given if source != to else ():
+                        if index == source:
+                            comm.send(x + to, to)
+                        elif index == to:
+                            found.append(comm.receive(torch.empty_like(x), source))
+            return found
+
+        for index, found in enumerate(self.ranks(size, exchanges)):
+            expected = [x + index for x in given] * (size - 1)
+            assert len(found) == len(expected)
+            for x, right in zip(found, expected, strict=True):
+                assert x.dtype == right.dtype
+                assert torch.equal(x, right), f"rank {index} got {x.tolist()} for {right.tolist()}"
+
+    def test_what_is_sent_keeps_its_order(self) -> None:
+        """However many are on their way, in both directions, and whatever happens to them once they are sent."""
+
+        def passes(comm: Communicator, index: int) -> list[float]:
+            before, after, said = (index - 1) % 3, (index + 1) % 3, []
+            for step in range(40):
+                x = torch.full((step % 5 + 1, 3), float(step))
+                if index == 0:
+                    comm.send(x, after)
+                    x.fill_(-1)
+                found = comm.receive(torch.empty_like(x), before)
+                if index:
+                    comm.send(found, after)
+                said.append(found.sum().item())
+            return said
+
+        expected = [3.0 * step * (step % 5 + 1) for step in range(40)]
+        assert self.ranks(3, passes) == [expected] * 3
+
+    def test_receiving_beside_sending(self) -> None:
+        """In two threads of each rank: what comes need not wait for what goes."""
+        given = torch.randn(2, 2**20, generator=torch.Generator().manual_seed(3))
+
+        def both(comm: Communicator, index: int) -> Tensor:
+            with ThreadPoolExecutor(1) as beside:
+                coming = beside.submit(comm.receive, torch.zeros_like(given[0]), 1 - index)
+                time.sleep(0.01)
+                comm.send(given[index], 1 - index)
+                return coming.result()
+
+        for index, found in enumerate(self.ranks(2, both)):
+            assert torch.equal(found, given[1 - index])
+
+    def test_sending_between_sums(self) -> None:
+        """Two of three ranks send each other something between what all of them do, and none is in step."""
+
+        def mixes(comm: Communicator, index: int) -> list[float]:
+            said, late = [], torch.Generator().manual_seed(index)
+            for step in range(30):
+                if float(torch.rand((), generator=late)) < 0.2:
+                    time.sleep(0.003)
+                source, to = step % 3, (step + 1) % 3
+                if index == source:
+                    comm.send(torch.full((2,), float(step)), to)
+                elif index == to:
+                    said.append(float(comm.receive(torch.zeros(2), source)[1]))
+                said.append(float(comm.all_reduce(torch.full((3,), float(step + index)))[2]))
+            return said
+
+        for index, said in enumerate(self.ranks(3, mixes)):
+            expected = []
+            for step in range(30):
+                expected += [float(step)] * (index == (step + 1) % 3) + [3.0 * step + 3]
+            assert said == expected
+
+    def test_tensors_with_gaps_between_their_rows(self) -> None:
+        def strided(comm: Communicator, index: int) -> tuple[Tensor, Tensor | None, Tensor]:
+            wide = torch.arange(24.0).reshape(4, 6) + 100 * index
+            if index:
+                comm.send(wide[:, 1:4], 0)
+            came = wide if index else comm.receive(torch.zeros(4, 6)[:, ::2], 1)
+            return comm.all_reduce(wide[:, ::2]), comm.gather(wide[:, 1:3]), came
+
+        (total, side, came), _ = self.ranks(2, strided)
+        assert torch.equal(came, torch.arange(24.0).reshape(4, 6)[:, 1:4] + 100)
         one = torch.arange(24.0).reshape(4, 6)
         assert torch.equal(total, 2 * one[:, ::2] + 100)
         assert side is not None
@@ -116,11 +203,17 @@ class CommunicatorContract(ContractSuite):
         given = torch.randn(2, 512, 1000, generator=torch.Generator().manual_seed(1))
         ids = torch.arange(100_001)
 
-        def all_of_it(comm: Communicator, index: int) -> tuple[Tensor, Tensor | None, Tensor]:
+        def all_of_it(comm: Communicator, index: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
             total, side = comm.all_reduce(given[index].clone()), comm.gather(given[index])
-            return total, side, comm.broadcast(ids.clone() if index == 0 else torch.zeros_like(ids))
+            told = comm.broadcast(ids.clone() if index == 0 else torch.zeros_like(ids))
+            if index:
+                comm.send(given[1], 0)
+                return total, side, told, given[1]
+            time.sleep(0.02)  # the other one has sent as much as it can
+            return total, side, told, comm.receive(torch.zeros_like(given[1]), 1)
 
-        (total, side, told), (other, _, heard) = self.ranks(2, all_of_it)
+        (total, side, told, came), (other, _, heard, _) = self.ranks(2, all_of_it)
+        assert torch.equal(came, given[1])
         assert torch.allclose(total, given.sum(0))
         assert torch.equal(total, other)
         assert side is not None
@@ -152,8 +245,14 @@ class CommunicatorContract(ContractSuite):
         for other in others:
             assert other == [-1.0 if kind == 1 else value for kind, value in zip(kinds, expected, strict=True)]
 
-    def test_a_rank_that_leaves_is_noticed(self) -> None:
-        made = self.made(2)
+    @pytest.mark.parametrize("waits", ["all_reduce", "receive", "send"])
+    def test_a_rank_that_leaves_is_noticed(self, waits: str) -> None:
+        made, large = self.made(2), torch.ones(2**22)
+        calls: dict[str, Callable[[Communicator], object]] = {
+            "all_reduce": lambda comm: comm.all_reduce(torch.ones(1)),
+            "receive": lambda comm: comm.receive(torch.ones(1), 1),
+            "send": lambda comm: comm.send(large, 1),
+        }
         left = threading.Event()
 
         def one(index: int) -> float:
@@ -167,7 +266,7 @@ class CommunicatorContract(ContractSuite):
             assert left.wait(SECONDS)
             started = time.monotonic()
             with pytest.raises(Exception):  # noqa: B017 - of whatever kind
-                made[index].all_reduce(torch.ones(1))
+                calls[waits](made[index])
             made[index].close()
             return time.monotonic() - started
 

@@ -102,9 +102,9 @@ def test_the_loop_of_a_device(
 ) -> None:
     """A GPU computes beside the host, so that steps overlap without a thread."""
     chosen = torch.device(device)
-    monkeypatch.setattr(build, "loop_of", lambda name, where: loop_of(name, chosen))
+    monkeypatch.setattr(build, "loop_of", lambda name, where, lanes: loop_of(name, chosen, lanes))
     where = {"where": lambda payload: Done(threading.current_thread().name)}
-    monkeypatch.setattr(build, "executor_of", lambda name, worker, parts, _: executor_of(name, worker, where, chosen))
+    monkeypatch.setattr(build, "executor_of", lambda name, worker, parts, *_: executor_of(name, worker, where, chosen))
     one = built(model, scheduler={"loop": loop})
     try:
         assert str(one.scheduler.components.executor.ask("where", None)).startswith("forward") is beside

@@ -275,6 +275,7 @@ class Harness:
         joining: Sequence[Stage] = (),
         pooler: Pooler[Any] | None = None,
         split_prefill_layers: int = 0,
+        lanes: int = 1,
         **scheduler: Any,
     ) -> None:
         registry = Registry.discover(())
@@ -308,6 +309,7 @@ class Harness:
             send_table=self.model.send_table,
             thread=overlap,
         )
+        executor.lanes = lanes
         components = Components(
             self.memory,
             chosen,

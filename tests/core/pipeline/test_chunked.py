@@ -51,7 +51,7 @@ def test_others_are_admitted_in_the_place_of_one_that_is_skipped(loop: str) -> N
     for _ in range(20):
         harness.step()
         assert len(harness.scheduler.running) <= 1, "the request between two chunks has a row as well"
-    assert harness.scheduler.chunked is harness.scheduler.requests.alive["long"]
+    assert harness.scheduler.planner.chunked is harness.scheduler.requests.alive["long"]
     assert harness.tokens("short") == harness.tokens("second") == oracle([3] * 2, 4, ignore_eos=True)
     stage.wait = None
     harness.run()
@@ -79,7 +79,7 @@ def test_only_one_prompt_at_a_time_is_computed_in_chunks() -> None:
     for _ in range(3):
         harness.step()
     assert not harness.scheduler.running
-    assert harness.scheduler.chunked is harness.scheduler.requests.alive["long"]
+    assert harness.scheduler.planner.chunked is harness.scheduler.requests.alive["long"]
     stage.wait = None
     harness.run()
     assert harness.tokens("longer") == oracle([4] * 9, 2, ignore_eos=True)
@@ -117,7 +117,7 @@ def test_what_a_stage_waits_for_takes_no_pages_from_others(wait: Wait, monkeypat
     harness.submit("long", LONG, 2, **IGNORE)
     for _ in range(14):
         harness.step()
-    assert harness.scheduler.chunked is not None
+    assert harness.scheduler.planner.chunked is not None
     stage.wait = None
     harness.run()
 

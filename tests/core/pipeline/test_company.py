@@ -110,6 +110,7 @@ class Company:
             tokenizer=Tokenizer(),
             pooler=pooler,
             joining=[media, *self.stages(more)],
+            lanes=random.Random(f"lanes {seed}").choice([1, 2]),
             **limits,
             **more,
         )

@@ -25,7 +25,7 @@ def test_abort_frees_everything_within_one_step(when: str) -> None:
     req = harness.scheduler.requests.alive["victim"]
     if when == "retracted":
         harness.scheduler.planner.retract(req)
-    assert {"waiting": req.status is ReqStatus.WAITING, "chunked": harness.scheduler.chunked is req}.get(
+    assert {"waiting": req.status is ReqStatus.WAITING, "chunked": harness.scheduler.planner.chunked is req}.get(
         when, req.status.value == when
     )
     harness.scheduler.receive([AbortRequest(rid="victim")])

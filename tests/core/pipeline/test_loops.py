@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
-from tests.core.pipeline.harness import EOS, Harness, oracle
+from tests.core.pipeline.harness import EOS, Harness, oracle, prompts
 
 
 def test_a_step_is_launched_before_the_one_before_is_settled() -> None:
@@ -28,6 +29,46 @@ def test_a_step_is_launched_before_the_one_before_is_settled() -> None:
     assert len(decodes) == 5
     assert all(work.future_indices is not None and work.input_ids.tolist() == [-1] for work in decodes)
     assert harness.tokens("a") == oracle([1, 2, 3], 6, ignore_eos=True)
+
+
+def test_lanes_compute_for_different_requests_at_once() -> None:
+    """Half of the requests each, none of which waits for a token of the step under way."""
+    harness = Harness(loop="overlap", lanes=2)
+    prompts = {name: [number, 2, 3] for number, name in enumerate("abcde")}
+    for name, prompt in prompts.items():
+        harness.submit(name, prompt, 12, sampling={"ignore_eos": True})
+    harness.run()
+    decodes = [work for work in harness.model.batches if work.forward_mode is ForwardMode.DECODE]
+    assert all(work.future_indices is None for work in decodes)
+    steady = [set(work.rows.tolist()) for work in decodes[2:-2]]
+    assert {len(rows) for rows in steady} == {2, 3}
+    assert all(not one & other for one, other in itertools.pairwise(steady))
+    assert all(one == other for one, other in zip(steady, steady[2:], strict=False)), "a request keeps its lane"
+    for name, prompt in prompts.items():
+        assert harness.tokens(name) == oracle(prompt, 12, ignore_eos=True)
+
+
+@pytest.mark.parametrize("loop", ["normal", "overlap"])
+def test_lanes_without_others_to_take_turns_with(loop: str) -> None:
+    """A request alone is in every step; without steps that overlap all requests are."""
+    harness = Harness(loop=loop, lanes=2)
+    for name in "a" if loop == "overlap" else "abc":
+        harness.submit(name, [1, 2, 3], 6, sampling={"ignore_eos": True})
+    harness.run()
+    assert [work.forward_mode for work in harness.model.batches[1:]] == [ForwardMode.DECODE] * 5
+    assert harness.tokens("a") == oracle([1, 2, 3], 6, ignore_eos=True)
+
+
+def test_lanes_share_little_memory() -> None:
+    """Where requests have to be retracted, the step under way is settled first."""
+    harness = Harness(loop="overlap", lanes=2, tokens=160, mixed_chunk=True, chunk=8, estimate_max_new_tokens=1)
+    asked = prompts(16, seed=1)
+    for number, prompt in enumerate(asked):
+        harness.submit(f"r{number}", prompt, 30)
+    harness.run()
+    assert harness.scheduler.counters.retractions > 0
+    for number, prompt in enumerate(asked):
+        assert harness.tokens(f"r{number}") == oracle(prompt, 30)
 
 
 def test_the_normal_loop_leaves_nothing_to_the_worker() -> None:

@@ -25,8 +25,8 @@ def test_what_was_pooled_before_a_retraction_counts_once(most: int | None, chunk
     harness.submit("a", PROMPT, 0, embed=True)
     for _ in range(chunks):
         harness.step()
-    assert harness.scheduler.chunked is not None
-    harness.scheduler.planner.retract(harness.scheduler.chunked)
+    assert harness.scheduler.planner.chunked is not None
+    harness.scheduler.planner.retract(harness.scheduler.planner.chunked)
     harness.run()
     chunk = OutputChunk("a", "", [], None, 0, 0, 0)
     FEATURES.finish(chunk, harness.outputs["a"][-1])

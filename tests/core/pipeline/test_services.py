@@ -166,7 +166,7 @@ def test_memory_that_a_chunked_prompt_still_needs_is_not_reserved(loop: str) -> 
     harness.submit("long", [1] * 20, 4, **IGNORE)
     for _ in range(2):
         harness.step()
-    chunked, planner, core = harness.scheduler.chunked, harness.scheduler.planner, stage.made.core
+    chunked, planner, core = harness.scheduler.planner.chunked, harness.scheduler.planner, stage.made.core
     assert chunked is not None
     assert chunked.kv.scheduled_len < 20
     harness.submit("brings", [2] * 12, 4, **IGNORE)
@@ -192,7 +192,7 @@ def test_memory_is_reserved_beside_a_chunked_prompt_where_both_fit(loop: str) ->
     harness.submit("brings", [2] * 12, 4, **IGNORE)
     req = harness.scheduler.requests.alive["brings"]
     harness.scheduler.planner.drop(req)
-    assert harness.scheduler.chunked is not None
+    assert harness.scheduler.planner.chunked is not None
     assert stage.made.core.reserve(req)
     harness.scheduler.receive([AbortRequest(rid="brings")])
     harness.run()

@@ -80,7 +80,7 @@ def test_requests_go_on_as_if_nothing_had_been(settings: dict[str, Any], mode: s
     assert scheduler.info()["paused"] is True
     if mode == "retract":
         assert not scheduler.running
-        assert scheduler.chunked is None
+        assert scheduler.planner.chunked is None
         assert harness.memory.held_tokens == 0
         started = [req.rid for req in scheduler.waiting if req.status is ReqStatus.RETRACTED]
         assert started == list(PROMPTS)[: len(started)], "they come back in the order in which they ran"

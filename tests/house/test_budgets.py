@@ -12,18 +12,18 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 18_560,
+    "conformance": 18_630,
     "core.cli": 180,
     "core.config": 1_990,
-    "core.engine": 2_150,
+    "core.engine": 2_160,
     "core.frontend": 930,
-    "core.interfaces": 6_280,
+    "core.interfaces": 6_290,
     "core.pipeline": 5_800,
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 74_050,
-    "toolkit": 19_580,
+    "plugins": 74_560,
+    "toolkit": 19_780,
     "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

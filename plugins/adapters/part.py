@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.stage import DevicePart
 from pegboard.plugins.adapters.api import AdapterContext
@@ -18,7 +20,6 @@ from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.ahead import DeviceServices, LoadedModel
@@ -110,6 +111,8 @@ class AdapterPart(DevicePart):
                 threading.Thread(target=self._work, name="adapters", daemon=True).start()
 
     def _work(self) -> None:
+        # Of this thread alone: batches keep the cores that they have.
+        torch.set_num_threads(1)
         while True:
             order = self._orders.get()
             self._done.put(self._load(order))

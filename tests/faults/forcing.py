@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -33,7 +34,12 @@ class Forced:
     """
 
     def __init__(self, directory: Path) -> None:
-        sizes = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": DIM}
+        sizes: dict[str, Any] = {
+            "hidden_size": HIDDEN,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "head_dim": DIM,
+        }
         self.path = tiny_checkpoint(directory, "llama", num_hidden_layers=LAYER + 1, **sizes)
         file = self.path / "model.safetensors"
         self._tensors = tensors = load_file(file)
@@ -52,7 +58,11 @@ class Forced:
         a = torch.zeros(1, HIDDEN)
         a[0, 0] = self._tensors[f"model.layers.{LAYER}.input_layernorm.weight"][0].sign()
         halves = {f"base_model.model.{name}.lora_A.weight": a, f"base_model.model.{name}.lora_B.weight": best.b}
-        write_files(directory, {**CONFIG, "r": 1, "lora_alpha": 1, "target_modules": ["v_proj"]}, halves)
+        write_files(
+            directory,
+            {**CONFIG, "r": 1, "lora_alpha": 1, "target_modules": ["v_proj"], "layers_to_transform": [LAYER]},
+            halves,
+        )
         return directory, best.token
 
     def _drawn(self) -> _Drawn:

@@ -194,7 +194,10 @@ def with_drafts(name: str, setting: dict[str, Any], checkpoints: Any, prompts: l
             continue
         for place, (one, other) in enumerate(zip(drafted.logprobs, plain.logprobs, strict=True)):
             assert one[0] == pytest.approx(other[0], abs=TOLERANCE), place
-    return int(info["drafted_tokens"]), int(info["accepted_tokens"])
+    drafted, accepted = info["drafted_tokens"], info["accepted_tokens"]
+    assert isinstance(drafted, int)
+    assert isinstance(accepted, int)
+    return drafted, accepted
 
 
 @pytest.mark.parametrize("setting", FIRST, ids=str)

@@ -57,18 +57,18 @@ class Family:
 
 
 MODELS: dict[str, Family] = {
-    "Llama": Family("llama", "Llama", 25, _COMMON),
-    "GPT-NeoX": Family("gpt_neox", "GPTNeoX", 99, {**_COMMON, "num_key_value_heads": 32}),
-    "OLMo 2": Family("olmo2", "Olmo2", 99, _COMMON),
-    "Phi-3": Family("phi3", "Phi3", 99, {**_COMMON, "pad_token_id": 0}),
-    "Gemma 2": Family("gemma2", "Gemma2", 99, _COMMON),
-    "Gemma 3": Family("gemma3_text", "Gemma3", 99, _COMMON),
-    "GLM-4": Family("glm4", "Glm4", 99, {**_COMMON, "pad_token_id": 0}),
-    "Qwen3 MoE": Family("qwen3_moe", "Qwen3Moe", 99, {**_EXPERTS, "num_experts": 64}),
-    "Mixtral": Family("mixtral", "Mixtral", 99, {**_EXPERTS, "num_local_experts": 8}),
-    "GPT-OSS": Family("gpt_oss", "GptOss", 99, {**_EXPERTS, "num_local_experts": 32, "rope_parameters": _ROPE}),
-    "GLM-4-MoE": Family("glm4_moe", "Glm4Moe", 99, {**_EXPERTS, **_SHARED}),
-    "MiniMax-M2": Family("minimax_m2", "MiniMaxM2", 99, {**_EXPERTS, "num_local_experts": 64}),
+    "Llama": Family("llama", "Llama", 23, _COMMON),
+    "GPT-NeoX": Family("gpt_neox", "GPTNeoX", 30, {**_COMMON, "num_key_value_heads": 32}),
+    "OLMo 2": Family("olmo2", "Olmo2", 27, _COMMON),
+    "Phi-3": Family("phi3", "Phi3", 29, {**_COMMON, "pad_token_id": 0}),
+    "Gemma 2": Family("gemma2", "Gemma2", 26, _COMMON),
+    "Gemma 3": Family("gemma3_text", "Gemma3", 30, _COMMON),
+    "GLM-4": Family("glm4", "Glm4", 31, {**_COMMON, "pad_token_id": 0}),
+    "Qwen3 MoE": Family("qwen3_moe", "Qwen3Moe", 34, {**_EXPERTS, "num_experts": 64}),
+    "Mixtral": Family("mixtral", "Mixtral", 32, {**_EXPERTS, "num_local_experts": 8}),
+    "GPT-OSS": Family("gpt_oss", "GptOss", 36, {**_EXPERTS, "num_local_experts": 32, "rope_parameters": _ROPE}),
+    "GLM-4-MoE": Family("glm4_moe", "Glm4Moe", 53, {**_EXPERTS, **_SHARED}),
+    "MiniMax-M2": Family("minimax_m2", "MiniMaxM2", 40, {**_EXPERTS, "num_local_experts": 64}),
 }
 
 

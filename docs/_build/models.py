@@ -48,7 +48,7 @@ _THEIRS = """\
 The model family `transformers` serves causal language models of the transformers library, if their attention can be
 replaced. At each start it compares two requests with the model's own attention, and refuses the model if they differ.
 Some parts of a model are computed by Pegboard's operators: linear layers that read one input in one product, root mean
-square norms and gated MLPs on a GPU by kernels. They are known by what they compute, and a kind of part for which the
+square norms and gated MLPs on a GPU by kernels. On a CPU weights in bfloat16 are packed by oneDNN. They are known by what they compute, and a kind of part for which the
 comparison fails is left to transformers, with a line in the log
 ([0069](decisions/0069-known-by-what-they-compute.md)). On a GPU decode steps are [graphs](gpu.md#graphs), if a trial
 at the start finds nothing against it. Tests serve these, with random weights:

@@ -14,6 +14,7 @@ from itertools import permutations, product
 import torch
 from torch import Tensor, nn
 
+from pegboard.plugins.model_transformers.experts import ExpertsModule
 from pegboard.plugins.model_transformers.merged import is_linear
 from pegboard.toolkit.kernels.operations import SiluGate
 from pegboard.toolkit.model.layers import activation
@@ -37,7 +38,8 @@ class KnownNorm:
 
 def known_norm(module: nn.Module) -> KnownNorm | None:
     """Return what a module computes if it is a root mean square norm."""
-    if "forward" in vars(module) or list(module.children()) or list(module.buffers()):
+    inner = next(module.children(), None) is not None or next(module.buffers(), None) is not None
+    if inner or "forward" in vars(module):
         return None
     parameters = list(module.named_parameters())
     if len(parameters) != 1 or parameters[0][1].dim() != 1:
@@ -84,13 +86,13 @@ def known_mlp(module: nn.Module) -> KnownMLP | None:
     return None
 
 
-def known_gate(module: nn.Module, gate: Callable[[Tensor], object]) -> SiluGate | None:
+def known_gate(module: ExpertsModule) -> SiluGate | None:
     """Return what the gate of a module of experts computes of [rows, 2 * size] if it is SiLU's, with numbers that the
     module has.
     """
     draw = torch.Generator().manual_seed(0)
     both = torch.randn(6, 2 * _INSIDE, generator=draw) * torch.tensor([1.0, 1e3]).repeat(3)[:, None]
-    found = _result(gate, both)
+    found = _result(module._apply_gate, both)
     numbers = {value for value in vars(module).values() if isinstance(value, float)}
     limits = [None, *(value for value in numbers if value > 0)]
     for interleaved, plus, alpha, limit in product((False, True), (0.0, 1.0), {1.0, *numbers}, limits):
@@ -125,9 +127,10 @@ def _formula(module: nn.Module, first: Sequence[str], down: str) -> KnownMLP | N
 
 
 def _small(cols: int, rows: int, draw: torch.Generator) -> nn.Linear:
-    layer = nn.utils.skip_init(nn.Linear, cols, rows, device="cpu").requires_grad_(False)
-    for parameter in layer.parameters():
-        parameter.copy_(torch.randn(parameter.shape, generator=draw))
+    layer = nn.Linear(cols, rows, device="meta")  # which draws nothing from the global generator
+    layer.weight, layer.bias = (
+        nn.Parameter(torch.randn(shape, generator=draw), requires_grad=False) for shape in ((rows, cols), (rows,))
+    )
     return layer
 
 

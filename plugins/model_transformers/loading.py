@@ -45,20 +45,27 @@ def load_model(
 
     Raises ModelError naming file, tensor and shapes where the checkpoint does not fit its config.
     """
-    files = {file: read_header(file) for file in checkpoint_files(ctx.directory)}
-    stored = sum(math.prod(tensor.shape) for tensors in files.values() for tensor in tensors.values())
     weights = quantized_weights(ctx)
-    if weights is None and parameters > 2 * stored:
-        raise ModelError(
-            f"the checkpoint does not fit its config: {ctx.directory / 'config.json'} asks for {parameters} numbers, "
-            f"and the *.safetensors beside it hold {stored}"
-        )
+    files = _files_of(ctx, parameters if weights is None else 0)
     bridge.register()
     experts.register()
     kept = _kept(weights, linears, stacked)
+    model, info = _read(ctx, weights, kept)
+    _check_loaded(ctx, files, info)
+    loaded = model.eval().requires_grad_(False)
+    hold_rope_still(loaded)
+    if weights is not None:
+        _use_codes(loaded, ctx, weights, kept)
+    return loaded.to(ctx.device), CodedLinears(kept.linears, weights)
+
+
+def _read(
+    ctx: ModelContext, weights: QuantizedWeights | None, kept: _Kept
+) -> tuple[torch.nn.Module, dict[str, object]]:
+    """Return the model on the CPU, and what transformers tells of its reading."""
     try:
         with _quiet(), progress("reading weights"):
-            model, info = _reader_of(ctx)(
+            return _reader_of(ctx)(
                 str(ctx.directory) if weights is None else None,
                 state_dict=None if weights is None else _dequantized(ctx, weights, kept),
                 config=config_of(ctx.hf_config),
@@ -73,12 +80,18 @@ def load_model(
             )
     except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as err:
         raise ModelError(f"{ctx.directory}: {ctx.architecture} cannot be loaded: {err}") from err
-    _check_loaded(ctx, files, info)
-    loaded: torch.nn.Module = model.eval().requires_grad_(False)
-    hold_rope_still(loaded)
-    if weights is not None:
-        _use_codes(loaded, ctx, weights, kept)
-    return loaded.to(ctx.device), CodedLinears(kept.linears, weights)
+
+
+def _files_of(ctx: ModelContext, parameters: int) -> _Files:
+    """Return what each file of the checkpoint holds. Raises ModelError where that is less than half of `parameters`."""
+    files = {file: read_header(file) for file in checkpoint_files(ctx.directory)}
+    stored = sum(math.prod(tensor.shape) for tensors in files.values() for tensor in tensors.values())
+    if parameters > 2 * stored:
+        raise ModelError(
+            f"the checkpoint does not fit its config: {ctx.directory / 'config.json'} asks for {parameters} numbers, "
+            f"and the *.safetensors beside it hold {stored}"
+        )
+    return files
 
 
 class _Kept(NamedTuple):

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -78,13 +79,13 @@ class LinearGroup:
         """Keep the weights as `toolkit.model.packed` does it, and in no other form: those of the layers are empty."""
         self.product.pack()
         for linear in self.linears:
-            linear.weight.set_(linear.weight.new_empty(0))
+            linear.weight.set_(linear.weight.new_empty(0).untyped_storage(), 0, (0,), (1,))
 
     def unpack(self, *, read: bool = True) -> None:
         """Undo `pack`; without `read` the weights have no meaning until they are written."""
         self.product.unpack(read=read)
-        for linear, rows in zip(self.linears, self.product.weight.split(self.sizes), strict=True):
-            linear.weight.set_(rows.detach())
+        for linear, rows in zip(self.linears, torch.split(self.product.weight, self.sizes), strict=True):
+            linear.weight.set_(rows.untyped_storage(), int(rows.storage_offset()), rows.shape, rows.stride())
 
     def whole(self, x: Tensor) -> Tensor:
         """Return the outputs of all layers side by side, [..., sum of sizes], for x [..., in]."""
@@ -98,7 +99,7 @@ class LinearGroup:
         has had its output for it: what was computed is not handed out twice, since x may have changed in place.
         """
         if x is not self._input or place not in self._left:
-            self._left = dict(enumerate(self.whole(x).split(self.sizes, -1)))
+            self._left = dict(enumerate(torch.split(self.whole(x), self.sizes, -1)))
             self._input = x
         found = self._left.pop(place)
         if not self._left:
@@ -122,7 +123,7 @@ class _Column:
         if group.used and bridge.is_handled():
             return group.column(self._place, input)
         if not group.plain:
-            return group.whole(input).split(group.sizes, -1)[self._place]
+            return torch.split(group.whole(input), group.sizes, -1)[self._place]
         return F.linear(input, self._linear.weight, self._linear.bias)
 
 
@@ -189,10 +190,10 @@ def _product(linears: Sequence[nn.Linear], method: LinearMethod | None) -> Fused
     if method is not None:
         made.use(method)
     else:
-        for linear, rows in zip(linears, made.weight.split(sizes), strict=True):
+        for linear, rows in zip(linears, torch.split(made.weight, sizes), strict=True):
             linear.weight = _moved(linear.weight, rows)
     if made.bias is not None:
-        for linear, rows in zip(linears, made.bias.split(sizes), strict=True):
+        for linear, rows in zip(linears, torch.split(made.bias, sizes), strict=True):
             linear.bias = _moved(linear.bias, rows)
     return made
 

@@ -14,7 +14,7 @@ from pegboard.core.interfaces.model_family import Network
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.caches import PackedPositions
 from pegboard.plugins.model_transformers.capture import capture_objection
-from pegboard.plugins.model_transformers.experts import EXPERTS, is_experts, keeps_codes, take_scaled_experts
+from pegboard.plugins.model_transformers.experts import EXPERTS, keeps_codes, take_scaled_experts
 from pegboard.plugins.model_transformers.head import Body, Head
 from pegboard.plugins.model_transformers.latent import keep_latents
 from pegboard.plugins.model_transformers.replaced import Replaced
@@ -67,7 +67,8 @@ class TransformersNetwork(Network):
         find_sites(model, self._head.body, services, (kept.name for kept in trace.states), self.replaced.groups)
         self._body = Body(self._head.body)
         self._states = States(layers_of(model, trace), self._body, trace.hidden_size)
-        self._tried, self._objection = False, None
+        self._tried = False
+        self._objection: str | None = None
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         if batch.overlay is not None:
@@ -128,11 +129,11 @@ class TransformersNetwork(Network):
 
     def _use_experts(self, implementation: str) -> None:
         """Set what computes experts, where their weights are there to be read."""
-        modules = [module for module in self.model.modules() if is_experts(module)]
-        if any(keeps_codes(module) for module in modules):
+        if any(keeps_codes(module) for module in self.model.modules()):
             return
-        for module in modules:
-            module.config._experts_implementation = implementation
+        for module in self.model.modules():
+            if hasattr(module, "has_post_expert_norm"):
+                module.config._experts_implementation = implementation
 
 
 def _place(module: torch.nn.Module, args: tuple[object, ...], named: dict[str, object]) -> _Arguments | None:

@@ -41,11 +41,11 @@ class Replaced:
         self.packs = packs
         self._norms: list[_Norm] = []
         self._mlps: list[_GatedMLP] = []
-        merged = {frozenset(group.linears): group for group in self.groups}
+        merged: dict[frozenset[nn.Module], LinearGroup] = {frozenset(group.linears): group for group in self.groups}
         self._gates: list[_Gate] = []
         for module in model.modules():
             if is_experts(module) and module.has_gate:
-                if (gate := known_gate(module, module._apply_gate)) is not None:
+                if (gate := known_gate(module)) is not None:
                     self._gates.append(_Gate(module, gate))
             elif (norm := known_norm(module)) is not None:
                 self._norms.append(_Norm(module, norm))
@@ -73,12 +73,14 @@ class Replaced:
             part.used = False
         return kind
 
+    @torch.inference_mode()
     def pack(self) -> None:
         """Pack all weights that are to be; those that are packed stay so."""
         for group in self.groups if self.packs else ():
             if group.plain:
                 group.pack()
 
+    @torch.inference_mode()
     def unpack(self) -> None:
         """Undo `pack`, for good."""
         self.packs = False
@@ -132,7 +134,7 @@ class _GatedMLP:
         self.used = True
         self._own = module.forward
         self._first, self._down = module.get_submodule(known.gate), module.get_submodule(known.down)
-        self._act = activation(known.act)
+        self.act = activation(known.act)
         self._silu = known.act == "silu"
         self._group: LinearGroup | None = None
         self._swapped = False
@@ -156,7 +158,7 @@ class _GatedMLP:
             width = gate.shape[-1]
             hidden = operations.silu_mul(gate.view(-1, width), up.view(-1, width)).view(*x.shape[:-1], width)
         else:
-            hidden = self._act(gate) * up
+            hidden = self.act(gate) * up
         return _tensor(self._down(hidden))
 
     def _both(self, x: Tensor) -> Tensor:

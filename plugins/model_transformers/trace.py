@@ -123,7 +123,7 @@ def _trace(config_json: str, max_context_len: int, dtype: torch.dtype) -> Trace:
             states=states,
             counting=tuple(name for name in modules if model.get_submodule(name) in recorder.cache.counting),
             one_input=with_one_input(model, _called(model, recorder)),
-            experts={name: module for name, module in model.named_modules() if is_experts(module)},
+            experts={name: model.get_submodule(name) for name, one in model.named_modules() if is_experts(one)},
         )
         _check_head(model, found, hidden[0], recorder)
     return found

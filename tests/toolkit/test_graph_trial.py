@@ -30,7 +30,7 @@ def test_operators_and_launches_are_noted() -> None:
     x = X.clone()
 
     def run() -> None:
-        launch(Kernel(), (2, 1), x + 1.0, BLOCK=4)  # type: ignore[arg-type]
+        launch(Kernel(), (2, 1), x + 1.0, BLOCK=4)
 
     first, second = operations_of(run)
     assert first[0] == "aten.add.Tensor"

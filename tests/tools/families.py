@@ -98,7 +98,9 @@ def tried(name: str) -> Row:
             with Engine.from_config(data) as engine:
                 wrong = difference(engine, directory, architecture)
                 (family,) = engine.info.providers["model_family"]
-                graphs = engine.built.runner.ctx.network.capture_objection() or "yes"
+                network = engine.built.runner.ctx.network
+                assert network is not None
+                graphs = network.capture_objection() or "yes"
         except (ConfigError, ModelError) as error:
             ctx = _context(directory, FAMILIES[name])
             return Row(architecture, reason=reason_of(ctx, error), keeps=_kept(ctx))

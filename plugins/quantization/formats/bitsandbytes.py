@@ -137,7 +137,7 @@ class _Scales:
     def __call__(self, tensors: Mapping[str, Tensor]) -> Blocks:
         state, scales = self.state, tensors["scales"]
         if state.nested:
-            # What is 0 or below is no scale: NaN, so that it is found.
+            # Scales are above 0. Others become NaN, so that they are found.
             each = torch.where(scales > 0, scales, torch.nan).repeat_interleave(state.nested)[: state.blocks]
             scales = tensors["nested_table"][tensors["absmax"].int()] * each + state.offset
         rows, cols = state.shape

@@ -22,7 +22,7 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 74_560,
+    "plugins": 74_580,
     "toolkit": 19_780,
     "tools": 12_220,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
@@ -82,7 +82,7 @@ def take_scaled_experts(model: torch.nn.Module, when: Callable[[], bool]) -> Non
     """
     for module in model.modules():
         if type(module).__name__ == "Llama4TextMoe":
-            module.__dict__["forward"] = _ScaledExperts(module, module.forward, when)
+            module.__dict__["forward"] = _ScaledExperts(cast(_ScaledMoe, module), module.forward, when)
 
 
 class _ScaledExperts:

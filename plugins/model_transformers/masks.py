@@ -95,4 +95,4 @@ def _seen(mask: bridge.MaskFunction, queries: torch.Tensor, keys: torch.Tensor) 
     zero = torch.zeros((), dtype=torch.long)
     with _WithoutPadding():
         seen = mask(zero, zero, queries, keys)
-    return seen.expand(torch.broadcast_shapes(queries.shape, keys.shape)).clone()
+    return seen.expand_as(queries + keys).clone()

@@ -87,6 +87,7 @@ class Cell(NamedTuple):
                 "max_total_tokens": self.tokens,
                 "kv_dtype": self.kv,
                 "window_pages": self.model == WINDOWS,
+                "typical_length": 32,  # so that pages of windows are not what is short
             },
             "scheduler": {
                 "loop": self.loop,

@@ -288,7 +288,7 @@ class Refusing(Broken):
     """Declares none, and says so when one is asked for."""
 
     def forward(self, q: Tensor, k: Any, v: Any, layer: LayerSpec, batch: Any, *, sinks: Any = None) -> Tensor:
-        used = {"chunked_attention": layer.chunked or None, "sliding_window": layer.window}
+        used: dict[str, object] = {"chunked_attention": layer.chunked or None, "sliding_window": layer.window}
         used |= {"logit_cap": layer.logit_cap, "sinks": sinks}
         used |= {"tree_mask": batch.tail_lens, "kv_fp8": self.ctx.kv_dtype}
         for name, value in used.items():

@@ -4,7 +4,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,8 +91,8 @@ class OtherPrefills(LayeredRunner):
 
     graphs: type[PrefillGraphs]
 
-    def _record_prefills(self, capture: GraphCapture, pool: KVPool, row_table: torch.Tensor) -> None:
-        super()._record_prefills(capture, pool, row_table)
+    def _record_prefills(self, capture: GraphCapture, pool: KVPool, row_tables: Sequence[torch.Tensor]) -> None:
+        super()._record_prefills(capture, pool, row_tables)
         if self._prefills is not None:
             self._prefills.__class__ = self.graphs
 

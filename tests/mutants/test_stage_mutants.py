@@ -250,9 +250,9 @@ class BoundsToNothing(Bounds):
         return most - 2
 
 
-class BoundsOne(Bounds):
+class BoundsOneMore(Bounds):
     def bound_ahead(self, reqs: Sequence[Req], most: Int64s) -> Int64s:
-        return most[:1]
+        return np.append(most, 2)
 
 
 class BoundsAndKeeps(Bounds):
@@ -368,7 +368,7 @@ MUTANTS: list[tuple[type[Stage], str, str]] = [
     (ResumesAndKeeps, "test_resumable_answers_within_what_it_is_asked", r"resumable\(\) keeps something"),
     (BoundsToMore, BOUND, "from 1 to what it is asked"),
     (BoundsToNothing, BOUND, "from 1 to what it is asked"),
-    (BoundsOne, BOUND, "from 1 to what it is asked"),
+    (BoundsOneMore, BOUND, "from 1 to what it is asked"),
     (BoundsAndKeeps, BOUND, r"bound_ahead\(\) keeps something"),
     (ChangesRequests, "test_packing_changes_no_request_and_gives_the_same_again", "has changed a request"),
     (CountsPacks, "test_packing_changes_no_request_and_gives_the_same_again", "brings other arrays"),

@@ -24,7 +24,10 @@ class TestGames(GroupGames):
         return StateHarness(**more)
 
     def draw(self, rng: random.Random) -> Any:
-        drafts = {"speculator": rng.choice([None, Seer(0.9), Seer(0.3)]), "ahead": rng.choice([0, 2, 7])}
+        drafts: dict[str, Any] = {
+            "speculator": rng.choice([None, Seer(0.9), Seer(0.3)]),
+            "ahead": rng.choice([0, 2, 7]),
+        }
         return StateHarness(**arrangement(rng), count=rng.choice([5, 8, 12, 40]), **drafts)
 
 

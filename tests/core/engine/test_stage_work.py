@@ -30,7 +30,7 @@ class Packs(DevicePart):
 def test_only_parts_that_run_something_take_work() -> None:
     table = torch.zeros(1, 1, dtype=torch.int32)
     sent: list[object] = []
-    batches = SimpleNamespace(table=table, send_table=sent.append)
+    batches = SimpleNamespace(tables=(table,), send_table=sent.append)
     parts = DeviceParts((Adds(), Packs()))
     worker: Any = SimpleNamespace(parts=parts, batches=batches, launch=None, rerun=None, healthy=None)
     chosen: Any = SimpleNamespace(processors=(), spec=SimpleNamespace(vocab_size=5))

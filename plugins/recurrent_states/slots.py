@@ -198,7 +198,8 @@ class StateSlots:
         if use is None:
             return
         done = req.kv.committed_len
-        last = next((mark for span in use.spans for mark in span.marks if mark.stop == done), None)
+        # The newest first: what an older one has behind as many tokens was of a token that did not stand.
+        last = next((mark for span in reversed(use.spans) for mark in span.marks if mark.stop == done), None)
         kept = last is not None and last.slot in use.own and self._worth(req, use, done)
         if last is not None and kept and self.snapshots.add(req, Snapshot(last.slot, done)):
             use.own.remove(last.slot)

@@ -22,6 +22,7 @@ from pegboard.conformance.model_family.graphs import GraphTests
 from pegboard.conformance.model_family.overlay import OverlayTests
 from pegboard.conformance.model_family.ranks import RankTests
 from pegboard.conformance.model_family.scales import ScaleTests
+from pegboard.conformance.model_family.sections import SectionTests
 from pegboard.conformance.model_family.states import StateTests
 from pegboard.conformance.model_family.taps import TapTests
 from pegboard.conformance.model_family.updates import UpdateTests
@@ -51,7 +52,7 @@ _SPOILED: tuple[Mapping[str, Any], ...] = (
 
 
 class ModelFamilyContract(
-    AdditionTests, OverlayTests, TapTests, GraphTests, ScaleTests, RankTests, UpdateTests, StateTests
+    AdditionTests, OverlayTests, TapTests, GraphTests, ScaleTests, RankTests, SectionTests, UpdateTests, StateTests
 ):
     """What every family must do for each tiny checkpoint that it supports.
 

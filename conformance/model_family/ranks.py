@@ -35,7 +35,7 @@ class RankTests(ModelSuite):
     @capability("ranks")
     def test_ranks_have_the_logits_of_one(self, architecture: str, checkpoint: Path) -> None:
         """Rank 0 alone has them; the hidden states are the same bits on all ranks."""
-        self.skip_if_it_objects(_on(checkpoint, Ranks(SIZE)))
+        self.skip_if_it_objects(on_ranks_of(checkpoint, Ranks(SIZE)))
         long, middle, short = prompts(checkpoint)
         steps = ({0: long[:30], 1: middle[:-1]}, {0: long[30:], 1: middle[-1:], 2: short})
 
@@ -52,7 +52,7 @@ class RankTests(ModelSuite):
     @pytest.mark.usefixtures("threads")
     @capability("ranks")
     def test_ids_that_only_rank_0_knows(self, architecture: str, checkpoint: Path) -> None:
-        self.skip_if_it_objects(_on(checkpoint, Ranks(SIZE)))
+        self.skip_if_it_objects(on_ranks_of(checkpoint, Ranks(SIZE)))
         prompt = prompts(checkpoint)[1]
 
         def computes(ranks: Ranks) -> torch.Tensor:
@@ -66,14 +66,15 @@ class RankTests(ModelSuite):
     @capability("ranks")
     def test_sizes_that_do_not_divide_are_refused(self, architecture: str, checkpoint: Path) -> None:
         self.skip_if_it_objects(context(checkpoint))
-        assert self.objection(_on(checkpoint, Ranks(NEVER))), f"{NEVER} ranks are not refused"
+        assert self.objection(on_ranks_of(checkpoint, Ranks(NEVER))), f"{NEVER} ranks are not refused"
 
     def _shared(self, checkpoint: Path, ranks: Ranks) -> PagedRun:
-        family = self.build(_on(checkpoint, ranks))
+        family = self.build(on_ranks_of(checkpoint, ranks))
         return PagedRun(family.load(), family.spec)
 
 
-def _on(checkpoint: Path, ranks: Ranks) -> ModelContext:
+def on_ranks_of(checkpoint: Path, ranks: Ranks) -> ModelContext:
+    """Return what the family of one of these ranks is built from."""
     return replace(context(checkpoint), services={SERVICE: ranks})
 
 

@@ -1,9 +1,12 @@
-"""Ranks as threads of one process, which report a call that is missing, or that is another on another rank."""
+"""Ranks and sections as threads of one process, which report a call that is missing, or that is another on another
+rank.
+"""
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -11,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pegboard.toolkit.model.ranks import Ranks
+from pegboard.toolkit.model.sections import Sections
 
 R = TypeVar("R")
 SECONDS = 20.0
@@ -72,3 +76,43 @@ def on_ranks(size: int, does: Callable[[Ranks], R]) -> list[R]:
 
     with ThreadPoolExecutor(size) as threads:
         return list(threads.map(one, range(size)))
+
+
+class ThreadChannels:
+    """`Channels` of one section: `sent` has what is on its way, by its source and where it goes."""
+
+    def __init__(self, sent: Mapping[tuple[int, int], queue.Queue[Tensor]], index: int) -> None:
+        self._sent = sent
+        self._index = index
+
+    def send(self, x: Tensor, to: int) -> None:
+        self._sent[self._index, to].put(x.clone())
+
+    def receive(self, x: Tensor, source: int) -> Tensor:
+        try:
+            found = self._sent[source, self._index].get(timeout=SECONDS)
+        except queue.Empty:
+            raise AssertionError(f"section {self._index} waits for section {source}, which sends nothing") from None
+        assert (found.shape, found.dtype) == (x.shape, x.dtype), (
+            f"section {source} sends {list(found.shape)} {found.dtype}, "
+            f"and section {self._index} waits for {list(x.shape)} {x.dtype}"
+        )
+        return x.copy_(found)
+
+
+def on_sections(count: int, does: Callable[[Ranks], R], layers: Sequence[int] = ()) -> list[R]:
+    """Return what each section returns, all at once, of one rank each. Raises what one of them raises, and
+    AssertionError for what is sent and not received.
+    """
+    sent = {(source, to): queue.Queue[Tensor]() for source in range(count) for to in range(count)}
+
+    def one(index: int) -> R:
+        ranks = Ranks(sections=Sections(count, index, layers))
+        ranks.sections.connect(ThreadChannels(sent, index))
+        return does(ranks)
+
+    with ThreadPoolExecutor(count) as threads:
+        found = list(threads.map(one, range(count)))
+    for (source, to), left in sent.items():
+        assert left.empty(), f"section {source} sends more than section {to} receives"
+    return found

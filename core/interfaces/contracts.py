@@ -45,6 +45,7 @@ MODEL_FAMILY: Contract[ModelFamily, ModelContext] = Contract(
         "kv_scales": "reads the scales of 8-bit KV that a checkpoint has",
         "overlay": "its networks honour ForwardBatch.overlay, and positions of three axes where they have them",
         "ranks": "its networks compute the share of a rank, where ModelContext.services has `ranks`",
+        "sections": "its networks compute a section of the layers, where `ranks` has several: see Network.forward",
         "taps": "its networks fill ForwardBatch.taps, and show their embeddings",
         "updates": "its networks lend their weights, to replace them",
     },
@@ -72,6 +73,7 @@ RUNNER: Contract[ModelRunner, ModelRunnerContext] = Contract(
         "prefers_mixed": "takes less time for a prompt's chunk with running requests' tokens than for both in "
         "turn: `scheduler.mixed_chunk` is on where it is unset",
         "ranks": "asks the network for the logits of the same rows wherever return_logits is set, tokens drawn or not",
+        "sections": "reads no last hidden states but those of logits_indices, logprob_rows and hidden_rows",
         "split_prefill": "execute_in_parts pauses after every layer, where the network's family does",
         "taps": "fills ForwardBatch.taps, where the network's family does",
         "tree_mask": "honours ForwardBatch.tail_bits: for runners that compute attention themselves",

@@ -48,6 +48,9 @@ class Network(abc.ABC):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the last hidden states, after the final norm, [tokens, hidden] in the model's dtype. Runs in inference
         mode.
+
+        Where other processes compute some of the layers, only the states of tokens that the batch wants have a meaning:
+        of `logits_indices`, `logprob_rows` and `hidden_rows`; and only in processes that have embeddings and head.
         """
 
     def forward_in_parts(self, batch: ForwardBatch) -> Generator[None, None, torch.Tensor]:

@@ -14,7 +14,7 @@ plugin = Plugin(
             config="pegboard.plugins.model_dense.options:DenseOptions",
             summary="Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, Mixtral and the text of Qwen-VL with fused projections, "
             "from safetensors or GGUF",
-            provides=frozenset({"additions", "graph", "kv_scales", "overlay", "ranks", "taps", "updates"}),
+            provides=frozenset({"additions", "graph", "kv_scales", "overlay", "ranks", "sections", "taps", "updates"}),
             rank=20,
         ),
     ),

@@ -12,16 +12,17 @@ from pegboard.core.interfaces.errors import ConfigError, ModelError
 from pegboard.core.interfaces.model_family import ModelContext, ModelFamily
 from pegboard.plugins.model_dense.options import DenseOptions
 from pegboard.toolkit.model.coded import quantized_weights
-from pegboard.toolkit.model.decoder_ranks import shared
+from pegboard.toolkit.model.decoder_ranks import sectioned, shared
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.toolkit.model.hf_files import eos_token_ids
 from pegboard.toolkit.model.kv_groups import window_groups
-from pegboard.toolkit.model.ranks import ranks_of
+from pegboard.toolkit.model.ranks import Ranks, ranks_of
 
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from pegboard.core.interfaces.layers import ModelSpec
     from pegboard.core.interfaces.model_family import Network
@@ -38,10 +39,10 @@ class DenseFamily(ModelFamily[DenseOptions]):
     def __init__(self, options: DenseOptions, ctx: ModelContext) -> None:
         super().__init__(options, ctx)
         self._weights = quantized_weights(ctx)
-        decoder = DecoderSpec.from_config(ctx.hf_config, coded=self._weights is not None)
-        groups = window_groups(decoder.windows, ctx.context_length or decoder.max_position, ctx)
-        self._decoder = replace(decoder, window_groups=groups)
         self._ranks = ranks_of(ctx)
+        decoder = DecoderSpec.from_config(ctx.hf_config, coded=self._weights is not None)
+        decoder = replace(decoder, window_groups=_window_groups(ctx, decoder))
+        self._decoder = sectioned(decoder, self._ranks.sections, _checkpoint(options, ctx))
         self._spec = shared(self._decoder, self._ranks).model_spec(
             context_length=ctx.context_length, eos_token_ids=eos_token_ids(ctx.directory)
         )
@@ -53,8 +54,14 @@ class DenseFamily(ModelFamily[DenseOptions]):
         try:
             decoder = DecoderSpec.from_config(ctx.hf_config, coded=coded)
             shared(decoder, ranks)
+            sectioned(decoder, ranks.sections, _checkpoint(options, ctx))
         except ModelError as error:
             return str(error)
+        if ranks.sections.count > 1 and _window_groups(ctx, decoder):
+            return (
+                "its layers with a sliding window have KV groups of their own, which sections of layers do not have; "
+                "set memory.window_pages to false, or parallel.pipeline to 1"
+            )
         return _experts_objection(ctx, decoder, ranks.size, coded=coded) if ranks.size > 1 else None
 
     @property
@@ -67,6 +74,8 @@ class DenseFamily(ModelFamily[DenseOptions]):
         """
         from pegboard.toolkit.model.linear import tell_sites
 
+        if (section := self._decoder.section) is not None:
+            logger.info("layers %d to %d of %d", section.start, section.stop - 1, self._decoder.num_layers)
         network, sites = self._drawn() if self.options.load_format == "dummy" else self._read()
         tell_sites(self.ctx.services, sites)
         packs = self._packs()
@@ -79,7 +88,7 @@ class DenseFamily(ModelFamily[DenseOptions]):
         """Return why the weights cannot be replaced, "" if they can."""
         if self._weights is not None:
             return "its weights are quantised"
-        if self._ranks.size > 1:
+        if self._ranks.size > 1 or self._ranks.sections.count > 1:
             return "ranks share its weights"
         return "the encoder of its pictures would keep its weights" if self._decoder.tower else ""
 
@@ -97,13 +106,19 @@ class DenseFamily(ModelFamily[DenseOptions]):
         from pegboard.toolkit.model.layers import Linears
         from pegboard.toolkit.model.weights import check_weights, load_weights
 
-        directory, dtype, weights = self.ctx.directory, self.ctx.dtype, self._weights
-        names = DecoderNames.of(self._decoder, directory)
-        meta = DenseNetwork(self._decoder, Linears(dtype, torch.device("meta"), ranks=self._ranks))
+        directory, dtype, weights, ranks = self.ctx.directory, self.ctx.dtype, self._weights, self._ranks
+        names, section = DecoderNames.of(self._decoder, directory), self._decoder.section
+        whole = Linears(dtype, torch.device("meta"), ranks=Ranks(ranks.size, ranks.index))
+        meta = DenseNetwork(replace(self._decoder, section=None), whole)
         check_weights(directory, names.targets(meta.targets()), ignore=names.ignores, coded=weights)
-        linears = Linears(dtype, self.ctx.device, weights, names.stored, self._ranks)
+
+        def ignores(name: str) -> bool:
+            others = section is not None and names.elsewhere(name, section, self._decoder.num_layers)
+            return others or names.ignores(name)
+
+        linears = Linears(dtype, self.ctx.device, weights, names.stored, ranks)
         network = DenseNetwork(self._decoder, linears)
-        load_weights(directory, names.targets(network.targets()), ignore=names.ignores, coded=weights)
+        load_weights(directory, names.targets(network.targets()), ignore=ignores, coded=weights)
         linears.read()
         return network, linears.sites
 
@@ -139,6 +154,15 @@ class DenseFamily(ModelFamily[DenseOptions]):
         if self.ctx.device.type == "cpu":
             logger.info("linear layers: plain torch; %s", reason)
         return False
+
+
+def _checkpoint(options: DenseOptions, ctx: ModelContext) -> Path | None:
+    """Return the directory whose weights are read, if they are."""
+    return None if options.load_format == "dummy" else ctx.directory
+
+
+def _window_groups(ctx: ModelContext, decoder: DecoderSpec) -> tuple[int, ...]:
+    return window_groups(decoder.windows, ctx.context_length or decoder.max_position, ctx)
 
 
 def _experts_objection(ctx: ModelContext, decoder: DecoderSpec, ranks: int, *, coded: bool) -> str | None:

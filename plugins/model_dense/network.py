@@ -15,6 +15,7 @@ from pegboard.toolkit.model.decoder_ranks import shared
 from pegboard.toolkit.model.layers import Embedding, Linears, RMSNorm
 from pegboard.toolkit.model.mlp import GatedMLP
 from pegboard.toolkit.model.moe import MixtureOfExperts
+from pegboard.toolkit.model.ranks import nothing
 from pegboard.toolkit.model.rope import RotaryEmbedding
 
 if TYPE_CHECKING:
@@ -95,30 +96,36 @@ def _mlp(spec: DecoderSpec, layer: int, linears: Linears) -> GatedMLP | MixtureO
 
 
 class DenseNetwork(nn.Module, Network):
-    """A dense decoder, uninitialised until `targets()` are filled and `linears` have read theirs."""
+    """A dense decoder, uninitialised until `targets()` are filled and `linears` have read theirs. Where it is divided
+    into sections, only the first one has embeddings and a head, and only the last one a final norm.
+    """
 
     def __init__(self, spec: DecoderSpec, linears: Linears) -> None:
         super().__init__()
         self.spec = spec
         dtype, device = linears.dtype, linears.device
+        self.dtype = dtype
         self.ranks = linears.ranks
-        self.embedding = Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device, ranks=self.ranks)
+        self.sections = self.ranks.sections
+        self.embedding = self._table(dtype, device) if self.sections.first else None
         self.layers = nn.ModuleList(
             DecoderLayer(spec, layer, linears) for layer in shared(spec, self.ranks).layer_specs()
         )
         self.store: WeightStore | str = "the family has not said how"
         """Its weights, to be replaced, or why they cannot be."""
-        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, dtype=dtype, device=device)
+        last = self.sections.last
+        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, dtype=dtype, device=device) if last else None
         self.rope = RotaryEmbedding(spec.rope, device)
-        self.head = (
-            self.embedding
-            if spec.tied_embeddings
-            else Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device, ranks=self.ranks)
-        )
+        own_head = self.sections.first and not spec.tied_embeddings
+        self.head = self._table(dtype, device) if own_head else self.embedding
+
+    def _table(self, dtype: torch.dtype, device: torch.device) -> Embedding:
+        spec = self.spec
+        return Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype, device=device, ranks=self.ranks)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Hidden states [tokens, hidden] after the final norm; see `Network.forward`."""
+        """Hidden states [tokens, hidden] after the final norm; see `Network.forward`, and `Sections.hand_on`."""
         residual, rotation = self._enter(batch)
         if residual.shape[0] == 0:
             return residual
@@ -127,7 +134,7 @@ class DenseNetwork(nn.Module, Network):
             _show(batch, index, residual)
             x, residual = layer(normed, residual, rotation, batch)
             normed, residual = self._leave(index, x, residual, batch)
-        return self._shown(normed, residual, batch)
+        return self.sections.hand_on(self._shown(normed, residual, batch), batch)
 
     @torch.inference_mode()
     def forward_in_parts(self, batch: ForwardBatch) -> Generator[None, None, Tensor]:
@@ -139,33 +146,38 @@ class DenseNetwork(nn.Module, Network):
             x, residual = layer(normed, residual, rotation, batch)
             normed, residual = self._leave(index, x, residual, batch)
             yield
-        return self._shown(normed, residual, batch)
+        return self.sections.hand_on(self._shown(normed, residual, batch), batch)
 
     def _enter(self, batch: ForwardBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Embeddings [tokens, hidden], and the rotations of the batch's positions."""
+        """Embeddings [tokens, hidden], or what the section before sends, and the rotations of the batch's positions."""
+        if self.embedding is None:
+            x = batch.positions.new_empty(batch.num_tokens, self.spec.hidden_size, dtype=self.dtype)
+            x = self.sections.receive(x) if batch.num_tokens else x
+            return x, self.rope(batch.positions, x.dtype)
         self.ranks.known(batch)
-        x: Tensor = self.embedding(batch.input_ids)
+        x = self.embedding(batch.input_ids)
         if batch.overlay is not None:
             x = x.index_copy_(0, batch.overlay.rows, batch.overlay.states)
         return x, self.rope(batch.positions, x.dtype)
 
     def _norm(self, layer: int) -> RMSNorm:
-        """Return the norm of a layer's input; behind the last one that is the final norm."""
-        if layer == len(self.layers):
-            return self.norm
+        """Return the norm of a layer's input."""
         found = self.layers[layer]
         assert isinstance(found, DecoderLayer)
         return found.input_norm
 
     def _leave(self, layer: int, x: Tensor, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """Add x to the residual, and then the deep states that the batch's overlay has for the layer. Return the next
-        layer's normed input, and the residual.
+        layer's normed input, and the residual. After the last layer the norm is the final one; a section that has none
+        hands on the residual itself.
         """
-        norm = self._norm(layer + 1)
-        if batch.overlay is None or layer >= len(batch.overlay.deep):
+        norm = self.norm if layer + 1 == len(self.layers) else self._norm(layer + 1)
+        if norm is not None and (batch.overlay is None or layer >= len(batch.overlay.deep)):
             return norm.add(x, residual)
-        total = (residual + x).index_add_(0, batch.overlay.rows, batch.overlay.deep[layer])
-        return norm(total), total
+        total = residual + x
+        if batch.overlay is not None and layer < len(batch.overlay.deep):
+            total = total.index_add_(0, batch.overlay.rows, batch.overlay.deep[layer])
+        return (total if norm is None else norm(total)), total
 
     def _shown(self, normed: Tensor, residual: Tensor, batch: ForwardBatch) -> Tensor:
         """Return what comes after the final norm."""
@@ -181,12 +193,16 @@ class DenseNetwork(nn.Module, Network):
     @torch.inference_mode()
     def embed(self, ids: Tensor) -> Tensor:
         """Return embeddings [n, hidden] of ids int64 [n]; see `Network.embed`."""
+        if self.embedding is None:
+            raise Unsupported("a section without embeddings", "taps")
         out: Tensor = self.embedding(ids)
         return out
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits float32 [n, vocab]; see `Network.logits`."""
+        """Return logits float32 [n, vocab]; see `Network.logits`. Without a meaning in a section that has no head."""
+        if self.head is None:
+            return nothing(hidden.shape[0], self.spec.vocab_size, hidden)
         return self.head.logits(hidden)
 
     def weights(self) -> WeightStore:
@@ -202,18 +218,22 @@ class DenseNetwork(nn.Module, Network):
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
             layer.pack()
-        self.head.pack(looked_up=self.spec.tied_embeddings)
+        if self.head is not None:
+            self.head.pack(looked_up=self.spec.tied_embeddings)
 
     def targets(self) -> dict[str, Target]:
         """Checkpoint name -> buffer, for all weights that are not packed, under the names that transformers gives
         them.
         """
-        found: dict[str, Target] = {"model.embed_tokens.weight": self.embedding.target()}
-        for index, layer in enumerate(self.layers):
+        found: dict[str, Target] = {}
+        if self.embedding is not None:
+            found["model.embed_tokens.weight"] = self.embedding.target()
+        for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
-            found |= layer.targets(layer_name(index))
-        found |= self.norm.targets("model.norm")
-        if not (self.spec.tied_embeddings or self.head.packed):
+            found |= layer.targets(layer_name(layer.layer.layer_id))
+        if self.norm is not None:
+            found |= self.norm.targets("model.norm")
+        if not (self.head is None or self.spec.tied_embeddings or self.head.packed):
             found["lm_head.weight"] = self.head.target()
         return found
 

@@ -41,6 +41,11 @@ class DenseStore(WeightStore):
         self._whole = False
         """Whether the next update must be one of all tensors, since memory was given back."""
 
+    @property
+    def _head(self) -> Embedding:
+        assert self._network.head is not None, "sections lend no weights"
+        return self._network.head
+
     def _packing(self) -> dict[FusedLinear | Embedding, frozenset[str]]:
         """Return what `DenseNetwork.pack` packs and does not keep beside that, with the names of its parts."""
         found: dict[FusedLinear | Embedding, frozenset[str]] = {
@@ -49,7 +54,7 @@ class DenseStore(WeightStore):
             if isinstance(module, FusedLinear)
         }
         if not self._network.spec.tied_embeddings:
-            found[self._network.head] = frozenset([self._names.stored(_HEAD)])
+            found[self._head] = frozenset([self._names.stored(_HEAD)])
         return found
 
     def expected(self) -> Mapping[str, TensorSpec]:
@@ -109,7 +114,7 @@ class DenseStore(WeightStore):
             self._close(module)
         self._targets = {}
         if self._packs_embedding:
-            self._network.head.pack(looked_up=True)
+            self._head.pack(looked_up=True)
 
     @torch.inference_mode()
     def read(self, name: str, most: int) -> torch.Tensor:
@@ -133,8 +138,8 @@ class DenseStore(WeightStore):
         for module in self._packed_parts:
             if module.packed:
                 module.unpack(read=False)
-        if self._packs_embedding and self._network.head.packed:
-            self._network.head.unpack()
+        if self._packs_embedding and self._head.packed:
+            self._head.unpack()
         self._targets = {}
         self._memory.release(self._network.parameters())
         return before

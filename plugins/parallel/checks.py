@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.followers import FollowersContext
 
 
-def check(ctx: FollowersContext, size: int) -> None:
+def check(ctx: FollowersContext, tensor: int, pipeline: int) -> None:
     """Raise ConfigError, naming all that cannot be on so many ranks."""
-    problems = [
-        Problem("parallel.tensor", f"{what}, which does not work on {size} ranks; {remedy}")
-        for what, remedy in _unable(ctx)
-    ]
+    key, size = "parallel.tensor" if tensor > 1 else "parallel.pipeline", tensor * pipeline
+    problems = [Problem(key, f"{what}, which does not work on {size} ranks; {remedy}") for what, remedy in _unable(ctx)]
+    if pipeline > 1 and (lacking := ctx.lacking("sections")):
+        text = f"the {lacking} was chosen, which does not work with {pipeline} sections of layers"
+        problems.append(Problem("parallel.pipeline", f"{text}; choose one with the capability `sections`"))
     if problems:
         raise ConfigError(problems)
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pegboard.plugins.parallel.api import Communicator
+from pegboard.plugins.parallel.axes import THIS_RANK, ThisRank
 from pegboard.plugins.parallel.delta import Decoder
+from pegboard.plugins.parallel.lanes import FollowingLanes
 from pegboard.plugins.parallel.messages import (
     Close,
     Done,
     Failed,
+    GoOn,
     Like,
     Link,
     LinkError,
@@ -37,10 +39,10 @@ from pegboard.plugins.parallel.messages import (
     encode,
     to_follower,
 )
-from pegboard.toolkit.model.ranks import SERVICE, Ranks
 from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
+    from pegboard.core.interfaces.batch import ModelWorkerBatch
     from pegboard.core.interfaces.followers import FollowerModel
 
 logger = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ def follow(about: str, model: FollowerModel) -> None:
     place = msgspec.json.decode(about, type=Place)
     link = Link(socket.socket(fileno=place.file))
     try:
-        _Follower(link, Ranks(place.size, place.index), model).run()
+        _Follower(link, ThisRank(place.index), model).run()
     finally:
         link.close()
 
@@ -59,14 +61,16 @@ def follow(about: str, model: FollowerModel) -> None:
 class _Follower:
     """The reader thread answers pings, and says how many batches are computed, while this one computes."""
 
-    def __init__(self, link: Link, ranks: Ranks, model: FollowerModel) -> None:
+    def __init__(self, link: Link, this: ThisRank, model: FollowerModel) -> None:
         self._link = link
-        self._ranks = ranks
+        self._this = this
         self._model = model
         self._inbox: queue.SimpleQueue[ToFollower | None] = queue.SimpleQueue()
         self._decoder: Decoder | None = None
-        self._communicator: Communicator | None = None
+        self._lanes: FollowingLanes | None = None
         self._counting = threading.Lock()
+        self._came = 0
+        self._done: set[int] = set()
         self._computed = 0
         self._wanted = 0
 
@@ -75,20 +79,20 @@ class _Follower:
         reader.start()
         try:
             self._link.send(encode(Done("come")))
-            facts = self._model.prepare({SERVICE: self._ranks})
-            assert isinstance(self._ranks.together, Communicator)
-            self._communicator = self._ranks.together
+            facts = self._model.prepare({THIS_RANK: self._this})
             self._link.send(encode(Like(dict(facts))))
             while (message := self._inbox.get()) is not None and not isinstance(message, Close):
                 self._take(message)
         except OSError:
             pass  # the leader is gone
         except Exception as error:
-            logger.exception("rank %d cannot go on", self._ranks.index)
+            logger.exception("rank %d cannot go on", self._this.index)
             self._say(Failed(in_words(error)))
         finally:
-            if (communicator := self._communicator) is not None:
-                communicator.close()
+            if self._this.axes is not None:
+                self._this.axes.close()
+            if self._lanes is not None:
+                self._lanes.close()
             self._link.close()
             reader.join()
 
@@ -118,11 +122,15 @@ class _Follower:
             if self._computed >= number:
                 self._link.send(encode(Synced(number)))
 
-    def _count(self) -> None:
+    def _count(self, number: int) -> None:
+        """Count the batch with this number, once those before it are computed, too."""
         with self._counting:
-            self._computed += 1
-            if self._computed == self._wanted:
-                self._link.send(encode(Synced(self._wanted)))
+            self._done.add(number)
+            while self._computed + 1 in self._done:
+                self._computed += 1
+                self._done.discard(self._computed)
+                if self._computed == self._wanted:
+                    self._link.send(encode(Synced(self._wanted)))
 
     def _take(self, message: ToFollower) -> None:
         if isinstance(message, Load):
@@ -135,13 +143,31 @@ class _Follower:
             self._decoder = Decoder(message.rows, message.width, self._model.payloads)
             self._link.send(encode(Done("start")))
         elif isinstance(message, Meet):
-            assert self._communicator is not None, "the model was prepared, by which the ranks got one"
-            self._communicator.connect(Path(message.directory), message.timeout)
+            assert self._this.axes is not None, "the model was prepared, by which they were set"
+            self._this.axes.connect(Path(message.directory), message.timeout)
+            if self._this.axes.lanes > 1 and self._this.axes.ranks.sections.first:
+                self._lanes = FollowingLanes()
+                self._this.axes.ranks.sections.waiting = self._lanes.waiting
             self._link.send(encode(Done("meet")))
         elif self._decoder is None:
             raise LinkError("a batch comes before there is memory")
         elif isinstance(message, Step):
-            self._model.run(self._decoder.batch(message.fields))
-            self._count()
+            self._step(self._decoder.batch(message.fields))
+        elif isinstance(message, GoOn):
+            assert self._lanes is not None, "it is sent to ranks with lanes alone"
+            self._lanes.go_on()
         elif isinstance(message, Table):
             self._model.send_table(self._decoder.table(message))
+
+    def _step(self, work: ModelWorkerBatch) -> None:
+        self._came += 1
+        number = self._came
+
+        def run() -> None:
+            self._model.run(work)
+            self._count(number)
+
+        if self._lanes is None:
+            run()
+        else:
+            self._lanes.run(run)

@@ -94,10 +94,10 @@ class Group:
         """Listen from now on."""
         self._watcher.start()
 
-    def send(self, data: bytes) -> None:
-        """Send a message to all. Raises GroupLost where one of them is gone."""
+    def send(self, data: bytes, count: int | None = None) -> None:
+        """Send a message to all, or to the first `count`. Raises GroupLost where one of them is gone."""
         self._check()
-        for member in self.members:
+        for member in self.members[:count]:
             try:
                 member.link.send(data)
             except OSError:

@@ -15,59 +15,58 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.model_family import ModelContext
     from pegboard.core.interfaces.options import Options
     from pegboard.core.interfaces.stage import DevicePart, Stage
-    from pegboard.plugins.parallel.api import Communicator
+    from pegboard.plugins.parallel.axes import Axes
     from pegboard.plugins.parallel.part import RanksPart
-    from pegboard.toolkit.model.ranks import Ranks
 
 
 class RanksHooks:
-    """Without `parallel.tensor` above 1 it brings nothing. A follower's process is given its place as a service."""
+    """With one rank it brings nothing. A follower's process is given its number as a service."""
 
     def __init__(self, options: Options) -> None:
         self._section = options.section(ParallelFields).parallel
-        self._ranks: Ranks | None = None
-        self._communicator: Communicator | None = None
+        self._axes: Axes | None = None
         self._part: RanksPart | None = None
 
     @hookimpl
     def model_services(self, model: ModelContext, chooser: Chooser) -> Mapping[str, object]:
-        if self._section.tensor == 1:
+        if self._section.tensor == self._section.pipeline == 1:
             return {}
-        from pegboard.plugins.parallel.api import CommunicatorContext
-        from pegboard.toolkit.model.ranks import SERVICE, Ranks
+        from pegboard.plugins.parallel.axes import THIS_RANK, Axes, ThisRank
+        from pegboard.toolkit.model.ranks import SERVICE
 
-        given = model.services.get(SERVICE)
-        ranks = self._ranks = given if isinstance(given, Ranks) else Ranks(self._section.tensor)
-        context = CommunicatorContext(ranks.size, ranks.index, model.device)
-        self._communicator = chooser.choose(COMMUNICATOR, context)
-        ranks.connect(self._communicator)
-        return {SERVICE: ranks}
+        this = model.services.get(THIS_RANK)
+        axes = self._axes = Axes(self._section, this.index if isinstance(this, ThisRank) else 0)
+        if isinstance(this, ThisRank):
+            this.axes = axes
+        axes.meet_by(lambda context: chooser.choose(COMMUNICATOR, context), model.device)
+        return {SERVICE: axes.ranks}
 
     @hookimpl
     def pipeline_stages(self) -> list[Stage]:
         from pegboard.plugins.parallel.part import RanksStage
 
-        return [] if self._ranks is None else [RanksStage()]
+        return [] if self._axes is None else [RanksStage()]
 
     @hookimpl
     def device_parts(self) -> list[DevicePart]:
         from pegboard.plugins.parallel.part import RanksPart
 
-        if self._ranks is None:
+        if self._axes is None:
             return []
-        self._part = RanksPart(self._ranks.index)
+        has_head = self._axes.ranks.sections.first
+        self._part = RanksPart(follows=self._axes.index > 0 and has_head)
         return [self._part]
 
     @hookimpl
     def followers(self, ctx: FollowersContext) -> Followers | None:
-        if self._ranks is None or self._communicator is None or self._part is None:
+        if self._axes is None or self._part is None:
             return None
         from pegboard.plugins.parallel.api import LaunchContext
         from pegboard.plugins.parallel.checks import check
         from pegboard.plugins.parallel.leader import Leader
 
-        check(ctx, self._section.tensor)
+        check(ctx, self._section.tensor, self._section.pipeline)
         facts = ctx.facts()  # before a launcher is chosen, which followers have none of
-        context = LaunchContext(self._section.tensor, self._section.cores, ctx.module)
+        context = LaunchContext(self._axes.size, self._section.cores, ctx.module)
         launcher = ctx.choose.choose(RANK_LAUNCHER, context)
-        return Leader(ctx, facts, launcher, self._communicator, self._part, self._ranks.size, self._section.timeout)
+        return Leader(ctx, facts, launcher, self._axes, self._part, self._section.timeout)

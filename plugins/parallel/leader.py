@@ -15,7 +15,8 @@ from pegboard.core.interfaces.executor import Executor
 from pegboard.core.interfaces.followers import Followers
 from pegboard.plugins.parallel.delta import Encoder
 from pegboard.plugins.parallel.group import Group, GroupLost, Member
-from pegboard.plugins.parallel.messages import Link, Measure, Meet, Place, Start, Step, encode
+from pegboard.plugins.parallel.lanes import Lanes, LanesExecutor
+from pegboard.plugins.parallel.messages import GoOn, Link, Measure, Meet, Place, Start, Step, encode
 from pegboard.plugins.parallel.part import NAME, Stamp
 from pegboard.toolkit.model.ranks import PENDING
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.executor import Pending
     from pegboard.core.interfaces.followers import FollowersContext
-    from pegboard.plugins.parallel.api import Communicator, RankLauncher
+    from pegboard.plugins.parallel.api import RankLauncher
+    from pegboard.plugins.parallel.axes import Axes
     from pegboard.plugins.parallel.part import RanksPart
 
 logger = logging.getLogger(__name__)
@@ -35,8 +37,8 @@ ENTRY = "pegboard.plugins.parallel.follower:follow"
 
 
 class Leader(Followers):
-    """Rank 0 among `size`, with whose `facts` the others must agree. What is started is ended by `close`, which the
-    executor calls, too.
+    """Rank 0, with whose `facts` the other ranks of the `axes` must agree. What is started is ended by `close`, which
+    the executor calls, too.
     """
 
     def __init__(
@@ -44,20 +46,20 @@ class Leader(Followers):
         ctx: FollowersContext,
         facts: Mapping[str, str],
         launcher: RankLauncher,
-        communicator: Communicator,
+        axes: Axes,
         part: RanksPart,
-        size: int,
         timeout: float,
     ) -> None:
-        self.sharing = size
+        self.sharing = axes.size
+        self.lanes = axes.lanes
         self._launcher = launcher
-        self._communicator = communicator
+        self._axes = axes
         self._part = part
         self._timeout = timeout
         self._group = Group(timeout, facts)
         self._closed = False
         try:
-            for index in range(1, size):
+            for index in range(1, self.sharing):
                 self._start(ctx, index)
         except BaseException:
             self.close()
@@ -88,18 +90,24 @@ class Leader(Followers):
         with tempfile.TemporaryDirectory(prefix="pegboard-ranks-") as meeting:
             # Longer than a rank may be silent: what the group finds out is told, and not that a collective ended.
             group.send(encode(Meet(meeting, 2 * self._timeout)))
-            self._communicator.connect(Path(meeting), 2 * self._timeout)
+            self._axes.connect(Path(meeting), 2 * self._timeout)
             group.wait_for("meet")
         self._part.around = group.within
         group.serving = True
-        return RanksExecutor(local, group, Encoder(*table), self.close)
+        executor = RanksExecutor(local, group, Encoder(*table), self.close)
+        if self.lanes == 1:
+            return executor
+        ranks, going_on = self._axes.ranks, encode(GoOn())
+        lanes = Lanes(lambda: group.send(going_on, ranks.size - 1))
+        ranks.sections.waiting = lanes.waiting
+        return LanesExecutor(executor, lanes)
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         self._group.close()
-        self._communicator.close()
+        self._axes.close()
         self._launcher.close()
 
 

@@ -83,6 +83,10 @@ class Measure(_Message, frozen=True, tag=8):
     sharing: int
 
 
+class GoOn(_Message, frozen=True, tag=9):
+    """Go on with the batch that has waited for longest for the last section: rank 0 does so now."""
+
+
 class Done(_Message, frozen=True, tag=0):
     """The rank is there ("come"), has its weights ("load"), has memory ("start"), has met the others ("meet")."""
 
@@ -115,7 +119,7 @@ class Room(_Message, frozen=True, tag=5):
     num_pages: int
 
 
-ToFollower: TypeAlias = Step | Table | Start | Meet | Sync | Ping | Close | Load | Measure
+ToFollower: TypeAlias = Step | Table | Start | Meet | Sync | Ping | Close | Load | Measure | GoOn
 ToLeader: TypeAlias = Done | Synced | Pong | Failed | Like | Room
 
 to_follower: msgspec.msgpack.Decoder[ToFollower] = msgspec.msgpack.Decoder(ToFollower)

@@ -31,20 +31,20 @@ class RanksStage(Stage):
 
 
 class RanksPart(DevicePart):
-    """On rank 0 it watches that every batch that was sent is computed, too; on the others it asks for the logits of
-    those rows that rank 0 samples, since each rank has a share of them.
+    """On rank 0 it watches that every batch that was sent is computed, too; on the others of the first section, which
+    `follow` it and have a share of the head, it asks for the logits of those rows that rank 0 samples.
     """
 
     name = NAME
     payload = Stamp
 
-    def __init__(self, index: int) -> None:
-        self._index = index
+    def __init__(self, *, follows: bool) -> None:
+        self._follows = follows
         self.around: Callable[[int, Callable[[], object]], object] | None = None
 
     def wants(self, payload: object) -> Wants:
         assert isinstance(payload, Stamp)
-        return Wants(logits=self._index > 0 and payload.sampled)
+        return Wants(logits=self._follows and payload.sampled)
 
     def execute(self, payload: object, batch: ForwardBatch, run: Callable[[], R]) -> R:
         assert isinstance(payload, Stamp)

@@ -23,6 +23,7 @@ plugin = Plugin(
                     "input_logprobs",
                     "overlay",
                     "ranks",
+                    "sections",
                     "split_prefill",
                     "taps",
                     "updates",

@@ -12,18 +12,18 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 18_390,
+    "conformance": 18_570,
     "core.cli": 180,
     "core.config": 1_990,
     "core.engine": 2_150,
     "core.frontend": 930,
-    "core.interfaces": 6_240,
+    "core.interfaces": 6_250,
     "core.pipeline": 5_780,
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 600,
-    "plugins": 71_350,
-    "toolkit": 19_280,
+    "plugins": 71_850,
+    "toolkit": 19_490,
     "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

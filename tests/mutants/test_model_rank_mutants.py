@@ -1,10 +1,12 @@
-"""Broken model families on several ranks, each caught by the test that is meant for it."""
+"""Broken model families on several ranks or in sections, and runners, each caught by the test that is meant for it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+import torch
 
 from pegboard.conformance.model_family import ModelFamilyContract
 from pegboard.conformance.model_runner import ModelRunnerContract
@@ -12,7 +14,8 @@ from pegboard.conformance.mutants import Mutant, assert_caught
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.network import DecoderLayer, DenseNetwork
 from pegboard.plugins.runner_layered.runner import LayeredRunner
-from pegboard.toolkit.model.ranks import Cut, Ranks
+from pegboard.toolkit.model.ranks import SERVICE, Cut, Ranks, ranks_of
+from pegboard.toolkit.model.sections import Sections
 
 
 class OneLlama(ModelFamilyContract):
@@ -66,6 +69,68 @@ class AsksForAllRowsWhereNobodyDraws(LayeredRunner):
         return super().execute(batch, sampling, **wants)
 
 
+class ForgetsTheFinalNorm(DenseFamily):
+    """Where it is not in the first section."""
+
+    def load(self):
+        network = super().load()
+        if not network.sections.first:
+            torch.nn.init.ones_(network.norm.weight)
+        return network
+
+
+class HandsOnWhatIsNormed(DenseFamily):
+    def load(self):
+        network = super().load()
+        hand_on, norm = network.sections.hand_on, network.layers[0].post_norm
+        network.sections.hand_on = lambda x, batch: hand_on(norm(x) if not network.sections.last else x, batch)
+        return network
+
+
+class SendsAllRowsBack(DenseFamily):
+    def load(self):
+        network = super().load()
+        hand_on = network.sections.hand_on
+
+        def all_rows(states, batch):
+            kept = batch.logits_indices
+            batch.logits_indices = kept if network.sections.first else None
+            found = hand_on(states, batch)
+            batch.logits_indices = kept
+            return found
+
+        network.sections.hand_on = all_rows
+        return network
+
+
+class NumbersItsLayersFromZero(DenseFamily):
+    @property
+    def spec(self):
+        spec = super().spec
+        layers = tuple(replace(layer, layer_id=index) for index, layer in enumerate(spec.layers))
+        return replace(spec, layers=layers)
+
+
+class DividesByItself(DenseFamily):
+    def __init__(self, options, ctx):
+        ranks = ranks_of(ctx)
+        own = Ranks(ranks.size, ranks.index, Sections(ranks.sections.count, ranks.sections.index))
+        super().__init__(options, replace(ctx, services={SERVICE: own}))
+
+
+class ReadsAllStates(LayeredRunner):
+    def _output(self, hidden, *args):
+        return super()._output(hidden + 0 * hidden.mean(), *args)
+
+
+SECTIONS = {
+    ForgetsTheFinalNorm: "test_sections_have_the_logits_of_one",
+    HandsOnWhatIsNormed: "test_sections_have_the_logits_of_one",
+    SendsAllRowsBack: "test_sections_have_the_logits_of_one",
+    NumbersItsLayersFromZero: "test_each_layer_is_in_one_section",
+    DividesByItself: "test_layers_are_divided_as_the_config_says",
+    RefusesNothing: "test_sections_without_layers_are_refused",
+}
 CAUGHT = {
     AddsNothingUp: "test_ranks_have_the_logits_of_one",
     LooksUpOthersRows: "test_ranks_have_the_logits_of_one",
@@ -74,7 +139,8 @@ CAUGHT = {
 }
 ROWS = "test_the_same_rows_of_logits_with_and_without_draws"
 MUTANTS = [
-    *(Mutant(cls, suite=OneLlama, caught_by=test) for cls, test in CAUGHT.items()),
+    *(Mutant(cls, suite=OneLlama, caught_by=test) for cls, test in (*CAUGHT.items(), *SECTIONS.items())),
+    Mutant(ReadsAllStates, ModelRunnerContract, "test_reads_no_states_but_those_that_are_wanted"),
     *(
         Mutant(cls, suite=ModelRunnerContract, caught_by=ROWS)
         for cls in (SkipsLogitsThatNobodyDraws, AsksForAllRowsWhereNobodyDraws)

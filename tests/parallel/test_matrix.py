@@ -1,4 +1,4 @@
-"""Several ranks, as threads over gloo, answer as one process does: greedy and drawn tokens, penalties, logprobs, stops,
+"""Several ranks, as threads, answer as one process does: greedy and drawn tokens, penalties, logprobs, stops,
 in both loops, with chunks, mixed batches, caches, and a pool so small that requests are retracted.
 """
 
@@ -22,8 +22,8 @@ CELLS = {
 }
 
 
-def run(config: dict[str, Any], world: World, tensor: int) -> dict[str, Any]:
-    with Engine(in_threads(config, tensor)) as engine:
+def run(config: dict[str, Any], world: World, tensor: int, pipeline: int) -> dict[str, Any]:
+    with Engine(in_threads(config, tensor, pipeline=pipeline)) as engine:
         outputs = ask(engine, world.cases)
         stats = engine.stats()
         memory = engine.built.scheduler.components.memory
@@ -34,10 +34,20 @@ def run(config: dict[str, Any], world: World, tensor: int) -> dict[str, Any]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("tensor", "cell"), [(2, "whole"), (2, "normal"), (2, "overlap"), (2, "mixed"), (4, "normal")])
-def test_ranks_answer_as_one_process_does(tensor: int, cell: str, world: World) -> None:
-    """The reference ran each request alone. With 4 ranks each KV head of the 2 is on two of them."""
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "cell"),
+    [
+        *((2, 1, cell) for cell in CELLS),
+        *((1, 2, cell) for cell in CELLS),
+        (4, 1, "normal"),
+        (2, 2, "overlap"),
+    ],
+)
+def test_ranks_answer_as_one_process_does(tensor: int, pipeline: int, cell: str, world: World) -> None:
+    """The reference ran each request alone. With 4 ranks each KV head of the 2 is on two of them. With two sections and
+    the overlap loop there are two lanes.
+    """
     settings = CELLS[cell]
-    stats = run(settings.config(world), world, tensor)
+    stats = run(settings.config(world), world, tensor, pipeline)
     if settings.tokens == TIGHT:
         assert stats["retractions"] - stats["preemptions"] >= OFTEN[settings.page_size]

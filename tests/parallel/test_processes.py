@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,27 @@ def test_answers_are_those_of_transformers(server: Served, model: Path, referenc
     rank.send_signal(signal.SIGTERM)
     right(server, reference)
     assert rank.is_running()
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 2), (2, 2)])
+def test_sections(tensor: int, pipeline: int, model: Path, reference_dir: Path) -> None:
+    """Requests together, too, and an error that names the rank which was killed."""
+    ranks_of_it = {"tensor": tensor, "pipeline": pipeline, "cores": tensor * pipeline}
+    with serving(settings(model, **ranks_of_it)) as server:
+        right(server, Reference(model, reference_dir))
+        assert len(ranks(server)) == tensor * pipeline - 1
+        expected, comparison = Reference(model, reference_dir).answers(PROMPTS, LENGTH), Comparison()
+        with ThreadPoolExecutor(8) as clients:
+            together = list(clients.map(lambda prompt: generate(server, prompt).json()["output_ids"], PROMPTS * 4))
+        for number, found in enumerate(together):
+            comparison.add(found, expected[number % len(PROMPTS)], f"client {number}")
+        comparison.finish()
+        rank = ranks(server)[-1]
+        rank.kill()
+        answer = generate(server, [5, 6, 7])
+        assert answer.status_code == 503 or answer.json()["output_ids"], answer.text
+        ready_again(server)
+        right(server, Reference(model, reference_dir))
 
 
 def test_a_rank_that_is_killed_is_told_and_replaced(server: Served, model: Path, reference_dir: Path) -> None:

@@ -45,6 +45,18 @@ def test_answers_are_those_of_the_exact_weights(name: str, written: Write, tmp_p
     comparison.finish()
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_in_sections(tensor: int, written: Write, tmp_path: Path) -> None:
+    """Codes of other sections' layers are not read."""
+    coded, meant = written("awq", intermediate_size=192)
+    with Engine(in_threads(config(coded), tensor, pipeline=2)) as engine:
+        answers, comparison = engine.run(asked()), Comparison()
+    for answer, right in zip(answers, Reference(meant, tmp_path / "reference").answers(PROMPTS, LENGTH), strict=True):
+        comparison.add(answer.token_ids, right, answer.rid)
+    comparison.finish()
+
+
 @pytest.mark.parametrize(
     ("name", "architecture", "said"),
     [

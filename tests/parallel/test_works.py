@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def greedy(**more: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_new_tokens=LENGTH, **more)
 
 
-def asked(prompts: tuple[list[int], ...] = PROMPTS, **more: Any) -> list[GenerateRequest]:
+def asked(prompts: Sequence[list[int]] = PROMPTS, **more: Any) -> list[GenerateRequest]:
     params = greedy(ignore_eos=True)
     return [GenerateRequest(prompt=ids, rid=f"r{at}", sampling=params, **more) for at, ids in enumerate(prompts)]
 

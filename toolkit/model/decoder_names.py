@@ -93,6 +93,26 @@ class DecoderNames:
             return True
         return self.tower and name.startswith(_VISION)
 
+    def layer_of(self, name: str) -> int | None:
+        """Return the number of the layer that a tensor of the checkpoint belongs to; None: to none."""
+        prefix = f"{self.body}layers."
+        number = name.removeprefix(prefix).partition(".")[0] if name.startswith(prefix) else ""
+        return int(number) if number.isdecimal() else None
+
+    def is_end(self, name: str) -> bool:
+        """Return whether a tensor of the checkpoint is of the embeddings or the head."""
+        return name.startswith((f"{self.body}embed_tokens.", self.head))
+
+    def elsewhere(self, name: str, section: range, layers: int) -> bool:
+        """Return whether a tensor of the checkpoint is for others, where this process computes a `section` of so many
+        `layers`: the first section has the embeddings and the head, the last one the final norm.
+        """
+        if (layer := self.layer_of(name)) is not None:
+            return layer < layers and layer not in section
+        if name.startswith(f"{self.body}norm."):
+            return section.stop < layers
+        return section.start > 0 and self.is_end(name)
+
     def stored(self, name: str) -> str:
         """Return the checkpoint's name of a tensor of the decoder, experts of a layer together."""
         if name.startswith(_HEAD):

@@ -1,4 +1,4 @@
-"""How ranks share a decoder."""
+"""How ranks share a decoder: each section some layers, and each rank of a section a share of their matrices."""
 
 from __future__ import annotations
 
@@ -6,10 +6,48 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import ModelError
+from pegboard.toolkit.model.decoder_names import DecoderNames
+from pegboard.toolkit.model.weights import checkpoint_files, read_header
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pegboard.toolkit.model.decoder_spec import DecoderSpec
     from pegboard.toolkit.model.ranks import Ranks
+    from pegboard.toolkit.model.sections import Sections
+
+
+def sectioned(spec: DecoderSpec, sections: Sections, directory: Path | None) -> DecoderSpec:
+    """Return the decoder with the layers of one section, by the bytes that the checkpoint in `directory` has of each;
+    None: by the number of their weights. Raises ModelError where they cannot be divided so.
+    """
+    if sections.count == 1:
+        return spec
+    layers, ends = _weights(spec) if directory is None else stored_bytes(spec, directory)
+    return replace(spec, section=sections.own(layers, ends))
+
+
+def _weights(spec: DecoderSpec) -> tuple[list[int], int]:
+    """Return the number of weights of each layer, and of embeddings and head together, biases and norms apart."""
+    hidden, mlp = spec.hidden_size, 3 * spec.hidden_size * spec.intermediate_size
+    attention = 2 * hidden * (spec.q_size + spec.kv_size)
+    moe = spec.moe
+    experts = 0 if moe is None else moe.num_experts * 3 * hidden * moe.intermediate_size
+    has_experts = [False] * spec.num_layers if moe is None else moe.layers
+    ends = spec.vocab_size * hidden * (1 if spec.tied_embeddings else 2)
+    return [attention + (experts if found else mlp) for found in has_experts], ends
+
+
+def stored_bytes(spec: DecoderSpec, directory: Path) -> tuple[list[int], int]:
+    """Return the bytes of each layer in a checkpoint, and those of embeddings and head together."""
+    names, layers, ends = DecoderNames.of(spec, directory), [0] * spec.num_layers, 0
+    for file in checkpoint_files(directory):
+        for name, stored in read_header(file).items():
+            if (layer := names.layer_of(name)) is not None and layer < spec.num_layers:
+                layers[layer] += stored.nbytes
+            elif names.is_end(name) and not names.ignores(name):
+                ends += stored.nbytes
+    return layers, ends
 
 
 def shared(spec: DecoderSpec, ranks: Ranks) -> DecoderSpec:

@@ -124,7 +124,8 @@ class DecoderSpec:
 
     `windows` has, per layer, the number of keys a query sees (itself included), or None for all. Layers whose window is
     one of `window_groups` are in KV groups of their own; in group 0 a window is a mask only. A `tower` is the text
-    part of a model with media, whose checkpoint has other parts as well. Sizes are in elements.
+    part of a model with media, whose checkpoint has other parts as well. `section` has the layers that this process
+    computes, None: all of them. Sizes are in elements.
     """
 
     architecture: str
@@ -148,6 +149,7 @@ class DecoderSpec:
     tower: bool = False
     moe: MoeSpec | None = None
     window_groups: tuple[int, ...] = ()
+    section: range | None = None
 
     @property
     def q_size(self) -> int:
@@ -205,7 +207,7 @@ class DecoderSpec:
         )
 
     def layer_specs(self) -> tuple[LayerSpec, ...]:
-        """Return the attention of every layer."""
+        """Return the attention of every layer of the section."""
         layers = (
             LayerSpec(
                 layer_id=i,
@@ -217,6 +219,7 @@ class DecoderSpec:
                 window=window,
             )
             for i, window in enumerate(self.windows)
+            if self.section is None or i in self.section
         )
         return grouped(layers, self.window_groups)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 
 from pegboard.core.interfaces.errors import ModelError
+from pegboard.toolkit.model.sections import Sections
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,11 +52,14 @@ class Cut(NamedTuple):
 
 
 class Ranks:
-    """Rank `index` of `size`. What ranks do together needs `connect` first."""
+    """Rank `index` of `size`, those that compute one section of layers: all layers, unless `sections` says otherwise.
+    What ranks do together needs `connect` first.
+    """
 
-    def __init__(self, size: int = 1, index: int = 0) -> None:
+    def __init__(self, size: int = 1, index: int = 0, sections: Sections | None = None) -> None:
         self.size = size
         self.index = index
+        self.sections = sections or Sections()
         self._together: Collectives | None = None
 
     def connect(self, together: Collectives) -> None:
@@ -102,8 +106,8 @@ class Ranks:
         return x if self.size == 1 else self.together.gather(x)
 
     def known(self, batch: ForwardBatch) -> None:
-        """Give all ranks the ids of a batch's tokens, where only rank 0 knows them."""
-        if self.size > 1 and PENDING in batch.extras:
+        """Give all ranks of the first section the ids of a batch's tokens, where only rank 0 knows them."""
+        if self.size > 1 and self.sections.first and PENDING in batch.extras:
             batch.input_ids = self.together.broadcast(batch.input_ids)
 
 
@@ -115,8 +119,11 @@ def ranks_of(ctx: ModelContext) -> Ranks:
 
 def alone(ctx: ModelContext) -> str | None:
     """Return None where one process computes a model, else what something has against ranks that does not know them."""
-    size = ranks_of(ctx).size
-    return None if size == 1 else f"it computes on one rank, and parallel.tensor is {size}"
+    ranks = ranks_of(ctx)
+    for key, count in (("tensor", ranks.size), ("pipeline", ranks.sections.count)):
+        if count > 1:
+            return f"it computes on one rank, and parallel.{key} is {count}"
+    return None
 
 
 def nothing(rows: int, columns: int, like: Tensor) -> Tensor:

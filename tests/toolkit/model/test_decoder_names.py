@@ -10,7 +10,9 @@ from safetensors.torch import save_file
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.toolkit.model.decoder_names import DecoderNames
+from pegboard.toolkit.model.decoder_ranks import sectioned, stored_bytes
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
+from pegboard.toolkit.model.sections import Sections
 from pegboard.toolkit.model.weights import check_weights, load_weights
 
 NAMES = ("embed_tokens.weight", "layers.0.mlp.up_proj.weight", "norm.weight")
@@ -134,3 +136,28 @@ def test_an_expert_that_lacks_is_named(tmp_path: Path) -> None:
     targets = names.targets({f"{name}.gate_up_proj": gate_up, f"{name}.down_proj": down})
     with pytest.raises(ModelError, match=r"lacks model\.layers\.0\.mlp\.experts\.2\.gate_proj\.weight \[3, 4\]"):
         check_weights(tmp_path, targets, ignore=names.ignores)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_tensor_is_for_one_section(layout: str, tmp_path: Path) -> None:
+    """Embeddings and head are the first one's, the final norm the last one's; what is of no section stays unknown."""
+    save(tmp_path, layout)
+    names = DecoderNames.of(spec(), tmp_path)
+    tensors = ["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"]
+    tensors += [f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1, 2, 10)]
+    sections = (range(2), range(2, 3), range(3, 11))
+    kept = [[name for name in tensors if not names.elsewhere(names.stored(name), one, 11)] for one in sections]
+    assert kept == [[*tensors[:2], *tensors[3:5]], [tensors[5]], [tensors[2], tensors[6]]]
+    for unknown in ("model.layers.11.mlp.up_proj.weight", "model.layers.x.weight", "model.more.weight"):
+        assert not names.elsewhere(names.stored(unknown), range(2), 11)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layers_are_divided_by_what_is_stored(layout: str, tmp_path: Path) -> None:
+    """Two numbers of float32 each in a layer, the embeddings and the head; nothing else counts."""
+    save(tmp_path, layout)
+    assert stored_bytes(spec(), tmp_path) == ([8 + 16], 8 + 8)
+    assert stored_bytes(spec(tied=True), tmp_path) == ([8 + 16], 8)
+    whole = spec()
+    assert sectioned(whole, Sections(), tmp_path) is whole
+    assert sectioned(whole, Sections(1, 0, [1]), None).section is None

@@ -3,8 +3,9 @@
     python -m benchmarks.parallel --part wire      # bytes and time of decode steps as differences
     python -m benchmarks.parallel --part reduce    # all-reduce between two processes
     python -m benchmarks.parallel --part tensor    # one process with two threads against two ranks with one each
+    python -m benchmarks.parallel --part pipeline  # the same with two sections of layers, with one lane and with two
 
-All parts run on two cores. `tensor` draws a random model of about 0.3B in bfloat16, and shows each process's memory.
+All parts run on two cores. The last two draw a random model of about 0.3B in bfloat16, and show each process's memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,17 +112,19 @@ def _reducing(meeting: str, index: int, name: str) -> None:
     made.close()
 
 
-def measured(tensor: int, threads: int, communicator: str, report: Callable[[dict[str, Any]], None]) -> None:
-    """Run one config in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.parallel", "--run", str(tensor), "--communicator", communicator]
+def measured(title: str, threads: int, *, loop: str = "normal", chunk: int = 1024, **parallel: Any) -> None:
+    """Run one config in a process of its own, and print what it finds."""
+    scheduler = {"loop": loop, "chunked_prefill_size": chunk}
+    settings = json.dumps({"parallel": parallel, "scheduler": scheduler})
     found = subprocess.run(
-        command, env={**os.environ, "OMP_NUM_THREADS": str(threads)}, stdout=subprocess.PIPE, check=True, text=True
-    )
-    report(json.loads(found.stdout.splitlines()[-1]))
+        [sys.executable, "-m", "benchmarks.parallel", "--run", settings],
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)}, stdout=subprocess.PIPE, check=True, text=True,
+    )  # fmt: skip
+    print(f"{title}: {found.stdout.splitlines()[-1]}", flush=True)
 
 
-def run(tensor: int, communicator: str) -> None:
-    """Print tokens per second of 1 and 16 streams, prompt tokens per second, and the memory of each process."""
+def run(settings: dict[str, Any]) -> None:
+    """Print tokens per second of 1, 16 and 32 streams, prompt tokens per second, and the memory of each process."""
     import psutil
 
     from pegboard.conformance.checkpoints import write_tiny_tokenizer
@@ -136,10 +138,10 @@ def run(tensor: int, communicator: str) -> None:
             "model": {"path": directory, "use": "dense", "load_format": "dummy", "dtype": "bfloat16",
                       "source": {"use": "hf", "needs_weights": False}},
             "runner": {"use": "layered"}, "attention": {"use": "torch"}, "memory": {"max_total_tokens": 16384},
-            "parallel": {"tensor": tensor, "communicator": {"use": communicator}}, "log_level": "warning",
+            "log_level": "warning", **settings,
         }  # fmt: skip
         with Engine(compose(data=config, env={})) as engine:
-            found = {f"{streams} streams, tokens/s": decoding(engine, streams) for streams in (1, 16)}
+            found = {f"{streams} streams, tokens/s": decoding(engine, streams) for streams in (1, 16, 32)}
             found["prompts, tokens/s"] = prefilling(engine)
             own = psutil.Process()
             sizes = [process.memory_full_info().uss / 2**20 for process in (own, *own.children())]
@@ -163,21 +165,29 @@ def prefilling(engine: Any, length: int = 1024) -> float:
 
 
 def tensor() -> None:
-    for ranks, threads, name in ((1, 2, "gloo"), (2, 1, "gloo"), (2, 1, "shm")):
-        title = "one process" if ranks == 1 else f"{ranks} ranks, {name}"
-        measured(ranks, threads, name, lambda found, title=title: print(f"{title}: {found}"))  # type: ignore[misc]
+    measured("one process", 2)
+    for name in COMMUNICATORS:
+        measured(f"2 ranks, {name}", 1, tensor=2, communicator={"use": name})
+
+
+def pipeline() -> None:
+    """Two sections, the loop `overlap` with a lane for each, and prompts in chunks that follow each other."""
+    for chunk in (1024, 128):
+        measured(f"one process, chunks of {chunk}", 2, chunk=chunk)
+        measured(f"2 sections, one lane, chunks of {chunk}", 1, chunk=chunk, pipeline=2)
+        measured(f"2 sections, two lanes, chunks of {chunk}", 1, loop="overlap", chunk=chunk, pipeline=2)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=["wire", "reduce", "tensor"], help="what to measure; all by default")
-    parser.add_argument("--run", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--communicator", default="shm", help=argparse.SUPPRESS)
+    parts = {"wire": wire, "reduce": reduce, "tensor": tensor, "pipeline": pipeline}
+    parser.add_argument("--part", choices=[*parts], help="what to measure; all by default")
+    parser.add_argument("--run", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.run:
-        run(args.run, args.communicator)
+        run(json.loads(args.run))
         return
-    for name, part in {"wire": wire, "reduce": reduce, "tensor": tensor}.items():
+    for name, part in parts.items():
         if args.part in (None, name):
             part()
 

@@ -86,7 +86,7 @@ class AddsToTheEmbeddings(_Spoiled):
     class network(_Wrapped):  # noqa: N801
         def change(self, batch: ForwardBatch) -> None:
             if batch.overlay is not None:
-                own = self.inner.embedding(batch.input_ids[batch.overlay.rows])
+                own = self.inner.embed(batch.input_ids[batch.overlay.rows])
                 changed(batch, states=batch.overlay.states + own)
 
 
@@ -121,7 +121,7 @@ class DeepStatesStay(_Spoiled):
                 self.kept = batch.overlay
             elif self.kept is not None:
                 rows = self.kept.rows
-                states = self.inner.embedding(batch.input_ids[rows])
+                states = self.inner.embed(batch.input_ids[rows])
                 batch.overlay = dataclasses.replace(self.kept, states=states)
 
 

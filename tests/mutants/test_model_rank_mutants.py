@@ -39,6 +39,7 @@ class LooksUpOthersRows(DenseFamily):
     def load(self):
         network = super().load()
         assert isinstance(network, DenseNetwork)
+        assert network.embedding is not None
         network.embedding.cut = Cut(0, network.embedding.cut.length, 0)
         return network
 
@@ -74,32 +75,55 @@ class ForgetsTheFinalNorm(DenseFamily):
 
     def load(self):
         network = super().load()
-        if not network.sections.first:
+        assert isinstance(network, DenseNetwork)
+        if network.norm is not None and not network.sections.first:
             torch.nn.init.ones_(network.norm.weight)
         return network
+
+
+class Around(Sections):
+    """Sections that do something else with `own`."""
+
+    def __init__(self, own):
+        super().__init__(own.count, own.index, own.layers)
+        self.own_sections = own
+
+    def receive(self, like):
+        return self.own_sections.receive(like)
+
+
+class Normed(Around):
+    norm: DecoderLayer
+
+    def hand_on(self, states, batch):
+        return self.own_sections.hand_on(states if self.last else self.norm.post_norm(states), batch)
+
+
+class AllRows(Around):
+    def hand_on(self, states, batch):
+        kept = batch.logits_indices
+        batch.logits_indices = kept if self.first else None
+        found = self.own_sections.hand_on(states, batch)
+        batch.logits_indices = kept
+        return found
 
 
 class HandsOnWhatIsNormed(DenseFamily):
     def load(self):
         network = super().load()
-        hand_on, norm = network.sections.hand_on, network.layers[0].post_norm
-        network.sections.hand_on = lambda x, batch: hand_on(norm(x) if not network.sections.last else x, batch)
+        assert isinstance(network, DenseNetwork)
+        layer = network.layers[0]
+        assert isinstance(layer, DecoderLayer)
+        network.sections = sections = Normed(network.sections)
+        sections.norm = layer
         return network
 
 
 class SendsAllRowsBack(DenseFamily):
     def load(self):
         network = super().load()
-        hand_on = network.sections.hand_on
-
-        def all_rows(states, batch):
-            kept = batch.logits_indices
-            batch.logits_indices = kept if network.sections.first else None
-            found = hand_on(states, batch)
-            batch.logits_indices = kept
-            return found
-
-        network.sections.hand_on = all_rows
+        assert isinstance(network, DenseNetwork)
+        network.sections = AllRows(network.sections)
         return network
 
 

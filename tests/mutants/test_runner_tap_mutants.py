@@ -258,6 +258,7 @@ class EmbedsInFloat64(Lending):
 class NormsAgain(Lending):
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         assert isinstance(self.ctx.network, DenseNetwork)
+        assert self.ctx.network.norm is not None
         return super().logits(self.ctx.network.norm(states))
 
 

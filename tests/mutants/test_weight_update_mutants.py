@@ -59,8 +59,10 @@ class TakesTheMemoryOver(Broken):
         def put(self, name: str, tensor: torch.Tensor) -> None:
             super().put(name, tensor)
             if name == NORM:
+                norm = self._network.norm
+                assert norm is not None
                 with torch.inference_mode():
-                    self._network.norm.weight.set_(tensor.untyped_storage(), 0, tensor.shape, tensor.stride())
+                    norm.weight.set_(tensor.untyped_storage(), 0, tensor.shape, tensor.stride())
 
 
 class ChecksNoShape(Broken):

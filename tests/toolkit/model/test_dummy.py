@@ -43,6 +43,7 @@ def test_the_dense_family_needs_no_files(tmp_path: Path, caplog: pytest.LogCaptu
         network = DenseFamily(DenseOptions(load_format="dummy"), context(directory)).load()
     assert "answers have no meaning" in caplog.text
     assert isinstance(network, DenseNetwork)
+    assert network.embedding is not None
     assert float(network.embedding.weight.float().std()) == pytest.approx(SCALE, rel=0.1)
 
 

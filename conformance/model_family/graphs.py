@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pegboard.conformance.model_family.base import ModelSuite
 from pegboard.conformance.rig.model_references import prompts
@@ -20,10 +17,8 @@ from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.forward import ForwardBatch
 from pegboard.core.interfaces.layers import LayerSpec, ModelSpec
 from pegboard.core.interfaces.model_family import Network
-from pegboard.toolkit.kernels.launch import Launch, observed
-
-Step = tuple[str, object, object]
-"""An operation: its name, and what its arguments look like."""
+from pegboard.toolkit.graph_trial import Recording, Step, seen
+from pegboard.toolkit.kernels.launch import observed
 
 
 class GraphTests(ModelSuite):
@@ -45,38 +40,6 @@ class GraphTests(ModelSuite):
         assert first, "a decode step asks for nothing"
         for place, (one, other) in enumerate(zip_longest(first, second)):
             assert one == other, f"operation {place} is {one} for one decode batch and {other} for another of its size"
-
-
-class Recording(TorchDispatchMode):
-    """Writes down what is asked for, but for what happens while it is `paused`."""
-
-    def __init__(self) -> None:
-        TorchDispatchMode.__init__(self)
-        self.steps: list[Step] = []
-        self.paused = False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if not self.paused:
-            self.steps.append((str(func), seen(args), seen(kwargs or {})))
-        return func(*args, **(kwargs or {}))
-
-    def note(self, launch: Launch) -> bool:
-        """Learn of a launch. It happens, and what Triton's interpreter then asks of torch is not the network's."""
-        name = str(getattr(launch.kernel, "__name__", launch.kernel))
-        self.steps.append((f"{name} {launch.grid}", seen(launch.arguments), seen(launch.constants)))
-        with self.pause():
-            launch()
-        return False
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        self.paused = True
-        try:
-            yield
-        finally:
-            self.paused = False
 
 
 class RecordedAttention(PlainAttention):
@@ -114,14 +77,3 @@ def operations_of(network: Network, spec: ModelSpec, requests: Sequence[Sequence
     with torch.inference_mode(), recording, observed(recording.note):
         network.logits(network.forward(batch))
     return recording.steps
-
-
-def seen(value: object) -> object:
-    """Return what an argument looks like: all of it, but shapes and types in place of tensors."""
-    if isinstance(value, torch.Tensor):
-        return tuple(value.shape), value.dtype, value.stride()
-    if isinstance(value, dict):
-        return {name: seen(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return tuple(seen(one) for one in value)
-    return value

@@ -17,12 +17,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pegboard.toolkit.graph_trial import Operator, RefusingReads, check_operator, name_of, tensors_in
 from pegboard.toolkit.kernels.launch import Launch, observed
 
 if TYPE_CHECKING:
@@ -30,24 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
-class LooksAtData(RuntimeError):
-    """What runs while a graph is recorded wants to know, or brings along, what a device does not know yet."""
-
-
-class _Operator(Protocol):
-    """One of torch's, as a dispatch mode is shown it."""
-
-    tags: Sequence[torch.Tag]
-    _schema: torch.FunctionSchema
-
-    def __call__(self, *args: object, **kwargs: object) -> object: ...
-
-    def decompose(self, *args: object, **kwargs: object) -> object: ...
-
-
-_LOOKS = frozenset({"numpy", "tolist", "__array__", "cpu", "__reduce_ex__"})
-"""Methods of tensors whose operators do not show that they read data. `cpu` would be a copy to the host elsewhere."""
 
 _UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 """Operators that only take memory: a graph has no part of them."""
@@ -57,13 +39,13 @@ _UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "ne
 class _Operation:
     """An operator with its frozen arguments, and where each of its new tensors is kept."""
 
-    func: _Operator
+    func: Operator
     args: tuple[object, ...]
     kwargs: Mapping[str, object]
     fresh: tuple[tuple[int, torch.Tensor], ...]
 
     def __call__(self) -> None:
-        found = _tensors(self.func(*self.args, **self.kwargs))
+        found = tensors_in(self.func(*self.args, **self.kwargs))
         for place, kept in self.fresh:
             kept.copy_(found[place])
 
@@ -109,7 +91,7 @@ class TapeCapture:
     def capture(self, run: Callable[[], T]) -> tuple[Replay, T]:
         tape = _Tape()
         recorder = _Recorder(tape)
-        with _Refusing(recorder), recorder, observed(recorder.launched):
+        with RefusingReads(lambda: recorder.paused), recorder, observed(recorder.launched):
             found = run()
         if self.limit is not None and self.memory() + tape.nbytes > self.limit:
             raise torch.OutOfMemoryError(f"graphs may take {self.limit} bytes, and one more needs {tape.nbytes}")
@@ -142,7 +124,7 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: _Operator,
+        func: Operator,
         types: Sequence[type],
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
@@ -150,7 +132,7 @@ class _Recorder(TorchDispatchMode):
         named = {} if kwargs is None else kwargs
         if self.paused:
             return func(*args, **named)
-        _check(func, args, named)
+        check_operator(func, args, named)
         with self:
             found = func.decompose(*args, **named)
         if found is not NotImplemented:
@@ -159,10 +141,10 @@ class _Recorder(TorchDispatchMode):
         self._note(func, args, named, found)
         return found
 
-    def _note(self, func: _Operator, args: Sequence[object], kwargs: Mapping[str, object], found: object) -> None:
-        name = _name(func)
-        known = {0, *(_memory(one) for one in _tensors([*args, *kwargs.values()]))}
-        new = [(place, one.detach()) for place, one in enumerate(_tensors(found)) if _memory(one) not in known]
+    def _note(self, func: Operator, args: Sequence[object], kwargs: Mapping[str, object], found: object) -> None:
+        name = name_of(func)
+        known = {0, *(_memory(one) for one in tensors_in([*args, *kwargs.values()]))}
+        new = [(place, one.detach()) for place, one in enumerate(tensors_in(found)) if _memory(one) not in known]
         self._tape.own += [one for _, one in new]
         if name in _UNWRITTEN or torch.Tag.inplace_view in func.tags:
             return
@@ -186,66 +168,6 @@ class _Recorder(TorchDispatchMode):
             yield
         finally:
             self.paused = False
-
-
-class _Refusing(TorchFunctionMode):
-    """Refuses methods that read data without an operator that shows it."""
-
-    def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        name = getattr(func, "__name__", "")
-        if name in _LOOKS and not self._recorder.paused:
-            raise LooksAtData(f"Tensor.{name} while a graph is recorded: a replay would not run it")
-        return func(*args, **({} if kwargs is None else kwargs))
-
-
-def _check(func: _Operator, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-    """Raise LooksAtData for an operator for which the host has to wait, or that brings data from there."""
-    name, tags = _name(func), func.tags
-    if name == "lift_fresh":
-        if any(one.dim() for one in _tensors(args)):
-            raise LooksAtData("a tensor is made of the host's data while a graph is recorded: it would stay as it is")
-        return
-    if torch.Tag.data_dependent_output in tags:
-        raise LooksAtData(f"{func} looks at data while a graph is recorded: a replay would not run it")
-    chosen = name.startswith(("index", "_index_put")) and _picks(name, args)
-    sized = torch.Tag.dynamic_output_shape in tags and name != "index" and kwargs.get("output_size") is None
-    if chosen or sized:
-        raise LooksAtData(f"{func} has a result whose shape depends on data, while a graph is recorded")
-
-
-def _picks(name: str, args: Sequence[object]) -> bool:
-    """Return whether an indexing operator has a mask for an index, whose true ones would have to be counted. With one
-    value for all of them it is a masked fill.
-    """
-    if len(args) < 2 or not isinstance(args[1], list | tuple):
-        return False
-    masks = any(one.dtype in (torch.bool, torch.uint8) for one in _tensors(args[1]))
-    value = args[2] if len(args) > 2 else None
-    filled = name != "index" and isinstance(value, torch.Tensor) and value.numel() == 1
-    return masks and not filled
-
-
-def _name(func: _Operator) -> str:
-    return func._schema.name.rpartition("::")[2]
-
-
-def _tensors(value: object) -> list[torch.Tensor]:
-    """Return all tensors of an operator's arguments or results, in order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for one in value for tensor in _tensors(one)]
-    return []
 
 
 def _frozen(value: Any) -> object:

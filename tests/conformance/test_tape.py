@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.conformance.rig.tape import LooksAtData, TapeCapture
+from pegboard.conformance.rig.tape import TapeCapture
+from pegboard.toolkit.graph_trial import LooksAtData
 from pegboard.toolkit.kernels.launch import Grid, launch
 
 if TYPE_CHECKING:

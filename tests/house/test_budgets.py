@@ -22,8 +22,8 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 600,
-    "plugins": 71_350,
-    "toolkit": 19_280,
+    "plugins": 72_400,
+    "toolkit": 19_600,
     "tools": 12_220,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from pegboard.plugins.linear_triton.experts import CodedExperts, stacked
 from pegboard.plugins.linear_triton.options import TritonProductsOptions
-from pegboard.plugins.linear_triton.slabs import WIDEST, Slabs, constants_of, mergeable, slabs_of
+from pegboard.plugins.linear_triton.slabs import KINDS, WIDEST, Slabs, constants_of, mergeable, slabs_of
 from pegboard.plugins.quantization.api import LinearContext, Linears
 from pegboard.toolkit.kernels import interpreter, objection
 from pegboard.toolkit.kernels.launch import launch
 from pegboard.toolkit.kernels.operations import TYPES, power_of_two
 from pegboard.toolkit.model.experts import ExpertsMethod
-from pegboard.toolkit.model.layouts import Code, Codes, Layout
+from pegboard.toolkit.model.layouts import Code, Codes, Layout, exact
 from pegboard.toolkit.model.linear import LinearMethod, Site
 
 FEWEST, MOST = 16, 64
@@ -47,11 +47,11 @@ class TritonProducts(Linears[TritonProductsOptions]):
         return _Coded([self._piece(name, run) for run in _runs(parts)])
 
     def build_experts(self, site: Site, experts: Sequence[Sequence[tuple[Layout, Codes]]]) -> ExpertsMethod:
-        """Where all experts are of the same layouts, and none is plain, a product is one launch, or two of parts that
-        are not. Else each expert has a product of its own.
+        """Where all experts are of the same layouts, and the kernels decode all of them, a product is one launch, or
+        two of parts that are not. Else each expert has a product of its own.
         """
         name = ", ".join(part.name for part in site.parts)
-        if any(layout.code is Code.PLAIN for parts in experts for layout, _ in parts):
+        if any(layout.code not in KINDS for parts in experts for layout, _ in parts):
             return super().build_experts(site, experts)
         cut = [[slabs_of(name, run) for run in _runs(parts)] for parts in experts]
         if len({len(pieces) for pieces in cut}) > 1:
@@ -63,6 +63,8 @@ class TritonProducts(Linears[TritonProductsOptions]):
     def _piece(self, name: str, run: Sequence[tuple[Layout, Codes]]) -> _Piece:
         if run[0][0].code is Code.PLAIN:
             return _Plain(torch.cat([codes.codes.to(self.ctx.dtype) for _, codes in run]))
+        if run[0][0].code not in KINDS:
+            return _Dequantised(run, self.ctx.dtype)
         return _Product(slabs_of(name, run), self.options)
 
 
@@ -98,6 +100,18 @@ class _Plain(_Piece):
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, self._weight, bias)
+
+
+class _Dequantised(_Piece):
+    """Codes that the kernels do not decode, since 16 bits do not hold their numbers: dequantised in each product."""
+
+    def __init__(self, run: Sequence[tuple[Layout, Codes]], dtype: torch.dtype) -> None:
+        self._run, self._dtype = tuple(run), dtype
+        self.rows = sum(codes.codes.shape[0] for _, codes in run)
+        self.nbytes = sum(codes.nbytes for _, codes in run)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, torch.cat([exact(layout, codes, self._dtype) for layout, codes in self._run]), bias)
 
 
 class _Product(_Piece):

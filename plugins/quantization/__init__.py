@@ -40,7 +40,7 @@ def _format(name: str, factory: str, summary: str) -> Provider:
 plugin = Plugin(
     name="quantization",
     version="0.1.0",
-    summary="quantised weights: fp8, compressed-tensors, AWQ, GPTQ, ModelOpt and MXFP4 checkpoints",
+    summary="quantised weights: fp8, compressed-tensors, AWQ, GPTQ, ModelOpt, MXFP4 and bitsandbytes checkpoints",
     contracts=(WEIGHT_FORMAT, LINEAR),
     hooks=(f"{_HERE}.hooks:QuantizationHooks",),
     fields={"": f"{_HERE}.options:QuantizationFields"},
@@ -51,6 +51,7 @@ plugin = Plugin(
         _format("gptq", "gptq:Gptq", "GPTQ, 4 or 8 bits in groups, act-order too"),
         _format("modelopt", "modelopt:ModelOpt", "ModelOpt's: float8, NVFP4 and MXFP8"),
         _format("mxfp4", "mxfp4:MxFp4", "experts in 4-bit floats, a power of two for 32 of them (gpt-oss)"),
+        _format("bitsandbytes", "bitsandbytes:BitsAndBytes", "bitsandbytes' NF4 and FP4, double quantisation too"),
         _format("codes", "codes:KeptCodes", "4 and 8 bits of a GGUF file, as Pegboard converts it (Q4_0, Q8_0)"),
         Provider(
             "linear",

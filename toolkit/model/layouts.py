@@ -29,11 +29,15 @@ class Code(enum.Enum):
     E5M2 = "e5m2"
     E2M1 = "e2m1"
     """A sign and one of 0, 0.5, 1, 1.5, 2, 3, 4, 6 (OCP Microscaling Formats 1.0)."""
+    NF4 = "nf4"
+    """16 quantiles of a normal distribution, -1 to 1 (Dettmers et al. 2023, QLoRA, appendix E)."""
+    FP4 = "fp4"
+    """A sign and one of eight numbers up to 1, as bitsandbytes has them."""
 
     @property
     def packed(self) -> bool:
         """Whether two codes share a byte."""
-        return self in (Code.INT4, Code.UINT4, Code.E2M1)
+        return self in (Code.INT4, Code.UINT4) or self in TABLES
 
     @property
     def integer(self) -> bool:
@@ -46,7 +50,19 @@ class Code(enum.Enum):
         return 0 if self is Code.PLAIN else 4 if self.packed else 8
 
 
-E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_FP4 = (0.0, 0.0625 / 12, 8 / 12, 1.0, 4 / 12, 6 / 12, 2 / 12, 3 / 12)
+TABLES = {
+    Code.E2M1: (*_E2M1, *(-value for value in _E2M1)),
+    Code.FP4: (*_FP4, *(-value for value in _FP4)),
+    Code.NF4: (
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+        -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+        0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ),
+}  # fmt: skip
+"""The numbers of codes that are looked up."""
 _AT_ONCE = 2**20
 """Numbers that become float32 at once."""
 
@@ -152,15 +168,15 @@ def _numbers(code: Code, codes: Tensor) -> Tensor:
     """Return what codes stand for before zeros and scales: a new float32 [rows, cols]."""
     if not code.packed:
         return codes.to(torch.float32, copy=True)
-    if code is Code.E2M1:
-        return _e2m1(codes.device)[unpack(codes).int()]
+    if code in TABLES:
+        return _table(code, codes.device)[unpack(codes).int()]
     return unpack(codes).float().sub_(8.0 if code is Code.INT4 else 0.0)
 
 
 @functools.cache
-def _e2m1(device: torch.device) -> Tensor:
-    """Return the numbers of all codes: made once, since a graph cannot bring them to a device."""
-    return torch.tensor([*E2M1_VALUES, *(-one for one in E2M1_VALUES)], device=device)
+def _table(code: Code, device: torch.device) -> Tensor:
+    """Return the numbers of all codes, float32 [16]: made once, since a graph cannot bring them to a device."""
+    return torch.tensor(TABLES[code], device=device)
 
 
 def _spread(blocks: Tensor, part: slice, layout: Layout, codes: Codes, cols: int) -> Tensor:

@@ -31,6 +31,8 @@ LAYOUTS = (
     Layout(Code.UINT4, (1, 32), zeros=True, ordered=True),
     Layout(Code.E2M1, (1, 32)),
     Layout(Code.E2M1, (1, 16)),
+    Layout(Code.NF4, (1, 64)),
+    Layout(Code.FP4, (1, 32)),
 )
 """One of each kind. 128 divides none of the sizes below."""
 
@@ -38,6 +40,9 @@ COLS = 192
 EXPERTS = 5
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """The largest relative error of one rounding."""
+
+_LARGEST = {Code.E4M3: 448.0, Code.E5M2: 4096.0, Code.E2M1: 6.0, Code.NF4: 1.0, Code.FP4: 1.0}
+"""Of codes that are no integers."""
 
 Parts = Sequence[tuple[Layout, Codes]]
 
@@ -47,7 +52,7 @@ def drawn(layout: Layout, rows: int, seed: int) -> Codes:
     draw = torch.Generator().manual_seed(seed)
     if layout.code is Code.PLAIN:
         return Codes(torch.randn(rows, COLS, generator=draw).bfloat16())
-    largest = {Code.E4M3: 448.0, Code.E5M2: 4096.0, Code.E2M1: 6.0}.get(layout.code, 2.0 ** (layout.code.bits - 1))
+    largest = _LARGEST.get(layout.code, 2.0 ** (layout.code.bits - 1))
     if layout.code in (Code.E4M3, Code.E5M2):
         kind = torch.float8_e4m3fn if layout.code is Code.E4M3 else torch.float8_e5m2
         codes = (torch.randn(rows, COLS, generator=draw).clamp(-4, 4) * largest / 4).to(kind)

@@ -273,10 +273,54 @@ def kept_codes(bits: int) -> Callable[[Matrix, np.random.Generator], Written]:
     return write
 
 
+NF4 = [
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+]  # fmt: skip
+FP4 = [sign * value / 12 for sign in (1, -1) for value in (0, 0.0625, 8, 12, 4, 6, 2, 3)]
+
+
+def bitsandbytes(kind: str, block: int, *, nested: bool = False) -> Callable[[Matrix, np.random.Generator], Written]:
+    """16 numbers up to 1, times the largest magnitude of a block of the flat matrix: codes two in a byte, the first in
+    the high bits. If `nested`, these magnitudes less their mean are rounded to 256 numbers up to 1, times the largest
+    of 256 of them.
+    """
+    table = np.array({"nf4": NF4, "fp4": FP4}[kind], dtype=np.float32)
+
+    def write(matrix: Matrix, draw: np.random.Generator) -> Written:
+        flat = np.pad(matrix.reshape(-1), (0, -matrix.size % block)).reshape(-1, block)
+        scales = np.abs(flat).max(-1).astype(np.float32)
+        state = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": list(matrix.shape)}
+        tensors = {"weight.quant_map": torch.from_numpy(table.copy())}
+        if nested:
+            places = np.sort(draw.uniform(-1, 1, 256)).astype(np.float32)
+            offset = scales.mean()
+            parts = np.pad(scales - offset, (0, -len(scales) % 256)).reshape(-1, 256)
+            most = np.maximum(np.abs(parts).max(-1), np.float32(1e-3))
+            chosen = np.abs((parts / most[:, None])[..., None] - places).argmin(-1).reshape(-1)[: len(scales)]
+            tensors["weight.absmax"] = torch.from_numpy(chosen.astype(np.uint8))
+            tensors["weight.nested_absmax"] = torch.from_numpy(most)
+            tensors["weight.nested_quant_map"] = torch.from_numpy(places)
+            scales = places[chosen] * np.repeat(most, 256)[: len(scales)] + offset  # in float32, as bitsandbytes
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": float(offset)}
+        else:
+            tensors["weight.absmax"] = torch.from_numpy(scales)
+        codes = np.abs((flat / scales[:, None])[..., None] - table).argmin(-1)
+        meant = (table[codes].astype(np.float64) * scales[:, None]).reshape(-1)[: matrix.size].reshape(matrix.shape)
+        numbers = codes.reshape(-1)[: matrix.size].astype(np.uint8)
+        tensors["weight"] = torch.from_numpy(numbers[::2] << 4 | numbers[1::2]).view(-1, 1)
+        told = np.frombuffer(json.dumps(state).encode(), np.uint8).copy()
+        return {**tensors, f"weight.quant_state.bitsandbytes__{kind}": torch.from_numpy(told)}, meant
+
+    return write
+
+
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 _CT = {"quant_method": "compressed-tensors"}
 _MODELOPT = {"quant_method": "modelopt", "producer": {"name": "modelopt"}}
 _GPTQ = {"quant_method": "gptq", "bits": 4}
+_BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 
 
 def _column(scales: Tensor) -> Tensor:
@@ -321,6 +365,9 @@ WRITERS: Mapping[str, Writer] = {
     "ct nvfp4": Writer(
         {**_CT, "format": "nvfp4-pack-quantized"}, nvfp4("weight_packed", "weight_global_scale", divided=True)
     ),
+    "bnb nf4": Writer({**_BNB, "bnb_4bit_quant_type": "nf4"}, bitsandbytes("nf4", 32)),
+    "bnb nf4 nested": Writer({**_BNB, "bnb_4bit_use_double_quant": True}, bitsandbytes("nf4", 64, nested=True)),
+    "bnb fp4": Writer({**_BNB, "bnb_4bit_quant_type": "fp4"}, bitsandbytes("fp4", 128)),
     "modelopt fp8": Writer(
         {**_MODELOPT, "quant_algo": "FP8"},
         float8(0, 0, "weight_scale", shape=lambda scales: scales.reshape(()), static=True),

@@ -56,6 +56,11 @@ class TestModelOpt(Written, WeightFormatContract):
     words = ("modelopt",)
 
 
+class TestBitsAndBytes(Written, WeightFormatContract):
+    provider = "bitsandbytes"
+    words = ("bnb",)
+
+
 class TestGptq(Written, WeightFormatContract):
     provider = "gptq"
     words = ("gptq",)

@@ -54,6 +54,8 @@ def _cases() -> Iterator[Case]:
         yield Case(f"norms {dim} bf16", lambda target, dim=dim: _norms(target, dim, torch.bfloat16))
     yield Case("norms 4096 fp32", lambda target: _norms(target, 4096, torch.float32))
     yield Case("silu 14336 bf16", lambda target: operations.silu_mul(target.empty(TOKENS, 2 * 14336)))
+    gpt_oss = operations.SiluGate(1.702, 7.0, 1.0, interleaved=True)
+    yield Case("silu 2880 bf16, gpt-oss", lambda target: operations.gated_silu(target.empty(TOKENS, 5760), gpt_oss))
     llama = 32, 8, 128, 64
     yield Case("heads llama-8b bf16", lambda target: _heads(target, llama, False))
     yield Case("heads qwen3-8b bf16", lambda target: _heads(target, llama, True))

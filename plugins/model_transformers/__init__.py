@@ -12,7 +12,7 @@ plugin = Plugin(
             name="transformers",
             factory="pegboard.plugins.model_transformers.family:TransformersFamily",
             summary="causal language models through transformers' attention interface, on paged KV",
-            provides=frozenset({"additions", "kv_scales", "taps", "updates"}),
+            provides=frozenset({"additions", "graph", "kv_scales", "taps", "updates"}),
             rank=10,
         ),
     ),

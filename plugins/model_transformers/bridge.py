@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
     from pegboard.plugins.model_transformers.rounds import Segment
+    from pegboard.toolkit.model.linear import Site
 
 PAGED = "pegboard_paged"
 """The attention of a served model. No mask function stands under this name, so transformers builds no mask at all."""
@@ -87,8 +88,10 @@ class PagedAttention(Handler):
 
 
 def _packed(heads_first: torch.Tensor) -> torch.Tensor:
-    """[1, heads, tokens, dim] as contiguous [tokens, heads, dim]."""
-    return heads_first[0].transpose(0, 1).contiguous()
+    """[1, heads, tokens, dim] as [tokens, heads, dim], the heads of a token one after another."""
+    found = heads_first[0].transpose(0, 1)
+    dense = found.stride(2) == 1 and found.stride(1) == found.shape[2]
+    return found if dense else found.contiguous()
 
 
 _HANDLER: ContextVar[Handler] = ContextVar("pegboard_transformers_handler")
@@ -113,6 +116,20 @@ def batch_of_pass() -> ForwardBatch | None:
     """Return the batch whose pass this is, None in a pass of the model's own attention."""
     handler = _HANDLER.get(None)
     return handler.batch if isinstance(handler, PagedAttention) else None
+
+
+def add_to(site: Site, x: torch.Tensor, out: torch.Tensor) -> None:
+    """Have the batch of this pass add to a product `out` [1, tokens, rows] of x, in place, if it adds to products.
+    Raise RuntimeError for a product of some of its tokens.
+    """
+    batch = batch_of_pass()
+    if batch is None or batch.additions is None:
+        return
+    rows = out.view(-1, out.shape[-1])
+    if rows.shape[0] != batch.num_tokens:
+        name = site.parts[0].name
+        raise RuntimeError(f"{name} is called with {rows.shape[0]} rows, not with the batch's {batch.num_tokens}")
+    batch.additions.add(site.number, x.reshape(-1, x.shape[-1]), rows)
 
 
 def segments_of_pass() -> tuple[Segment, ...] | None:

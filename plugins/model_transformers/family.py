@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ from pegboard.toolkit.model.kv_groups import grouped, groups_of, window_groups
 from pegboard.toolkit.model.kv_scales import read_kv_scales
 from pegboard.toolkit.model.ranks import alone
 from pegboard.toolkit.model.weights import checkpoint_files, read_header
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,16 +86,19 @@ class TransformersFamily(ModelFamily[NoOptions]):
         return self._spec
 
     def load(self) -> Network:
-        network = TransformersNetwork(load_model(self.ctx, self._trace.parameters), self._trace, self.ctx.services)
-        network.store = self._store(network.model)
+        found = self._trace
+        linears = [name for names in found.one_input for name in names]
+        model, coded = load_model(self.ctx, found.parameters, linears, found.experts)
+        network = TransformersNetwork(model, found, self.ctx.services, coded)
+        network.store = self._store(network)
         return network
 
-    def _store(self, model: torch.nn.Module) -> WeightStore | str:
+    def _store(self, network: TransformersNetwork) -> WeightStore | str:
         """Return the weights, to be replaced, or why they cannot be."""
         if quantized_weights(self.ctx) is not None:
             return "its weights are quantised"
         stored = {name for file in checkpoint_files(self.ctx.directory) for name in read_header(file)}
-        store = TransformersStore(model, stored)
+        store = TransformersStore(network.model, stored, network.replaced)
         renamed = store.expected().keys() - stored
         return f"transformers makes {min(renamed)} of other tensors of the checkpoint" if renamed else store
 
@@ -100,16 +106,32 @@ class TransformersFamily(ModelFamily[NoOptions]):
         return read_kv_scales(self.ctx.directory, (layer.layer_id for layer in self._spec.layers))
 
     def probe(self, network: Network, run: ProbeRun) -> None:
-        """Two requests of different lengths in one batch against the model's own attention on each alone."""
+        """Two requests of different lengths in one batch against the model's own attention on each alone. If they are
+        wrong, parts that are replaced are given up, one kind after the other. Then weights are packed, where that pays.
+        """
         assert isinstance(network, TransformersNetwork)
         prompts = probe_prompts(self.spec)
         references = [network.reference_logits(prompt) for prompt in prompts]
+        while (wrong := self._wrong(prompts, references, run)) is not None:
+            if (kind := network.replaced.give_up()) is None:
+                raise wrong
+            logger.warning("%s: the %s of transformers are used, and not ours: %s", self.ctx.architecture, kind, wrong)
+        if not network.replaced.packs:
+            return
+        network.replaced.pack()
+        if (wrong := self._wrong(prompts, references, run)) is not None:
+            logger.warning("%s: weights are not packed: %s", self.ctx.architecture, wrong)
+            network.replaced.unpack()
+
+    def _wrong(self, prompts: list[list[int]], references: list[torch.Tensor], run: ProbeRun) -> ModelError | None:
+        """Return what is wrong with the logits of prompts in a batch."""
+        name = self.ctx.architecture
         try:
             found = run.logits(prompts)
         except (RuntimeError, LookupError, TypeError, ValueError, NotImplementedError) as err:
-            raise ModelError(
-                f"{self.ctx.architecture} does not run on paged attention: {type(err).__name__}: {err}"
-            ) from err
+            wrong = ModelError(f"{name} does not run on paged attention: {type(err).__name__}: {err}")
+            wrong.__cause__ = err
+            return wrong
         exact = self.ctx.dtype == torch.float32
         tolerance = _FLOAT32_TOLERANCE if exact else _HALF_TOLERANCE
         for number, (ours, theirs) in enumerate(zip(found, references, strict=True), start=1):
@@ -117,12 +139,13 @@ class TransformersFamily(ModelFamily[NoOptions]):
             # In half precision single positions may differ, a whole request may not.
             error = float(errors.max() if exact else errors.quantile(0.75))
             if not error <= tolerance:
-                raise ModelError(
-                    f"{self.ctx.architecture} gives wrong logits on paged attention: request {number} of a batch of "
+                return ModelError(
+                    f"{name} gives wrong logits on paged attention: request {number} of a batch of "
                     f"{len(prompts)} is off by {error:.3g} relative (at most {tolerance:g} is right), compared with "
                     "the model's own attention on that request alone. It mixes tokens outside of attention, or "
                     "ignores positions"
                 )
+        return None
 
 
 def probe_prompts(spec: ModelSpec) -> list[list[int]]:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.plugins.model_transformers import bridge, experts
 from pegboard.plugins.model_transformers.configs import config_of
+from pegboard.plugins.model_transformers.merged import CodedLinears
+from pegboard.plugins.model_transformers.rope import hold_rope_still
 from pegboard.toolkit.model.coded import QuantizedWeights, quantized_weights, slots_of
 from pegboard.toolkit.model.weights import CODES, StoredTensor, checkpoint_files, read_header, unexplained
 from pegboard.toolkit.system.progress import progress
 
 if TYPE_CHECKING:
-    import torch
-
     from pegboard.core.interfaces.model_family import ModelContext
 
 logger = logging.getLogger(__name__)
@@ -31,8 +32,12 @@ _Files = Mapping[Path, Mapping[str, StoredTensor]]
 """What each file of a checkpoint holds."""
 
 
-def load_model(ctx: ModelContext, parameters: int) -> torch.nn.Module:
-    """Return the causal language model of `ctx`, with its weights, on `ctx.device`, calling our attention.
+def load_model(
+    ctx: ModelContext, parameters: int, linears: Collection[str], stacked: Mapping[str, torch.nn.Module]
+) -> tuple[torch.nn.Module, CodedLinears]:
+    """Return the causal language model of `ctx`, with its weights, on `ctx.device`, calling our attention; and those of
+    its linear layers `linears` whose weights are quantised: they have none, and stay codes. So do those modules of
+    experts whose matrices the checkpoint has in one tensor; `stacked` are such modules by name, without weights.
 
     `parameters` are the numbers in all weights that its config asks for. A checkpoint with less than half of them is
     refused before there is memory for them; one that lacks single tensors is refused by their names, once the others
@@ -40,21 +45,16 @@ def load_model(ctx: ModelContext, parameters: int) -> torch.nn.Module:
 
     Raises ModelError naming file, tensor and shapes where the checkpoint does not fit its config.
     """
-    files = {file: read_header(file) for file in checkpoint_files(ctx.directory)}
-    stored = sum(math.prod(tensor.shape) for tensors in files.values() for tensor in tensors.values())
     weights = quantized_weights(ctx)
-    if weights is None and parameters > 2 * stored:
-        raise ModelError(
-            f"the checkpoint does not fit its config: {ctx.directory / 'config.json'} asks for {parameters} numbers, "
-            f"and the *.safetensors beside it hold {stored}"
-        )
+    files = _files_of(ctx, parameters if weights is None else 0)
     bridge.register()
     experts.register()
+    kept = _kept(weights, linears, stacked)
     try:
         with _quiet(), progress("reading weights"):
             model, info = _reader_of(ctx)(
                 str(ctx.directory) if weights is None else None,
-                state_dict=None if weights is None else _dequantized(ctx, weights),
+                state_dict=None if weights is None else _dequantized(ctx, weights, kept),
                 config=config_of(ctx.hf_config),
                 dtype=ctx.dtype,
                 attn_implementation=bridge.PAGED,
@@ -68,8 +68,56 @@ def load_model(ctx: ModelContext, parameters: int) -> torch.nn.Module:
     except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as err:
         raise ModelError(f"{ctx.directory}: {ctx.architecture} cannot be loaded: {err}") from err
     _check_loaded(ctx, files, info)
-    loaded: torch.nn.Module = model.eval().requires_grad_(False).to(ctx.device)
-    return loaded
+    loaded: torch.nn.Module = model.eval().requires_grad_(False)
+    hold_rope_still(loaded)
+    if weights is not None:
+        _use_codes(loaded, ctx, weights, kept)
+    return loaded.to(ctx.device), CodedLinears(kept.linears, weights)
+
+
+def _files_of(ctx: ModelContext, parameters: int) -> _Files:
+    """Return what each file of the checkpoint holds. Raises ModelError where that is less than half of `parameters`."""
+    files = {file: read_header(file) for file in checkpoint_files(ctx.directory)}
+    stored = sum(math.prod(tensor.shape) for tensors in files.values() for tensor in tensors.values())
+    if parameters > 2 * stored:
+        raise ModelError(
+            f"the checkpoint does not fit its config: {ctx.directory / 'config.json'} asks for {parameters} numbers, "
+            f"and the *.safetensors beside it hold {stored}"
+        )
+    return files
+
+
+class _Kept(NamedTuple):
+    """Names of linear layers, and of modules of experts, whose weights stay codes."""
+
+    linears: frozenset[str]
+    experts: frozenset[str]
+
+    def has(self, name: str) -> bool:
+        """Return whether a tensor is the weight of one of them."""
+        return name.removesuffix(".weight") in self.linears or name.rpartition(".")[0] in self.experts
+
+
+def _kept(weights: QuantizedWeights | None, linears: Collection[str], stacked: Mapping[str, torch.nn.Module]) -> _Kept:
+    if weights is None:
+        return _Kept(frozenset(), frozenset())
+    matrices, is_experts, fits = weights.matrices, experts.is_experts, experts.fits_codes
+    coded = (name for name in linears if f"{name}.weight" in matrices)
+    return _Kept(
+        frozenset(coded),
+        frozenset(name for name, module in stacked.items() if is_experts(module) and fits(name, module, matrices)),
+    )
+
+
+def _use_codes(model: torch.nn.Module, ctx: ModelContext, weights: QuantizedWeights, kept: _Kept) -> None:
+    """Empty the weights of what stays codes, and have experts multiply by theirs on the device."""
+    for name in kept.linears:
+        linear = model.get_submodule(name)
+        linear.weight = torch.nn.Parameter(torch.empty(0, dtype=ctx.dtype), requires_grad=False)
+    for name in sorted(kept.experts):
+        module = model.get_submodule(name)
+        assert experts.is_experts(module)
+        experts.keep_codes(name, module, weights, ctx.device)
 
 
 def _reader_of(ctx: ModelContext) -> Callable[..., tuple[torch.nn.Module, dict[str, object]]]:
@@ -84,12 +132,11 @@ def _reader_of(ctx: ModelContext) -> Callable[..., tuple[torch.nn.Module, dict[s
     return read
 
 
-def _dequantized(ctx: ModelContext, weights: QuantizedWeights) -> dict[str, torch.Tensor]:
-    """Return all tensors of a checkpoint by name: exact numbers, in the model's type, of those that are quantised.
-    Raises ModelError for a matrix of codes that no format explains, whose numbers would be taken for weights.
+def _dequantized(ctx: ModelContext, weights: QuantizedWeights, kept: _Kept) -> dict[str, torch.Tensor]:
+    """Return all tensors of a checkpoint by name: exact numbers, in the model's type, of those that are quantised, and
+    for those that stay codes tensors without memory. Raises ModelError for a matrix of codes that no format explains,
+    whose numbers would be taken for weights.
     """
-    import torch
-
     found = {}
     for name, slot in slots_of(ctx.directory).items():
         if name not in weights.parts:
@@ -97,6 +144,9 @@ def _dequantized(ctx: ModelContext, weights: QuantizedWeights) -> dict[str, torc
                 raise slot.wrong(unexplained(slot.dtype))
             found[name] = slot.read()
     for name, matrix in weights.matrices.items():
+        if kept.has(name):
+            found[name] = torch.zeros((), dtype=ctx.dtype).expand(matrix.shape)
+            continue
         found[name] = torch.empty(matrix.shape, dtype=ctx.dtype)
         matrix.fill(found[name])
     return found

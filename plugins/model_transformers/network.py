@@ -12,19 +12,23 @@ import torch
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.model_family import Network
 from pegboard.plugins.model_transformers import bridge
-from pegboard.plugins.model_transformers.experts import EXPERTS
+from pegboard.plugins.model_transformers.capture import capture_objection
+from pegboard.plugins.model_transformers.experts import EXPERTS, keeps_codes
 from pegboard.plugins.model_transformers.head import Body, Head
 from pegboard.plugins.model_transformers.latent import keep_latents
+from pegboard.plugins.model_transformers.replaced import Replaced
 from pegboard.plugins.model_transformers.rounds import Segment, segments_of
 from pegboard.plugins.model_transformers.segments import keep_states
 from pegboard.plugins.model_transformers.sites import find_sites
 from pegboard.plugins.model_transformers.states import PROVIDER, States, layers_of
 from pegboard.plugins.model_transformers.trace import hidden_states
+from pegboard.toolkit.model.packed import why_not_packed
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
     from pegboard.core.interfaces.layers import LayerSpec
     from pegboard.core.interfaces.weights import WeightStore
+    from pegboard.plugins.model_transformers.merged import CodedLinears
     from pegboard.plugins.model_transformers.trace import Trace
 
 
@@ -33,7 +37,13 @@ class TransformersNetwork(Network):
     tokens apart, and attention, which alone looks at other tokens, is ours. It does not have the capability `overlay`.
     """
 
-    def __init__(self, model: Any, trace: Trace, services: Mapping[str, object] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        model: Any,
+        trace: Trace,
+        services: Mapping[str, object] = MappingProxyType({}),
+        coded: CodedLinears | None = None,
+    ) -> None:
         self.model = model
         self.store: WeightStore | str = "the family has not said how"
         """Its weights, to be replaced, or why they cannot be."""
@@ -44,9 +54,14 @@ class TransformersNetwork(Network):
         self._layers: dict[torch.nn.Module, LayerSpec] = {
             model.get_submodule(name): layer for name, layer in zip(trace.modules, trace.layers, strict=True)
         }
-        find_sites(model, self._head.body, services, (kept.name for kept in trace.states))
+        weight = next(model.parameters())
+        packs = why_not_packed(weight.dtype, weight.device) is None
+        self.replaced = Replaced(model, trace.one_input, coded, packs=packs)
+        find_sites(model, self._head.body, services, (kept.name for kept in trace.states), self.replaced.groups)
         self._body = Body(self._head.body)
         self._states = States(layers_of(model, trace), self._body, trace.hidden_size)
+        self._tried = False
+        self._objection: str | None = None
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         if batch.overlay is not None:
@@ -62,6 +77,17 @@ class TransformersNetwork(Network):
         if batch.states is None:
             raise RuntimeError("the model's layers keep states, and the batch has none: no device part has set them")
         return segments_of(batch.states, batch.num_tokens)
+
+    def capture_objection(self) -> str | None:
+        """See `capture`; tried once."""
+        if self._keeps_states:
+            return "its layers keep states, which graphs do not have"
+        if not self._tried:
+            self._objection, self._tried = capture_objection(self.model, self._layers, self._step), True
+        return self._objection
+
+    def _step(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return self.logits(hidden_states(self._body(ids, positions))[0])
 
     def weights(self) -> WeightStore:
         if isinstance(self.store, str):
@@ -95,7 +121,9 @@ class TransformersNetwork(Network):
             self._use_experts(EXPERTS)
 
     def _use_experts(self, implementation: str) -> None:
-        """Where the model has experts whose implementation can be set."""
+        """Set what computes experts, where their weights are there to be read."""
+        if any(keeps_codes(module) for module in self.model.modules()):
+            return
         for module in self.model.modules():
             if hasattr(module, "has_post_expert_norm"):
                 module.config._experts_implementation = implementation

@@ -14,26 +14,40 @@ from pegboard.toolkit.model.linear import SITES, Part, Site, tell_sites
 if TYPE_CHECKING:
     from torch import nn
 
+    from pegboard.plugins.model_transformers.merged import LinearGroup
+
 
 def find_sites(
-    model: nn.Module, body: nn.Module, services: Mapping[str, object], in_segments: Iterable[str] = ()
+    model: nn.Module,
+    body: nn.Module,
+    services: Mapping[str, object],
+    in_segments: Iterable[str] = (),
+    merged: Iterable[LinearGroup] = (),
 ) -> None:
     """Have the linear layers of `body` honour `ForwardBatch.additions`, but experts and the modules named by
-    `in_segments`, which compute some of the tokens, and those that are absorbed, which are not called.
-    Without a wish for sites among `services` the model stays as it is.
+    `in_segments`, which compute some of the tokens, and those that are absorbed, which are not called. Layers that are
+    `merged` are one site. Without a wish for sites among `services` the model stays as it is.
     """
     if SITES not in services:
         return
     whole = set(body.modules()) - set(absorbed_products(model))
     for name in in_segments:
         whole -= set(model.get_submodule(name).modules())
+    names = {module: name for name, module in model.named_modules() if module in whole and "expert" not in name}
+    group_of = {linear: group for group in merged if names.keys() >= set(group.linears) for linear in group.linears}
     sites: list[Site] = []
-    for name, module in model.named_modules():
-        sizes = _sizes(module)
-        if sizes is not None and module in whole and "expert" not in name:
+    for module, name in names.items():
+        sizes, group = _sizes(module), group_of.get(module)
+        if sizes is None:
+            continue
+        if group is None:
             site = Site(len(sites), (Part(name, sizes[1]),), sizes[0])
             module.register_forward_hook(_Adding(site))
             sites.append(site)
+        elif group.site is None:
+            parts = (Part(names[linear], linear.out_features) for linear in group.linears)
+            group.site = Site(len(sites), tuple(parts), sizes[0])
+            sites.append(group.site)
     tell_sites(services, sites)
 
 
@@ -55,12 +69,4 @@ class _Adding:
         self._site = site
 
     def __call__(self, module: nn.Module, arguments: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        batch = bridge.batch_of_pass()
-        if batch is None or batch.additions is None:
-            return
-        x = arguments[0]
-        rows = out.view(-1, out.shape[-1])
-        if rows.shape[0] != batch.num_tokens:
-            name = self._site.parts[0].name
-            raise RuntimeError(f"{name} is called with {rows.shape[0]} rows, not with the batch's {batch.num_tokens}")
-        batch.additions.add(self._site.number, x.reshape(-1, x.shape[-1]), rows)
+        bridge.add_to(self._site, arguments[0], out)

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
 from pegboard.core.interfaces.weights import TensorSpec, WeightStore
 from pegboard.toolkit.model.weight_memory import WeightMemory, check_put
 
+if TYPE_CHECKING:
+    from pegboard.plugins.model_transformers.replaced import Replaced
+
 
 class TransformersStore(WeightStore):
     """Writes into the parameters and the buffers that a model saves. `stored` are the names of its checkpoint's
-    tensors: one that is not among the model's is not needed.
+    tensors: one that is not among the model's is not needed. Parameters may be views of those of products, some of them
+    packed: all of these are unpacked while an update runs.
+
+    It is made before weights are packed.
     """
 
-    def __init__(self, model: torch.nn.Module, stored: Collection[str]) -> None:
+    def __init__(self, model: torch.nn.Module, stored: Collection[str], replaced: Replaced) -> None:
+        self._replaced = replaced
         self._tensors, self._others = named(model, stored)
         self._specs = {name: TensorSpec(tuple(one.shape), one.dtype) for name, one in self._tensors.items()}
+        names = {id(tensor): name for name, tensor in self._tensors.items()}
+        weights = {group: [linear.weight for linear in group.linears] for group in replaced.groups}
+        self._names = {group: {names[id(one)] for one in some if id(one) in names} for group, some in weights.items()}
         self._memory = WeightMemory()
         self._missing: set[str] = set()
         self._whole = False
@@ -35,6 +46,9 @@ class TransformersStore(WeightStore):
             self._memory.resume()
             self._whole = True
         self._missing = set(self._tensors) if self._whole else set(names)
+        for group, parts in self._names.items():
+            if group.product.packed and parts & self._missing:
+                group.unpack(read=not parts <= self._missing)
 
     @torch.inference_mode()
     def put(self, name: str, tensor: torch.Tensor) -> None:
@@ -42,18 +56,30 @@ class TransformersStore(WeightStore):
         self._tensors[name].copy_(tensor)
         self._missing.discard(name)
 
+    @torch.inference_mode()
     def finish(self) -> None:
         if self._missing:
             raise ValueError(f"{len(self._missing)} tensors did not come: {min(self._missing)}")
         self._whole = False
+        self._replaced.pack()
 
     @torch.inference_mode()
     def read(self, name: str, most: int) -> torch.Tensor:
-        return self._tensors[name].reshape(-1)[:most].cpu().clone()
+        packed = next((group for group, parts in self._names.items() if name in parts and group.product.packed), None)
+        if packed is not None:
+            packed.unpack()
+        found = self._tensors[name].reshape(-1)[:most].cpu().clone()
+        if packed is not None:
+            packed.pack()
+        return found
 
     @torch.inference_mode()
     def release(self) -> int:
-        return self._memory.release(self._tensors.values())
+        for group in self._names:
+            if group.product.packed:
+                group.unpack(read=False)
+        products = (tensor for group in self._names for tensor in group.tensors)
+        return self._memory.release([*self._tensors.values(), *products])
 
 
 def named(model: torch.nn.Module, stored: Collection[str]) -> tuple[dict[str, torch.Tensor], frozenset[str]]:

@@ -12,7 +12,7 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -22,9 +22,12 @@ from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.caches import CacheRecorder, UnknownState
 from pegboard.plugins.model_transformers.configs import NotServable, config_of
+from pegboard.plugins.model_transformers.experts import is_experts
 from pegboard.plugins.model_transformers.head import Head, takes_positions
-from pegboard.plugins.model_transformers.latent import is_latent, keep_latents, size_of
+from pegboard.plugins.model_transformers.latent import absorbed_products, is_latent, keep_latents, size_of
 from pegboard.plugins.model_transformers.masks import mask_window
+from pegboard.plugins.model_transformers.merged import Inputs, with_one_input
+from pegboard.plugins.model_transformers.rope import hold_rope_still
 from pegboard.plugins.model_transformers.segments import CACHE_NAMES, StateModule
 from pegboard.plugins.model_transformers.state_trace import Call, state_modules
 
@@ -55,6 +58,10 @@ class Trace:
     parameters: int
     """Numbers in all weights, tied ones counted once."""
     states: tuple[StateModule, ...] = ()
+    one_input: tuple[tuple[str, ...], ...] = ()
+    """Names of linear layers, in groups of those that read one input; see `merged`."""
+    experts: Mapping[str, torch.nn.Module] = field(default_factory=dict)
+    """Modules of experts by name, without weights."""
 
 
 class _Recorder(bridge.Handler):
@@ -64,6 +71,7 @@ class _Recorder(bridge.Handler):
         self.calls: list[bridge.AttentionCall] = []
         self.running: list[torch.nn.Module] = []
         self.arguments: dict[torch.nn.Module, Call] = {}
+        self.inputs: dict[torch.nn.Module, list[torch.Tensor]] = {}
         self.cache = CacheRecorder(lambda: self.running[-1])
 
     @property
@@ -90,7 +98,7 @@ def _trace(config_json: str, max_context_len: int, dtype: torch.dtype) -> Trace:
     model = _build(json.loads(config_json), dtype)
     recorder = _Recorder()
     with torch.inference_mode(), bridge.handled_by(recorder), bridge.masks_recorded() as masks:
-        with _static_rope(model), _callees(model, recorder) as callees, _data_needed():
+        with _callees(model, recorder) as callees, _data_needed():
             logits = _run(model, recorder.cache)
         states = state_modules(model, recorder.cache, recorder.arguments.__getitem__)
         body = _body(callees, recorder)
@@ -111,9 +119,17 @@ def _trace(config_json: str, max_context_len: int, dtype: torch.dtype) -> Trace:
             hidden_size=int(hidden.shape[-1]),
             parameters=sum(weight.numel() for weight in model.parameters()),
             states=states,
+            one_input=with_one_input(model, _called(model, recorder)),
+            experts={name: model.get_submodule(name) for name, one in model.named_modules() if is_experts(one)},
         )
         _check_head(model, found, hidden[0], recorder)
     return found
+
+
+def _called(model: torch.nn.Module, recorder: _Recorder) -> Inputs:
+    """Return the inputs of modules, but of those whose weights are applied elsewhere, which were called here alone."""
+    absorbed = set(absorbed_products(model))
+    return {module: given for module, given in recorder.inputs.items() if module not in absorbed}
 
 
 @contextmanager
@@ -158,28 +174,9 @@ def _build(hf_config: Mapping[str, object], dtype: torch.dtype) -> torch.nn.Modu
             raise NotServable("has attention of its own, which transformers' interface does not replace") from err
         raise NotServable(f"cannot be built from its config.json: {' '.join(str(err).split())}") from err
     built: torch.nn.Module = model.eval()
+    hold_rope_still(built)
     keep_latents(built, bridge.is_handled)
     return built
-
-
-@contextmanager
-def _static_rope(model: Any) -> Iterator[None]:
-    """Hold rotary embeddings still whose frequencies depend on values of positions, which the meta device does not
-    have.
-
-    They change nothing of what is recorded; whether a model may have them at all is decided in `limits`.
-    """
-    changed = []
-    for module in model.modules():
-        kind = getattr(module, "rope_type", None)
-        if isinstance(kind, str | dict):
-            changed.append((module, kind))
-            module.rope_type = "default" if isinstance(kind, str) else dict.fromkeys(kind, "default")
-    try:
-        yield
-    finally:
-        for module, kind in changed:
-            module.rope_type = kind
 
 
 @dataclass(slots=True)
@@ -201,6 +198,7 @@ def _callees(model: torch.nn.Module, recorder: _Recorder) -> Iterator[list[_Call
         nonlocal depth
         recorder.running.append(module)
         recorder.arguments[module] = args, named
+        recorder.inputs.setdefault(module, []).extend(one for one in args[:1] if isinstance(one, torch.Tensor))
         if depth == 1:
             callees.append(_Callee(module, calls=-recorder.noted))
         depth += 1

@@ -11,14 +11,20 @@ import triton.language as tl
 
 
 @triton.jit
-def rms_norm_kernel(x, weight, out, x_row, out_row, eps, DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (rows,): a program norms one row."""
+def rms_norm_kernel(
+    x, weight, out, x_outer, x_inner, out_row, eps,
+    INNER: tl.constexpr, OFFSET: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows,): a program norms one row. INNER rows are x_inner apart, and groups of them x_outer. OFFSET is added
+    to the weight.
+    """
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < DIM
-    wide = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
+    first = x + (row // INNER) * x_outer + (row % INNER) * x_inner
+    wide = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)
     wide *= tl.rsqrt(tl.sum(wide * wide, 0) / DIM + eps)
-    wide *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    wide *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + OFFSET
     tl.store(out + row * out_row + at, wide.to(out.dtype.element_ty), mask=inside)
 
 
@@ -51,6 +57,26 @@ def silu_mul_kernel(gate, up, out, gate_row, up_row, out_row, SIZE: tl.constexpr
     small = tl.exp(-tl.abs(wide))  # which never overflows
     sigmoid = tl.where(wide >= 0.0, 1.0, small) / (1.0 + small)
     tl.store(out + row * out_row + at, (wide * sigmoid * factor).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gated_silu_kernel(
+    both, out, both_row, out_row, alpha, limit, plus,
+    SIZE: tl.constexpr, INTERLEAVED: tl.constexpr, LIMITED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows, blocks of a row). Gate and up lie side by side, or INTERLEAVED take turns."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < SIZE
+    first = both + row * both_row + (2 * at if INTERLEAVED else at)
+    gate = tl.load(first, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(first + (1 if INTERLEAVED else SIZE), mask=inside, other=0.0).to(tl.float32)
+    if LIMITED:
+        gate = tl.where(gate > limit, limit, gate)  # NaN stays
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    small = tl.exp(-tl.abs(gate * alpha))  # which never overflows
+    sigmoid = tl.where(gate * alpha >= 0.0, 1.0, small) / (1.0 + small)
+    tl.store(out + row * out_row + at, (gate * sigmoid * (up + plus)).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

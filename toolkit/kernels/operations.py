@@ -41,18 +41,21 @@ def _warps(columns: int) -> int:
     return min(max(columns // 512, 1), 16)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root mean square norm of the last dimension of x, times weight [dim]. A new, contiguous tensor."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0) -> Tensor:
+    """Root mean square norm of the last dimension of x, times weight [dim] + offset. A new, contiguous tensor."""
     from pegboard.toolkit.kernels.functions import rms_norm_kernel
 
-    dim = x.shape[-1]
-    rows = x.reshape(-1, dim)
+    dim, inner = x.shape[-1], x.shape[-2] if x.dim() > 2 else 1
+    # Heads of a wider product are read where they are.
+    rows = x.reshape(-1, inner, dim)
     if rows.stride(-1) != 1:
         rows = rows.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = power_of_two(dim)
-    shape: dict[str, Constant] = {"DIM": dim, "BLOCK": block, "num_warps": _warps(block), **_COMMON}
-    launch(rms_norm_kernel, (rows.shape[0],), rows, weight, out, rows.stride(0), dim, eps, **shape)
+    shape: dict[str, Constant] = {"INNER": inner, "OFFSET": offset, "DIM": dim, "BLOCK": block}
+    shape |= {"num_warps": _warps(block), **_COMMON}
+    grid = (rows.shape[0] * inner,)
+    launch(rms_norm_kernel, grid, rows, weight, out, rows.stride(0), rows.stride(1), dim, eps, **shape)
     return out
 
 
@@ -83,6 +86,41 @@ def silu_mul(gate: Tensor, up: Tensor | None = None) -> Tensor:
     shape: dict[str, Constant] = {"SIZE": size, "BLOCK": block, "num_warps": 4, **_COMMON}
     grid = rows, -(-size // block)
     launch(silu_mul_kernel, grid, gate, up, out, gate.stride(0), up.stride(0), size, **shape)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class SiluGate:
+    """gate * sigmoid(alpha * gate) * (up + plus), of which gate is at most `limit`, and up between -limit and limit, in
+    tensors that have both side by side, or `interleaved`. The limit of gpt-oss is 7, its alpha 1.702 and plus 1.
+    """
+
+    alpha: float = 1.0
+    limit: float | None = None
+    plus: float = 0.0
+    interleaved: bool = False
+
+    def __call__(self, both: Tensor) -> Tensor:
+        """Return [rows, size] of [rows, 2 * size], in torch."""
+        gate, up = (both[..., ::2], both[..., 1::2]) if self.interleaved else both.chunk(2, dim=-1)
+        if self.limit is not None:
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return gate * torch.sigmoid(gate * self.alpha) * (up + self.plus)
+
+
+def gated_silu(both: Tensor, gate: SiluGate) -> Tensor:
+    """Return `gate` of both [rows, 2 * size] in one launch: a new, contiguous tensor [rows, size]."""
+    from pegboard.toolkit.kernels.functions import gated_silu_kernel
+
+    if both.stride(-1) != 1:
+        both = both.contiguous()
+    rows, size = both.shape[0], both.shape[1] // 2
+    out = torch.empty((rows, size), dtype=both.dtype, device=both.device)
+    block = min(power_of_two(size), 1024)
+    shape: dict[str, Constant] = {"SIZE": size, "INTERLEAVED": gate.interleaved, "LIMITED": gate.limit is not None}
+    shape |= {"BLOCK": block, "num_warps": 4, **_COMMON}
+    numbers = gate.alpha, gate.limit or 0.0, gate.plus
+    launch(gated_silu_kernel, (rows, -(-size // block)), both, out, both.stride(0), size, *numbers, **shape)
     return out
 
 

@@ -185,6 +185,16 @@ class QuantizedWeights:
         """Return the products of a site with experts, of whose parts these are the names, expert by expert."""
         return self._linears.build_experts(site, [self._read(parts, device) for parts in names])
 
+    def stacked_experts(self, site: Site, name: str, device: torch.device) -> ExpertsMethod:
+        """Return the products of a site with experts, of which one tensor of the checkpoint has all matrices, one below
+        the other.
+        """
+        matrix = self._matrix(name)
+        codes = matrix.read(device)
+        bounds = [(expert * site.rows, (expert + 1) * site.rows) for expert in range(site.experts)]
+        experts = [[(matrix.layout, cut_codes(matrix.layout, codes, 0, *part))] for part in bounds]
+        return self._linears.build_experts(site, experts)
+
     def _read(self, names: Sequence[str], device: torch.device) -> list[tuple[Layout, Codes]]:
         matrices = [self._matrix(name) for name in names]
         return [(matrix.layout, matrix.read(device)) for matrix in matrices]

@@ -18,6 +18,7 @@ from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.plugins.model_transformers.family import TransformersFamily, relative_errors
 from pegboard.plugins.model_transformers.network import TransformersNetwork
 from pegboard.plugins.model_transformers.rounds import segments_of
+from pegboard.plugins.model_transformers.segments import InSegments
 from tests.plugins.model_transformers.test_served import loaded, probe_run
 from tests.plugins.model_transformers.tiny import context, save
 from tests.tools.state_families import STATE_FAMILIES
@@ -102,7 +103,7 @@ def test_mamba_1_is_run_token_by_token(tmp_path: Path) -> None:
 
 def by_token(network: TransformersNetwork) -> set[bool]:
     modules = (module.__dict__.get("forward") for module in network.model.modules())
-    return {forward.kept.by_token for forward in modules if forward is not None}
+    return {forward.kept.by_token for forward in modules if isinstance(forward, InSegments)}
 
 
 def test_the_probe_sees_lost_states(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_the_probe_sees_lost_states(tmp_path: Path) -> None:
     ctx = tiny("jamba", tmp_path)
     family, network = loaded(ctx)
     for module in network.model.modules():
-        if (forward := module.__dict__.get("forward")) is not None:
+        if isinstance(forward := module.__dict__.get("forward"), InSegments):
             forward.kept = dataclasses.replace(forward.kept, by_token=False)
     with pytest.raises(ModelError, match="gives wrong logits on paged attention"):
         family.probe(network, probe_run(network, family.spec, ctx))

@@ -33,10 +33,10 @@ def test_mxfp4_is_as_transformers_has_it(tmp_path: Path) -> None:
     assert torch.equal(found, convert_moe_packed_tensors(codes, scales))
 
 
-def test_gpt_oss_is_served(tmp_path: Path) -> None:
-    """Experts in MXFP4, read into transformers' own modules: bit by bit the logits of the exact weights."""
+def gpt_oss(directory: Path) -> tuple[Path, Path]:
+    """Return a tiny gpt-oss with its experts in MXFP4, and one of the numbers that they mean."""
     name, fields = SERVED["gpt_oss"]
-    plain = save(tmp_path / "plain", name, {**fields, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 300})
+    plain = save(directory / "plain", name, {**fields, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 300})
     write_tiny_tokenizer(plain)
     coded: dict[str, torch.Tensor] = {}
     meant: dict[str, torch.Tensor] = {}
@@ -50,10 +50,16 @@ def test_gpt_oss_is_served(tmp_path: Path) -> None:
         coded[f"{key}_blocks"] = packed.view(experts, rows, cols // 32, 16)
         coded[f"{key}_scales"] = exponents.view(experts, rows, cols // 32)
         meant[key] = torch.from_numpy(numbers).view(experts, rows, cols).transpose(1, 2).float().contiguous()
-    shutil.copytree(plain, tmp_path / "coded")
+    shutil.copytree(plain, directory / "coded")
     config = json.loads((plain / "config.json").read_text("utf-8"))
     config["quantization_config"] = {"quant_method": "mxfp4"}
-    (tmp_path / "coded" / "config.json").write_text(json.dumps(config), "utf-8")
-    for directory, tensors in ((plain, meant), (tmp_path / "coded", coded)):
-        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    assert torch.equal(logits(tmp_path / "coded", use="transformers"), logits(plain, use="transformers"))
+    (directory / "coded" / "config.json").write_text(json.dumps(config), "utf-8")
+    for there, tensors in ((plain, meant), (directory / "coded", coded)):
+        save_file(tensors, there / "model.safetensors", metadata={"format": "pt"})
+    return directory / "coded", plain
+
+
+def test_gpt_oss_is_served(tmp_path: Path) -> None:
+    """Experts in MXFP4, which transformers' own modules multiply by: bit by bit the logits of the exact weights."""
+    coded, plain = gpt_oss(tmp_path)
+    assert torch.equal(logits(coded, use="transformers"), logits(plain, use="transformers"))

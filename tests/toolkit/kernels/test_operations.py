@@ -66,6 +66,21 @@ def test_silu_mul(packed: bool, dtype: torch.dtype, device: torch.device) -> Non
     close(out.nan_to_num(), expected.nan_to_num(), dtype)
 
 
+@TYPES
+@pytest.mark.parametrize(
+    "gate",
+    [operations.SiluGate(), operations.SiluGate(1.702, 7.0, 1.0, interleaved=True), operations.SiluGate(limit=3.0)],
+)
+def test_gated_silu(gate: operations.SiluGate, dtype: torch.dtype, device: torch.device) -> None:
+    wide = torch.randn(3, 2 * 1100 + 8, dtype=dtype, device=device) * 4
+    both = wide[:, 8:]
+    both[0, :6] = torch.tensor([0.0, -80.0, 80.0, 90.0, float("nan"), 1.0])
+    out = operations.gated_silu(both, gate)
+    assert out.is_contiguous()
+    assert int(out.isnan().sum()) == 1
+    close(out.nan_to_num(), gate(both.double()).nan_to_num(), dtype)
+
+
 @pytest.mark.parametrize("axes", [False, True])
 def test_rotations(axes: bool, device: torch.device) -> None:
     """Angles are taken in float32, as torch takes them: far positions differ from exact ones for both alike."""
@@ -192,4 +207,5 @@ def test_nothing_to_do(device: torch.device) -> None:
     """Batches without a token launch nothing."""
     empty = torch.empty(0, 64, device=device)
     assert operations.silu_mul(empty).shape == (0, 32)
+    assert operations.gated_silu(empty, operations.SiluGate()).shape == (0, 32)
     assert operations.add_rms_norm(empty, empty.clone(), torch.ones(64, device=device), 1e-5).shape == (0, 64)

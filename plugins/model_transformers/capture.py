@@ -1,0 +1,65 @@
+"""Whether decode steps of a loaded model can be recorded as graphs: a few are tried out, with no attention."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from pegboard.plugins.model_transformers import bridge
+from pegboard.plugins.model_transformers.experts import waiting_experts
+from pegboard.plugins.model_transformers.latent import size_of
+from pegboard.toolkit.graph_trial import LooksAtData, first_difference, operations_of
+
+if TYPE_CHECKING:
+    from pegboard.core.interfaces.layers import LayerSpec
+
+Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Computes logits of token ids and positions int64 [n]."""
+
+_TRIED = (((1, 2, 0), (0, 1, 3)), ((2, 2, 1), (5, 0, 2)), ((0, 1, 1), (1, 6, 4)))
+"""Ids and positions. The first step makes what is made once; the others are compared."""
+
+
+def capture_objection(model: torch.nn.Module, layers: Mapping[torch.nn.Module, LayerSpec], step: Step) -> str | None:
+    """Return why the decode steps of `model` cannot be recorded, None where they can: which module looks at data, or
+    which operation depends on the numbers. Attention returns zeros meanwhile.
+    """
+    if (reason := waiting_experts(model)) is not None:
+        return reason
+    device = next(model.parameters()).device
+    tried = [tuple(torch.tensor(numbers, device=device) for numbers in pair) for pair in _TRIED]
+    with torch.inference_mode(), bridge.handled_by(_NoAttention(layers)):
+        step(*tried[0])
+        try:
+            first, second = (operations_of(partial(step, *pair)) for pair in tried[1:])
+        except LooksAtData as error:
+            return f"{_place(error, model)}: {error}"
+    difference = first_difference(first, second)
+    return None if difference is None else f"two decode steps of one size differ: {difference}"
+
+
+class _NoAttention(bridge.Handler):
+    """Returns zeros."""
+
+    def __init__(self, layers: Mapping[torch.nn.Module, LayerSpec]) -> None:
+        self._layers = layers
+
+    def attend(self, call: bridge.AttentionCall) -> torch.Tensor:
+        layer = self._layers[call.module]
+        width = size_of(call.module, "v_head_dim") if layer.latent else layer.v_head_dim
+        return call.query.new_zeros(1, call.query.shape[2], layer.num_heads, width)
+
+
+def _place(error: LooksAtData, model: torch.nn.Module) -> str:
+    """Return the name of the innermost module whose code has led to an error."""
+    names = {module: name for name, module in model.named_modules()}
+    found = "the model"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
+        if isinstance(module, torch.nn.Module):
+            found = names.get(module) or found
+    return found

@@ -1,6 +1,6 @@
 """How much a decode step launches: operators of torch and kernels, counted on a device without data.
 
-    python -m benchmarks.launches [--batch 8] [--list] [--markdown FILE]
+    python -m benchmarks.launches [--batch 8] [--list] [--markdown FILE] [--transformers]
 
 Whole steps of a worker run on the device "meta", with the runner `layered`, the families', attention's and sampler's
 kernels as on a GPU: a step of the overlap loop, which takes its tokens from the step before and writes new slots into
@@ -8,17 +8,18 @@ the row table, over the shapes of Llama 3 8B, Qwen3 8B and Qwen3 30B-A3B. Everyt
 matrix products and kernels alike; views and allocations do not, nor do the two copies of a step between host and
 device. Attention is split over the KV, which takes two kernels. What a layer launches is the difference between models
 of two layers and of one; the rest is outside the layers. Fails where that is more than 10 a layer, 15 with experts, or
-16 outside, or more where a step samples than where it is greedy.
+16 outside, or more where a step samples than where it is greedy. `--transformers` counts models through the family
+transformers instead, see `benchmarks.launches_transformers`.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,7 +30,8 @@ from pegboard.core.interfaces.attention import AttentionContext
 from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo, TableChanges
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.kv_pool import KVPoolContext
-from pegboard.core.interfaces.model_family import ModelContext
+from pegboard.core.interfaces.layers import ModelSpec
+from pegboard.core.interfaces.model_family import ModelContext, Network
 from pegboard.core.interfaces.model_runner import ModelRunnerContext
 from pegboard.core.interfaces.sampler import SamplerContext
 from pegboard.core.interfaces.sampling import SamplingParams
@@ -153,22 +155,33 @@ class Count:
 class Rig:
     """A worker with a model of some layers."""
 
+    models: ClassVar[Mapping[str, Mapping[str, Any]]] = MODELS
+    """Configs by name."""
+
     def __init__(self, model: str, layers: int, batch: int) -> None:
-        config = {**MODELS[model], "num_hidden_layers": layers}
+        config = {**self.models[model], "num_hidden_layers": layers}
         self.batch = batch
-        self.spec = DecoderSpec.from_config(config).model_spec(context_length=None, eos_token_ids=frozenset())
+        about = ModelContext(Path(), config, torch.bfloat16, META)
+        self.network, self.spec = self.built(about)
         self.rows = ReqToTokenPool(batch, CONTEXT, 16, mirrored=True)
-        self.worker = self._worker(ModelContext(Path(), config, torch.bfloat16, META))
+        self.worker = self._worker(about)
+
+    def built(self, about: ModelContext) -> tuple[Network, ModelSpec]:
+        """Return a network without weights, and what it says of itself."""
+        spec = DecoderSpec.from_config(about.hf_config)
+        return (
+            DenseNetwork(spec, Linears(about.dtype, META)),
+            spec.model_spec(context_length=None, eos_token_ids=frozenset()),
+        )
 
     def _worker(self, about: ModelContext) -> Worker:
         layers, queue = self.spec.layers, Queue()
-        network = DenseNetwork(DecoderSpec.from_config(about.hf_config), Linears(about.dtype, META))
         pool = built("kv_pool", "mha", KVPoolContext(1024, 16, layers, about.dtype, META))
         bounds = AttentionContext(layers, 16, about.dtype, META, self.batch, CONTEXT, bring=queue.bring)
         attention = built("attention", "triton", bounds, kv_parts=8)
         sampler = built("sampler", "triton", SamplerContext(self.spec.vocab_size, META))
-        runner = built("runner", "layered", ModelRunnerContext(self.spec, about, network, attention, sampler, (), META))
-        return Worker(runner, attention, pool, self.rows, queue)
+        context = ModelRunnerContext(self.spec, about, self.network, attention, sampler, (), META)
+        return Worker(built("runner", "layered", context), attention, pool, self.rows, queue)
 
     def step(self, sampling: SamplingParams) -> list[str]:
         """Return what the second of two decode steps launches: the sampling parameters are there since the first."""
@@ -263,7 +276,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="requests of the decode step")
     parser.add_argument("--list", action="store_true", help="name all that is launched")
     parser.add_argument("--markdown", type=Path, help="write the table to this file, too")
+    parser.add_argument("--transformers", action="store_true", help="count models through transformers")
     args = parser.parse_args()
+    if args.transformers:
+        from benchmarks import launches_transformers
+
+        launches_transformers.report(args.batch, args.list, args.markdown)
+        return
     found = measured(args.batch)
     print(table(found))
     if args.list:

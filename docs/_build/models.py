@@ -47,7 +47,11 @@ _THEIRS = """\
 
 The model family `transformers` serves causal language models of the transformers library, if their attention can be
 replaced. At each start it compares two requests with the model's own attention, and refuses the model if they differ.
-Tests serve these, with random weights:
+Some parts of a model are computed by Pegboard's operators: linear layers that read one input in one product, root mean
+square norms and gated MLPs on a GPU by kernels. On a CPU weights in bfloat16 are packed by oneDNN. They are known by what they compute, and a kind of part for which the
+comparison fails is left to transformers, with a line in the log
+([0069](decisions/0069-known-by-what-they-compute.md)). On a GPU decode steps are [graphs](gpu.md#graphs), if a trial
+at the start finds nothing against it. Tests serve these, with random weights:
 
 {served}.
 
@@ -69,10 +73,11 @@ _TRIED = """\
 ## Families that were tried
 
 `python -m tests.tools.families` tries {count} families as tiny random checkpoints in float32, in chunks, and compares
-tokens and logits with transformers: {served} are served, the others are refused with the reason below.
+tokens and logits with transformers: {served} are served, the others are refused with the reason below. The column
+"decode graphs" says whether a GPU can record decode steps as [graphs](gpu.md#graphs), or why not.
 
-| architecture | keeps | served by | or refused, since it |
-|---|---|---|---|
+| architecture | keeps | served by | decode graphs | or refused, since it |
+|---|---|---|---|---|
 """
 _GGUF = """\
 ## GGUF files
@@ -124,7 +129,8 @@ def _tried() -> Iterator[str]:
     found = read().values()
     served = sum(bool(row.family) for row in found)
     rows = [
-        f"| `{row.architecture}` | {row.keeps} | {row.family and f'`{row.family}`'} | {row.reason} |" for row in found
+        f"| `{row.architecture}` | {row.keeps} | {row.family and f'`{row.family}`'} | {row.graphs} | {row.reason} |"
+        for row in found
     ]
     yield _TRIED.format(count=len(found), served=served) + "\n".join(rows) + "\n"
 

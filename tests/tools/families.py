@@ -4,7 +4,8 @@
 
 Each is built in float32, and answers two prompts in an engine, of which one is cut into chunks. It is served where its
 tokens and its logits (relative 1e-3) equal those of transformers' own eager attention, without a cache. Others are
-listed with the reason why the engine refuses them. `--write` puts what was found into docs/_build/families.json, from
+listed with the reason why the engine refuses them. For those that are served it says whether decode steps can be
+recorded as graphs. `--write` puts what was found into docs/_build/families.json, from
 which `make docs` writes the table of docs/models.md.
 """
 
@@ -50,13 +51,15 @@ TOLERANCE = 1e-3
 @dataclass(frozen=True)
 class Row:
     """What was found: the plugin's family that serves an architecture, or the reason why none does. `keeps` is what its
-    layers keep of the tokens so far: "keys and values", "states" or both; "" where that is not known.
+    layers keep of the tokens so far: "keys and values", "states" or both; "" where that is not known. `graphs` is "yes"
+    where its decode steps can be recorded, or the reason why they cannot.
     """
 
     architecture: str
     family: str = ""
     reason: str = ""
     keeps: str = ""
+    graphs: str = ""
 
 
 def build(family: Family, directory: Path) -> str:
@@ -95,10 +98,14 @@ def tried(name: str) -> Row:
             with Engine.from_config(data) as engine:
                 wrong = difference(engine, directory, architecture)
                 (family,) = engine.info.providers["model_family"]
+                network = engine.built.runner.ctx.network
+                assert network is not None
+                graphs = network.capture_objection() or "yes"
         except (ConfigError, ModelError) as error:
             ctx = _context(directory, FAMILIES[name])
             return Row(architecture, reason=reason_of(ctx, error), keeps=_kept(ctx))
-        return Row(architecture, "" if wrong else family, wrong, _kept(_context(directory, FAMILIES[name])))
+        kept = _kept(_context(directory, FAMILIES[name]))
+        return Row(architecture, "" if wrong else family, wrong, kept, "" if wrong else graphs)
 
 
 def _length(family: Family) -> Mapping[str, int]:
@@ -166,7 +173,7 @@ def main(arguments: Sequence[str]) -> int:
     rows = read() if options.write and FOUND.exists() else {}
     for name in options.names or FAMILIES:
         row = rows[name] = tried(name)
-        print(f"| {name} | {row.architecture} | {row.family or row.reason} |", flush=True)  # noqa: T201
+        print(f"| {name} | {row.architecture} | {row.family or row.reason} | {row.graphs} |", flush=True)  # noqa: T201
     if options.write:
         kept = {name: asdict(rows[name]) for name in FAMILIES if name in rows}
         FOUND.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")

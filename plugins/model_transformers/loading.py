@@ -50,9 +50,22 @@ def load_model(
     bridge.register()
     experts.register()
     kept = _kept(weights, linears, stacked)
+    model, info = _read(ctx, weights, kept)
+    _check_loaded(ctx, files, info)
+    loaded = model.eval().requires_grad_(False)
+    hold_rope_still(loaded)
+    if weights is not None:
+        _use_codes(loaded, ctx, weights, kept)
+    return loaded.to(ctx.device), CodedLinears(kept.linears, weights)
+
+
+def _read(
+    ctx: ModelContext, weights: QuantizedWeights | None, kept: _Kept
+) -> tuple[torch.nn.Module, dict[str, object]]:
+    """Return the model on the CPU, and what transformers tells of its reading."""
     try:
         with _quiet(), progress("reading weights"):
-            model, info = _reader_of(ctx)(
+            return _reader_of(ctx)(
                 str(ctx.directory) if weights is None else None,
                 state_dict=None if weights is None else _dequantized(ctx, weights, kept),
                 config=config_of(ctx.hf_config),
@@ -67,12 +80,6 @@ def load_model(
             )
     except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as err:
         raise ModelError(f"{ctx.directory}: {ctx.architecture} cannot be loaded: {err}") from err
-    _check_loaded(ctx, files, info)
-    loaded: torch.nn.Module = model.eval().requires_grad_(False)
-    hold_rope_still(loaded)
-    if weights is not None:
-        _use_codes(loaded, ctx, weights, kept)
-    return loaded.to(ctx.device), CodedLinears(kept.linears, weights)
 
 
 def _files_of(ctx: ModelContext, parameters: int) -> _Files:

@@ -175,12 +175,12 @@ def measure_loads(engine: Engine, path: Path, args: argparse.Namespace) -> tuple
         quiet += Streams(engine, _prompts(engine, args, draw), [""] * args.streams, args.output).steps()
         uid = 0
         for seconds in Streams(engine, _prompts(engine, args, draw), [""] * args.streams, args.output).steps():
-            if uid and state(uid) == "ready":
-                engine.control("unload_adapter", name="loaded")
-                uid = 0
-                left -= 1
-            elif uid:
+            if uid:
                 beside.append(seconds)
+                if state(uid) == "ready":
+                    engine.control("unload_adapter", name="loaded")
+                    uid = 0
+                    left -= 1
             elif left:
                 uid = _number(engine.control("load_adapter", name="loaded", path=str(path))["uid"])
         if uid:

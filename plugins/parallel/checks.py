@@ -13,12 +13,23 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.followers import FollowersContext
 
 
-def check(ctx: FollowersContext, size: int) -> None:
-    """Raise ConfigError, naming all that cannot be on so many ranks."""
+def check(ctx: FollowersContext, size: int, timeout: float) -> None:
+    """Raise ConfigError, naming all that cannot be on so many ranks, each of which may be silent for `timeout`
+    seconds.
+    """
     problems = [
         Problem("parallel.tensor", f"{what}, which does not work on {size} ranks; {remedy}")
         for what, remedy in _unable(ctx)
     ]
+    if timeout > ctx.watchdog_timeout / 2:
+        problems.append(
+            Problem(
+                "parallel.timeout",
+                f"{timeout:g} s is more than half of scheduler.watchdog_timeout, {ctx.watchdog_timeout:g} s: a step "
+                f"that waits for a silent rank would end before that rank is named; set it to "
+                f"{ctx.watchdog_timeout / 2:g} or less, or raise the other",
+            )
+        )
     if problems:
         raise ConfigError(problems)
 

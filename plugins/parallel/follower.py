@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pegboard.plugins.parallel.api import Communicator
+from pegboard.plugins.parallel.api import Communicator, Rendezvous
 from pegboard.plugins.parallel.delta import Decoder
 from pegboard.plugins.parallel.messages import (
     Close,
@@ -24,6 +24,7 @@ from pegboard.plugins.parallel.messages import (
     Load,
     Measure,
     Meet,
+    MeetMachines,
     Ping,
     Place,
     Pong,
@@ -137,6 +138,12 @@ class _Follower:
         elif isinstance(message, Meet):
             assert self._communicator is not None, "the model was prepared, by which the ranks got one"
             self._communicator.connect(Path(message.directory), message.timeout)
+            self._link.send(encode(Done("meet")))
+        elif isinstance(message, MeetMachines):
+            assert self._communicator is not None, "the model was prepared, by which the ranks got one"
+            own: str = self._link.socket.getsockname()[0]
+            meeting = Rendezvous(message.host, message.port, own)
+            self._communicator.connect_machines(meeting, message.timeout)
             self._link.send(encode(Done("meet")))
         elif self._decoder is None:
             raise LinkError("a batch comes before there is memory")

@@ -62,12 +62,13 @@ class RanksHooks:
     def followers(self, ctx: FollowersContext) -> Followers | None:
         if self._ranks is None or self._communicator is None or self._part is None:
             return None
-        from pegboard.plugins.parallel.api import LaunchContext
+        from pegboard.plugins.parallel.api import Communicator, LaunchContext
         from pegboard.plugins.parallel.checks import check
         from pegboard.plugins.parallel.leader import Leader
 
-        check(ctx, self._section.tensor)
+        check(ctx, self._section.tensor, self._section.timeout)
         facts = ctx.facts()  # before a launcher is chosen, which followers have none of
-        context = LaunchContext(self._section.tensor, self._section.cores, ctx.module)
+        machines = type(self._communicator).connect_machines is not Communicator.connect_machines
+        context = LaunchContext(self._section.tensor, self._section.cores, ctx.module, machines)
         launcher = ctx.choose.choose(RANK_LAUNCHER, context)
         return Leader(ctx, facts, launcher, self._communicator, self._part, self._ranks.size, self._section.timeout)

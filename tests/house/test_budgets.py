@@ -22,9 +22,9 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 600,
-    "plugins": 71_350,
-    "toolkit": 19_280,
-    "tools": 12_220,
+    "plugins": 71_980,
+    "toolkit": 19_530,
+    "tools": 12_400,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 

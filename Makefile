@@ -10,10 +10,13 @@ PYTHON ?= $(shell for one in python3.11 python3.12 python3; do $$one -c \
 PIP := $(BIN)/python -m pip --disable-pip-version-check $(if $(MAKE_TERMOUT),,-qq)
 # Its builds differ by machine, so it is not in the lock, and its version stands in one place.
 TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+# In the versions of the extra `ray`.
+RAY_PACKAGE := $(shell sed -n 's/^ray = \["\(ray[^;"]*\).*/\1/p' pyproject.toml)
 UV := uv==0.13.9
 CPP := $(wildcard plugins/cpu_native/csrc/*.cpp plugins/cpu_native/csrc/*.h benchmarks/*.cpp)
 SITE := .site-venv
 TRANSFER := .transfer
+RAY := .ray
 CONFIG ?= examples/quickstart.yaml
 # One more than two cores have: a worker often waits for a server or a command that it has started.
 JOBS ?= 3
@@ -26,7 +29,7 @@ SUITE := $(PYTEST) -n $(JOBS) --durations 10 --durations-min 1
 timed = @start=$$(cut -d. -f1 /proc/uptime); ($(2)); status=$$?; taken=$$(($$(cut -d. -f1 /proc/uptime) - start)); \
   echo "make $@: $$((taken / 60)) min $$((taken % 60)) s, limit $(1) min on two idle cores"; exit $$status
 
-.PHONY: help setup serve check house test test-one test-full soak gpu-test clients transfer-packages lint format typecheck docs site bench lock gpu-wheels clean \
+.PHONY: help setup serve check house test test-one test-full soak gpu-test clients transfer-packages ray lint format typecheck docs site bench lock gpu-wheels clean \
   distclean
 
 help:
@@ -39,6 +42,7 @@ help:
 	@echo 'make gpu-test    the tests that need a GPU; python -m benchmarks.gpu measures it'
 	@echo 'make clients     other authors'\'' clients, installed under .clients, with one server (a few minutes)'
 	@echo 'make transfer-packages   transfer engines that are wheels of their own, installed under .transfer (about 700 MB)'
+	@echo 'make ray         ranks and replicas on Ray, installed under .ray, on two nodes of this machine (about 250 MB, a few minutes)'
 	@echo 'make site        the documentation as a site, in site/'
 	@echo 'make lint typecheck format docs bench lock gpu-wheels clean distclean'
 
@@ -83,17 +87,17 @@ house: $(STAMP)
 
 # The tests of a plugin or a module, by the name of its folder or file.
 test-one: $(STAMP)
-	@paths=$$($(BIN)/python -m tests.house.find $(NAME)) && $(PYTEST) -n 0 -m 'not gpu and not soak and not clients and not transfer_packages' $$paths $(PYTEST_ARGS)
+	@paths=$$($(BIN)/python -m tests.house.find $(NAME)) && $(PYTEST) -n 0 -m 'not gpu and not soak and not clients and not transfer_packages and not ray' $$paths $(PYTEST_ARGS)
 
 # Without the house rules, which are `make check`'s.
 test: $(STAMP)
 	$(call timed,5,$(SUITE) --dist loadfile --ignore tests/house \
-	  -m 'not full and not gpu and not soak and not clients and not transfer_packages' $(PYTEST_ARGS))
+	  -m 'not full and not gpu and not soak and not clients and not transfer_packages and not ray' $(PYTEST_ARGS))
 
 # Its files are few and long, so idle workers take tests from the others. Then the numeric tests of `make test` with the
 # other instruction sets of this machine, which tests/numeric.py lists.
 test-full: $(STAMP)
-	$(call timed,20,$(SUITE) --dist worksteal -m 'full and not gpu and not soak and not clients and not transfer_packages' $(PYTEST_ARGS); \
+	$(call timed,20,$(SUITE) --dist worksteal -m 'full and not gpu and not soak and not clients and not transfer_packages and not ray' $(PYTEST_ARGS); \
 	  matrices=$$?; $(RUN) tests.numeric -n $(JOBS) --timeout 900 && exit $$matrices)
 
 # SOAK_REQUESTS=2000 sends fewer.
@@ -124,6 +128,17 @@ transfer-packages: $(STAMP)
 	  'nixl>=1.5,<2' 'nixl-cu12>=1.5,<2' 'mooncake-transfer-engine-non-cuda>=0.3.13,<0.4'
 	UCX_NET_DEVICES=lo OMP_NUM_THREADS=1 $(TRANSFER)/bin/python -m pytest -n 0 -m transfer_packages --timeout 300 \
 	  tests/plugins/transfer_nixl tests/plugins/transfer_mooncake tests/faults/test_disagg_packages.py $(PYTEST_ARGS)
+
+# Ray, beside .venv as well, but for one package of the tests: each of Ray's processes would build a grammar for 3 s by it, by way of
+# jsonschema, which can do without. Ray's statistics stay here.
+ray: $(STAMP)
+	@test -x $(RAY)/bin/python || $(BIN)/python -m venv $(RAY)
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" > \
+	  "$$($(RAY)/bin/python -c 'import site; print(site.getsitepackages()[0])')/pegboard.pth"
+	@echo 'raise ImportError' > "$$($(RAY)/bin/python -c 'import site; print(site.getsitepackages()[0])')/rfc3987_syntax.py"
+	@$(RAY)/bin/python -m pip --disable-pip-version-check -qq install '$(RAY_PACKAGE)'
+	RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest -n 0 -o filterwarnings=default -m ray --timeout 600 \
+	  tests/plugins/launch_ray tests/parallel/test_ray.py tests/parallel/test_ray_serve.py $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -41,8 +41,9 @@ def start_followers(chosen: Chosen, hooks: Hooks, parts: StageBuilder, scratch: 
         for name, records in resolved.candidates.items()
     }
     ctx = FollowersContext(
-        chosen.providers, parts.points.stages, parts.parts, parts.lacking, offers, order, MODULE, partial(facts, chosen)
-    )
+        chosen.providers, parts.points.stages, parts.parts, parts.lacking, offers, order, MODULE,
+        partial(facts, chosen), resolved.engine.scheduler.watchdog_timeout,
+    )  # fmt: skip
     found: list[tuple[str, Followers]] = []
     for plugin, origin, made in answers(hooks, "followers", lambda made: made, ctx=ctx):
         if made is None:

@@ -49,7 +49,8 @@ class FollowersContext:
     """What followers are started by. `stages` and `parts` are those of the scheduler's process. `lacking` says who of
     those that compute the model lacks a capability; None: all have it. `offers` has, by contract, the names and
     capabilities of the providers that the config may still choose, the likeliest first. `facts` returns what
-    has to be the same in each of them, such as versions, by what it is called in errors.
+    has to be the same in each of them, such as versions, by what it is called in errors. A step that takes longer than
+    `watchdog_timeout` seconds ends the scheduler's process, without a reason.
 
     `order(entry, about)` is a line of JSON for the standard input of ``python -m`` `module`, which follows for as long
     as that stays open: it calls ``entry(about, model)``, of a lazy name, a text and a FollowerModel.
@@ -63,6 +64,7 @@ class FollowersContext:
     order: Callable[[str, str], bytes]
     module: str
     facts: Callable[[], Mapping[str, str]]
+    watchdog_timeout: float
 
 
 class FollowerModel(Protocol):

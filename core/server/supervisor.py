@@ -223,7 +223,7 @@ class Supervisor:
                 return current.last_words or describe_exit(ending.result())
             end = next(one.result() for one in troubles if one.done())
             await current.kill()
-            return end
+            return current.last_words or end
         finally:
             for task in (ending, *troubles):
                 task.cancel()

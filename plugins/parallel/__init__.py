@@ -19,6 +19,7 @@ COMMUNICATOR: Contract[Communicator, CommunicatorContext] = Contract(
     f"{_HERE}.api:Communicator",
     "what the ranks of a model compute together",
     suite=f"{_HERE}.suite.communicator:CommunicatorContract",
+    capabilities={"machines": "ranks may be on several machines"},
     optional=True,
 )
 
@@ -29,6 +30,7 @@ RANK_LAUNCHER: Contract[RankLauncher, LaunchContext] = Contract(
     f"{_HERE}.api:RankLauncher",
     "starts the ranks of a model",
     suite=f"{_HERE}.suite.launcher:RankLauncherContract",
+    capabilities={"machines": "it starts ranks on other machines, which connect to this one by TCP"},
     optional=True,
 )
 
@@ -43,7 +45,14 @@ plugin = Plugin(
         Provider(
             "communicator", "shm", f"{_HERE}.shm:Shm", "memory that all ranks on this machine map (x86, Linux)", rank=20
         ),
-        Provider("communicator", "gloo", f"{_HERE}.gloo:Gloo", "torch's gloo, over TCP on this machine", rank=10),
+        Provider(
+            "communicator",
+            "gloo",
+            f"{_HERE}.gloo:Gloo",
+            "torch's gloo, over TCP",
+            provides=frozenset({"machines"}),
+            rank=10,
+        ),
         Provider("rank_launcher", "torchrun", f"{_HERE}.torchrun:Torchrun", "torchrun, on this machine", rank=20),
         Provider("rank_launcher", "processes", f"{_HERE}.processes:Processes", "processes of this server", rank=10),
     ),

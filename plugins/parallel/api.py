@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import abc
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.options import Component, OptionsT
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
     from pathlib import Path
 
     import torch
@@ -25,6 +28,18 @@ class CommunicatorContext:
     device: torch.device
 
 
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where ranks on several machines meet: rank 0 listens at `host` and `port`, by `listener`, which only it has and
+    which stays its caller's. `own` is the address of this rank's machine, by which the others reach it.
+    """
+
+    host: str
+    port: int
+    own: str
+    listener: socket.socket | None = None
+
+
 class Communicator(Component[OptionsT, CommunicatorContext]):
     """What ranks compute together, and send each other. All of them call `all_reduce`, `gather` and `broadcast` in the
     same order, with tensors of the same shape and type; `send` and `receive` are for two of them, and come between the
@@ -37,6 +52,10 @@ class Communicator(Component[OptionsT, CommunicatorContext]):
         """Meet the other ranks: once, before all else, by a directory that is theirs alone. Raises PegboardError where
         they have not come after `timeout` seconds. No call after it may wait longer, either.
         """
+
+    def connect_machines(self, meeting: Rendezvous, timeout: float) -> None:
+        """As `connect`, for ranks on several machines: capability `machines`."""
+        raise Unsupported(type(self).__name__, "machines")
 
     @abc.abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -74,16 +93,41 @@ class Communicator(Component[OptionsT, CommunicatorContext]):
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
     """`size` ranks share `cores` of this machine, None: those that this process may use. Each runs ``python -m
-    module``.
+    module``. `machines` says whether their communicator reaches other machines.
     """
 
     size: int
     cores: int | None
     module: str
+    machines: bool = False
+
+    @property
+    def all_cores(self) -> int:
+        """Cores that the ranks share."""
+        return len(os.sched_getaffinity(0)) if self.cores is None else self.cores
+
+    @property
+    def threads(self) -> int:
+        """Threads that each rank computes with, where all are on this machine."""
+        return max(1, self.all_cores // self.size)
+
+    def too_few_cores(self) -> str | None:
+        """Return None where each rank has a core, else what to do."""
+        if self.size <= self.all_cores:
+            return None
+        return (
+            f"parallel.tensor: {self.size} ranks take a core each, and there are {self.all_cores}; lower it, or set "
+            f"parallel.cores to {self.size} to let ranks share cores"
+        )
 
 
 class RankHandle(abc.ABC):
-    """A rank that was started."""
+    """A rank that was started. `connection` is our end of the socket between it and this process; its user closes
+    it. `host` is the address of the rank's machine, "" for this one.
+    """
+
+    connection: socket.socket
+    host: str = ""
 
     @property
     @abc.abstractmethod
@@ -100,12 +144,18 @@ class RankHandle(abc.ABC):
 
 
 class RankLauncher(Component[OptionsT, LaunchContext]):
-    """Starts ranks."""
+    """Starts ranks. One that starts them on other machines (capability `machines`) listens at `address`, host and
+    port; there it ends any connection that does not prove within seconds that it is one of its ranks, and reads
+    nothing else of it.
+    """
+
+    address: tuple[str, int] | None = None
 
     @abc.abstractmethod
-    def start(self, line: bytes, link: socket.socket) -> RankHandle:
-        """Start a rank with `line` on its standard input, which stays open as long as this process lives, and with the
-        open file `link`, under the same number. Raises PegboardError where the system refuses.
+    def start(self, line: Callable[[int], bytes]) -> RankHandle:
+        """Start a rank with `line(file)` on its standard input, which stays open as long as this process lives. `file`
+        is the number that the rank's end of the socket between the two has there. Raises PegboardError where the rank
+        cannot be started.
         """
 
     def close(self) -> None:  # optional

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pegboard.plugins.parallel.api import CommunicatorContext
+from pegboard.plugins.parallel.api import Communicator, CommunicatorContext
 from pegboard.plugins.parallel.lanes import COUNT
 from pegboard.toolkit.model.ranks import Ranks
 from pegboard.toolkit.model.sections import Sections
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from pegboard.plugins.parallel.api import Communicator
+    from pegboard.plugins.parallel.api import Rendezvous
     from pegboard.plugins.parallel.options import ParallelSection
 
 THIS_RANK = "ranks.this"
@@ -56,6 +56,18 @@ class Axes:
         for name, communicator in self._made.items():
             (meeting / name).mkdir(exist_ok=True)
             communicator.connect(meeting / name, timeout)
+
+    @property
+    def reaches_machines(self) -> bool:
+        """Whether the ranks may be on several machines: those of one section alone, for now."""
+        kinds = {type(communicator) for communicator in self._made.values()}
+        able = all(kind.connect_machines is not Communicator.connect_machines for kind in kinds)
+        return able and len(self._made) == 1
+
+    def connect_machines(self, meeting: Rendezvous, timeout: float) -> None:
+        """Meet the other ranks, as Communicator does."""
+        (communicator,) = self._made.values()
+        communicator.connect_machines(meeting, timeout)
 
     def close(self) -> None:
         """Leave the others. May be called again."""

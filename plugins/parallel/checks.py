@@ -13,13 +13,24 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.followers import FollowersContext
 
 
-def check(ctx: FollowersContext, tensor: int, pipeline: int) -> None:
-    """Raise ConfigError, naming all that cannot be on so many ranks."""
+def check(ctx: FollowersContext, tensor: int, pipeline: int, timeout: float) -> None:
+    """Raise ConfigError, naming all that cannot be on so many ranks, each of which may be silent for `timeout`
+    seconds.
+    """
     key, size = "parallel.tensor" if tensor > 1 else "parallel.pipeline", tensor * pipeline
     problems = [Problem(key, f"{what}, which does not work on {size} ranks; {remedy}") for what, remedy in _unable(ctx)]
     if pipeline > 1 and (lacking := ctx.lacking("sections")):
         text = f"the {lacking} was chosen, which does not work with {pipeline} sections of layers"
         problems.append(Problem("parallel.pipeline", f"{text}; choose one with the capability `sections`"))
+    if timeout > ctx.watchdog_timeout / 2:
+        problems.append(
+            Problem(
+                "parallel.timeout",
+                f"{timeout:g} s is more than half of scheduler.watchdog_timeout, {ctx.watchdog_timeout:g} s: a step "
+                f"that waits for a silent rank would end before that rank is named; set it to "
+                f"{ctx.watchdog_timeout / 2:g} or less, or raise the other",
+            )
+        )
     if problems:
         raise ConfigError(problems)
 

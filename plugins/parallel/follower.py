@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pegboard.plugins.parallel.api import Rendezvous
 from pegboard.plugins.parallel.axes import THIS_RANK, ThisRank
 from pegboard.plugins.parallel.delta import Decoder
 from pegboard.plugins.parallel.lanes import FollowingLanes
@@ -26,6 +27,7 @@ from pegboard.plugins.parallel.messages import (
     Load,
     Measure,
     Meet,
+    MeetMachines,
     Ping,
     Place,
     Pong,
@@ -148,6 +150,12 @@ class _Follower:
             if self._this.axes.lanes > 1 and self._this.axes.ranks.sections.first:
                 self._lanes = FollowingLanes()
                 self._this.axes.ranks.sections.waiting = self._lanes.waiting
+            self._link.send(encode(Done("meet")))
+        elif isinstance(message, MeetMachines):
+            assert self._this.axes is not None, "the model was prepared, by which they were set"
+            own: str = self._link.socket.getsockname()[0]
+            meeting = Rendezvous(message.host, message.port, own)
+            self._this.axes.connect_machines(meeting, message.timeout)
             self._link.send(encode(Done("meet")))
         elif self._decoder is None:
             raise LinkError("a batch comes before there is memory")

@@ -1,18 +1,19 @@
-"""The communicator `gloo`: torch's library for CPUs, over TCP on this machine."""
+"""The communicator `gloo`: torch's library for CPUs, over TCP, on this machine or between several."""
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.options import NoOptions
-from pegboard.plugins.parallel.api import Communicator, CommunicatorContext
+from pegboard.plugins.parallel.api import Communicator, CommunicatorContext, Rendezvous
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,13 +36,33 @@ class Gloo(Communicator[NoOptions]):
         return None if dist.is_available() and dist.is_gloo_available() else "this torch was built without gloo"
 
     def connect(self, meeting: Path, timeout: float) -> None:
+        store = FileStore(str(meeting / "gloo"), self.ctx.size)
+        self._meet(store, timeout, interface=_INTERFACE)
+
+    def connect_machines(self, meeting: Rendezvous, timeout: float) -> None:
+        listener = None if meeting.listener is None else os.dup(meeting.listener.fileno())  # the store closes it
+        try:
+            store = TCPStore(
+                meeting.host,
+                meeting.port,
+                self.ctx.size,
+                is_master=listener is not None,
+                timeout=timedelta(seconds=timeout),
+                wait_for_workers=False,
+                master_listen_fd=listener,
+            )
+        except RuntimeError as error:
+            raise PegboardError(f"rank {self.ctx.index} cannot meet the others: {error}") from error
+        self._meet(store, timeout, hostname=meeting.own)
+
+    def _meet(self, store: Store, timeout: float, **device: str) -> None:
+        """Meet the others by a store, and listen for them at the interface or the address that `device` names."""
         gloo, size, index = dist.ProcessGroupGloo, self.ctx.size, self.ctx.index
         options = vars(gloo)["_Options"]()  # torch's stubs call it otherwise
         options._timeout = timedelta(seconds=timeout)
-        options._devices = [gloo.create_device(interface=_INTERFACE)]
-        store = FileStore(str(meeting / "gloo"), size)
         store.set_timeout(timedelta(seconds=timeout))
         try:
+            options._devices = [gloo.create_device(**device)]
             backend = gloo(store, index, size, options)
         except RuntimeError as error:
             raise PegboardError(f"rank {index} cannot meet the others: {error}") from error

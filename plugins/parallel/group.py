@@ -30,7 +30,7 @@ from pegboard.plugins.parallel.messages import (
     encode,
     to_leader,
 )
-from pegboard.toolkit.system.last_words import end_process
+from pegboard.toolkit.system.last_words import end_process, say_last_words
 
 if TYPE_CHECKING:
     from pegboard.plugins.parallel.api import RankHandle
@@ -43,8 +43,9 @@ COME_SECONDS = 120.0
 """How long a process may take to come that was started; it imports torch before it can answer."""
 SYNC_SECONDS = 5.0
 """After an error on this rank: how long the others may take for the rest of the same batch."""
-_END_SECONDS = 1.0
-"""How long a process may take to end once its connection has."""
+_END_SECONDS = 2.0
+"""How long a process may take to end once its connection has: less than `SYNC_SECONDS`, so that its end is told, and
+not that rank 0 could not go on without it."""
 _CLOSE_SECONDS = 5.0
 _LAST_SECONDS = 60.0
 """How long it takes at most until all followers are killed, and this process says why it ends."""
@@ -68,7 +69,8 @@ class Member:
 
     @property
     def name(self) -> str:
-        return f"rank {self.index} (process {self.handle.pid})"
+        where = f" on {self.handle.host}" if self.handle.host else ""
+        return f"rank {self.index} (process {self.handle.pid}{where})"
 
 
 class Group:
@@ -102,7 +104,7 @@ class Group:
                 member.link.send(data)
             except OSError:
                 # The watcher learns of it too, and why; it has the last word.
-                self._wait(lambda: self.lost is not None, _END_SECONDS * 2)
+                self._wait(lambda: self.lost is not None, _LAST_SECONDS)
                 self._lose(f"{member.name} does not take messages any more")
                 self._check()
 
@@ -128,6 +130,8 @@ class Group:
         """
         self._check()
         if number != self._entered + 1:
+            # The error of the batch before may not have been told yet: `failed` is called where its result is awaited.
+            self._wait(lambda: self.lost is not None, SYNC_SECONDS)
             self._lose("rank 0 could not compute a batch that it had sent to the others")
             self._check()
         self._entered = number
@@ -164,6 +168,16 @@ class Group:
             self._ended.wait(_LAST_SECONDS)  # this process ends with the reason, and not with what raises here
         raise GroupLost(self.lost)
 
+    def healthy(self) -> bool:
+        """Return whether all ranks are there. Once batches are being computed this does not return where one is lost:
+        the process ends by the watcher, with the reason, and not by an error of the loop's without it.
+        """
+        try:
+            self._check()
+        except GroupLost:
+            return False
+        return True
+
     def close(self) -> None:
         """End all followers: those that are well are asked first."""
         self._closing = True
@@ -187,7 +201,10 @@ class Group:
     def _lose(self, reason: str) -> None:
         """Give the group up, for the first reason. Return once all have ended, if this process goes on."""
         with self._heard:
-            first, self.lost = self.lost is None and not self._closing, self.lost or reason
+            first = self.lost is None and not self._closing
+            if first and self.serving:
+                say_last_words(reason)  # before any thread can see that it is lost, and end this process without it
+            self.lost = self.lost or reason
             self._heard.notify_all()
         if not first:
             self._ended.wait()

@@ -65,8 +65,8 @@ class RanksHooks:
         from pegboard.plugins.parallel.checks import check
         from pegboard.plugins.parallel.leader import Leader
 
-        check(ctx, self._section.tensor, self._section.pipeline)
+        check(ctx, self._section.tensor, self._section.pipeline, self._section.timeout)
         facts = ctx.facts()  # before a launcher is chosen, which followers have none of
-        context = LaunchContext(self._axes.size, self._section.cores, ctx.module)
+        context = LaunchContext(self._axes.size, self._section.cores, ctx.module, self._axes.reaches_machines)
         launcher = ctx.choose.choose(RANK_LAUNCHER, context)
         return Leader(ctx, facts, launcher, self._axes, self._part, self._section.timeout)

@@ -13,10 +13,11 @@ import msgspec
 from pegboard.core.interfaces.batch import StageWork
 from pegboard.core.interfaces.executor import Executor
 from pegboard.core.interfaces.followers import Followers
+from pegboard.plugins.parallel.api import Rendezvous
 from pegboard.plugins.parallel.delta import Encoder
 from pegboard.plugins.parallel.group import Group, GroupLost, Member
 from pegboard.plugins.parallel.lanes import Lanes, LanesExecutor
-from pegboard.plugins.parallel.messages import GoOn, Link, Measure, Meet, Place, Start, Step, encode
+from pegboard.plugins.parallel.messages import GoOn, Link, Measure, Meet, MeetMachines, Place, Start, Step, encode
 from pegboard.plugins.parallel.part import NAME, Stamp
 from pegboard.toolkit.model.ranks import PENDING
 
@@ -67,16 +68,13 @@ class Leader(Followers):
         self._group.watch()
 
     def _start(self, ctx: FollowersContext, index: int) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                about = msgspec.json.encode(Place(index, self.sharing, theirs.fileno())).decode()
-                handle = self._launcher.start(ctx.order(ENTRY, about), theirs)
-            except BaseException:
-                ours.close()
-                raise
-        self._group.members.append(Member(index, Link(ours), handle))
-        logger.info("rank %d of %d is process %d", index, self.sharing, handle.pid)
+        def line(file: int) -> bytes:
+            return ctx.order(ENTRY, msgspec.json.encode(Place(index, self.sharing, file)).decode())
+
+        handle = self._launcher.start(line)
+        member = Member(index, Link(handle.connection), handle)
+        self._group.members.append(member)
+        logger.info("%s of %d was started", member.name, self.sharing)
 
     def room(self) -> int:
         self._group.wait_for("load")
@@ -87,11 +85,8 @@ class Leader(Followers):
         group = self._group
         group.send(encode(Start(num_pages, *table)))
         group.wait_for("start")
-        with tempfile.TemporaryDirectory(prefix="pegboard-ranks-") as meeting:
-            # Longer than a rank may be silent: what the group finds out is told, and not that a collective ended.
-            group.send(encode(Meet(meeting, 2 * self._timeout)))
-            self._axes.connect(Path(meeting), 2 * self._timeout)
-            group.wait_for("meet")
+        # Longer than a rank may be silent: what the group finds out is told, and not that a collective ended.
+        self._meet(2 * self._timeout)
         self._part.around = group.within
         group.serving = True
         executor = RanksExecutor(local, group, Encoder(*table), self.close)
@@ -101,6 +96,21 @@ class Leader(Followers):
         lanes = Lanes(lambda: group.send(going_on, ranks.size - 1))
         ranks.sections.waiting = lanes.waiting
         return LanesExecutor(executor, lanes)
+
+    def _meet(self, timeout: float) -> None:
+        """Connect the ranks' communicators."""
+        if self._launcher.address is None:
+            with tempfile.TemporaryDirectory(prefix="pegboard-ranks-") as meeting:
+                self._group.send(encode(Meet(meeting, timeout)))
+                self._axes.connect(Path(meeting), timeout)
+                self._group.wait_for("meet")
+            return
+        host, _ = self._launcher.address
+        with socket.create_server((host, 0)) as listener:
+            port: int = listener.getsockname()[1]
+            self._group.send(encode(MeetMachines(host, port, timeout)))
+            self._axes.connect_machines(Rendezvous(host, port, host, listener), timeout)
+            self._group.wait_for("meet")
 
     def close(self) -> None:
         if self._closed:
@@ -173,7 +183,7 @@ class RanksExecutor(Executor):
         return self._local.ask(stage, payload, table)
 
     def healthy(self) -> bool:
-        return self._group.lost is None and self._local.healthy()
+        return self._group.healthy() and self._local.healthy()
 
     def close(self) -> None:
         self._local.close()

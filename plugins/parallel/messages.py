@@ -59,6 +59,14 @@ class Meet(_Message, frozen=True, tag=3):
     timeout: float
 
 
+class MeetMachines(_Message, frozen=True, tag=9):
+    """The same, where ranks are on several machines: rank 0 listens there."""
+
+    host: str
+    port: int
+    timeout: float
+
+
 class Sync(_Message, frozen=True, tag=4):
     """Say `Synced` once so many batches are computed, whatever follows them."""
 
@@ -119,7 +127,7 @@ class Room(_Message, frozen=True, tag=5):
     num_pages: int
 
 
-ToFollower: TypeAlias = Step | Table | Start | Meet | Sync | Ping | Close | Load | Measure | GoOn
+ToFollower: TypeAlias = Step | Table | Start | Meet | MeetMachines | Sync | Ping | Close | Load | Measure | GoOn
 ToLeader: TypeAlias = Done | Synced | Pong | Failed | Like | Room
 
 to_follower: msgspec.msgpack.Decoder[ToFollower] = msgspec.msgpack.Decoder(ToFollower)

@@ -25,7 +25,7 @@ class ParallelSection(SectionFields):
 
     timeout: Annotated[float, Field(gt=0, le=86400)] = 60.0
     """Seconds that a rank may be silent before the server starts all of them anew, and that ranks wait for each other
-    at their start."""
+    at their start. At most half of `scheduler.watchdog_timeout`."""
 
     cores: PositiveInt | None = None
     """Cores that the ranks on this machine share evenly; by default those that this process may use. More ranks than

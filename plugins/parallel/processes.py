@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -13,14 +14,15 @@ from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.parallel.api import LaunchContext, RankHandle, RankLauncher
 
 if TYPE_CHECKING:
-    import socket
+    from collections.abc import Callable
 
 _KILL_SECONDS = 10
 
 
 class _Process(RankHandle):
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
         self.process = process
+        self.connection = connection
 
     @property
     def pid(self) -> int:
@@ -46,45 +48,32 @@ class Processes(RankLauncher[NoOptions]):
 
     def __init__(self, options: NoOptions, ctx: LaunchContext) -> None:
         super().__init__(options, ctx)
-        self._threads = max(1, cores_of(ctx) // ctx.size)
-        self._before = set_threads(self._threads)
+        self._before = set_threads(ctx.threads)
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: LaunchContext) -> str | None:
         """Return None where each rank has a core."""
-        return too_few_cores(ctx)
+        return ctx.too_few_cores()
 
-    def start(self, line: bytes, link: socket.socket) -> RankHandle:
+    def start(self, line: Callable[[int], bytes]) -> RankHandle:
         command = [sys.executable, "-m", self.ctx.module]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads)}
-        try:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[link.fileno()], env=environment)
-        except OSError as error:
-            raise PegboardError(f"a rank cannot be started: {error}") from error
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self.ctx.threads)}
+        ours, theirs = socket.socketpair()
+        file = theirs.fileno()
+        with theirs:
+            try:
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[file], env=environment)
+            except OSError as error:
+                ours.close()
+                raise PegboardError(f"a rank cannot be started: {error}") from error
         assert process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended: its socket says so
-            process.stdin.write(line)
+            process.stdin.write(line(file))
             process.stdin.flush()
-        return _Process(process)
+        return _Process(process, ours)
 
     def close(self) -> None:
         set_threads(self._before)
-
-
-def cores_of(ctx: LaunchContext) -> int:
-    """Return the cores that the ranks share."""
-    return len(os.sched_getaffinity(0)) if ctx.cores is None else ctx.cores
-
-
-def too_few_cores(ctx: LaunchContext) -> str | None:
-    """Return None where each rank has a core, else what to do."""
-    cores = cores_of(ctx)
-    if ctx.size <= cores:
-        return None
-    return (
-        f"parallel.tensor: {ctx.size} ranks take a core each, and there are {cores}; lower it, or set "
-        f"parallel.cores to {ctx.size} to let ranks share cores"
-    )
 
 
 def set_threads(count: int) -> int:

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from pegboard.core.interfaces.errors import PegboardError
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.parallel.api import LaunchContext, RankHandle, RankLauncher
 from pegboard.plugins.parallel.messages import Link, LinkError
-from pegboard.plugins.parallel.processes import cores_of, set_threads, too_few_cores
+from pegboard.plugins.parallel.processes import set_threads
 
 COME_SECONDS = 120.0
 """How long a process of torchrun's may take to ask for a rank, and rank 0 to be there."""
@@ -87,8 +87,7 @@ class Torchrun(RankLauncher[NoOptions]):
         place = meeting_place()
         assert place is not None, "supports has said so"
         check_private(place)
-        self._threads = max(1, cores_of(ctx) // ctx.size)
-        self._before = set_threads(self._threads)
+        self._before = set_threads(ctx.threads)
         self._listener = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(FileNotFoundError):  # of a scheduler that was killed
             (place / _RANKS).unlink()
@@ -106,17 +105,20 @@ class Torchrun(RankLauncher[NoOptions]):
             return "torchrun has started processes on several machines, and ranks are on one"
         if world != str(ctx.size):
             return f"torchrun has started {world} processes, and parallel.tensor is {ctx.size}; make them equal"
-        return too_few_cores(ctx)
+        return ctx.too_few_cores()
 
-    def start(self, line: bytes, link: socket.socket) -> RankHandle:
+    def start(self, line: Callable[[int], bytes]) -> RankHandle:
         try:
-            connection, _ = self._listener.accept()
+            attendant, _ = self._listener.accept()
         except TimeoutError:
             raise PegboardError(f"no process of torchrun's has come within {COME_SECONDS:g} s") from None
-        connection.settimeout(COME_SECONDS)
-        socket.send_fds(connection, [b"\0"], [link.fileno()])
-        rank = Attended(connection)
-        rank.begin(Job(self.ctx.module, line, link.fileno(), self._threads))
+        attendant.settimeout(COME_SECONDS)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            file = theirs.fileno()
+            socket.send_fds(attendant, [b"\0"], [file])
+        rank = Attended(Link(attendant), ours)
+        rank.begin(Job(self.ctx.module, line(file), file, self.ctx.threads))
         return rank
 
     def close(self) -> None:
@@ -125,10 +127,11 @@ class Torchrun(RankLauncher[NoOptions]):
 
 
 class Attended(RankHandle):
-    """A rank that a process of torchrun's runs. It ends with this connection."""
+    """A rank that a process of torchrun's runs, at the other end of `link`. It ends with this connection."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.link = Link(connection)
+    def __init__(self, link: Link, connection: socket.socket) -> None:
+        self.link = link
+        self.connection = connection
         self._lock = threading.Lock()
         self._pid = 0
         self._how: str | None = None

@@ -27,6 +27,7 @@ OWN: Mapping[str, str] = {
     "grammar_llguidance": "its schemas are its own",
     "grammar_none": "its one sentence of refusal is compared",
     "grammar_xgrammar": "its schemas are its own",
+    "launch_ray": "it needs Ray",
     "mm_qwen_vl": "media and checkpoints of each family",
     "parsers_plain": "two contracts have a provider of one name",
     "quantization": "checkpoints are written for each format",

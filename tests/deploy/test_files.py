@@ -93,6 +93,74 @@ def test_a_pod_may_write_where_the_server_writes_and_nowhere_else() -> None:
     assert {one["name"] for one in POD["volumes"]} == {one["name"] for one in CONTAINER["volumeMounts"]}
 
 
+# ---- ranks on Kubernetes --------------------------------------------------------------------------------------------
+
+RANKS = DEPLOY / "kubernetes" / "ranks"
+SET = read("kubernetes/ranks/leader-worker-set.yaml")["spec"]["leaderWorkerTemplate"]
+LEADER, WORKER = (SET[name]["spec"]["containers"][0] for name in ("leaderTemplate", "workerTemplate"))
+SAID = {one["name"]: one["value"] for one in LEADER["env"]}
+"""What the leader's environment says."""
+
+
+def test_every_manifest_of_ranks_is_applied() -> None:
+    listed = read("kubernetes/ranks/kustomization.yaml")["resources"]
+    assert sorted(listed) == sorted(path.name for path in RANKS.glob("*.yaml") if path.name != "kustomization.yaml")
+
+
+def test_a_group_has_as_many_pods_as_ranks() -> None:
+    """Each worker is a node of Ray's that has room for one rank; the head has none."""
+    resolved = compose([DEPLOY / "pegboard.yaml"], env=SAID)
+    shown = resolved.engine.model_dump()["parallel"]
+    assert shown["launch"]["use"] == "ray"
+    assert shown["communicator"]["use"] == "gloo"
+    assert shown["tensor"] == SET["size"]
+    cpus = SAID["PEGBOARD__PARALLEL__LAUNCH__CPUS"]
+    assert f"--num-cpus={cpus} " in WORKER["args"][0]
+    assert "--num-cpus=0 " in LEADER["args"][0]
+    assert LEADER["resources"]["requests"]["cpu"] == WORKER["resources"]["requests"]["cpu"] == cpus
+
+
+def test_ranks_meet_where_the_head_is() -> None:
+    ports = set(re.findall(r"(?:--port=|ADDRESS:)(\d+)", LEADER["args"][0] + WORKER["args"][0]))
+    assert len(ports) == 1
+    assert SAID["PEGBOARD__PARALLEL__LAUNCH__ADDRESS"] == "auto"
+
+
+def test_ranks_are_pods_as_others_are() -> None:
+    pod = SET["leaderTemplate"]["spec"]
+    for name in ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle", "ports", "securityContext"):
+        assert LEADER[name] == CONTAINER[name], name
+    for name in ("securityContext", "terminationGracePeriodSeconds", "automountServiceAccountToken"):
+        assert pod[name] == SET["workerTemplate"]["spec"][name] == POD[name], name
+    assert WORKER["securityContext"] == CONTAINER["securityContext"]
+    for template, container in (("leaderTemplate", LEADER), ("workerTemplate", WORKER)):
+        volumes = {one["name"] for one in SET[template]["spec"]["volumes"]}
+        assert volumes == {one["name"] for one in container["volumeMounts"]}
+    waits = float(SAID["PEGBOARD__PARALLEL__LAUNCH__TIMEOUT"])
+    assert waits < LEADER["startupProbe"]["periodSeconds"] * LEADER["startupProbe"]["failureThreshold"]
+
+
+def test_the_server_of_a_group_keeps_its_signals() -> None:
+    """The shell makes way for it, and no pod of a group restarts alone."""
+    assert LEADER["args"][0].rstrip().splitlines()[-1].startswith("exec pegboard serve ")
+    assert WORKER["args"][0].rstrip().splitlines()[-1].startswith("exec ray start ")
+    assert SET["restartPolicy"] == "RecreateGroupOnPodRestart"
+
+
+def test_only_ranks_reach_ranks() -> None:
+    name = {"app.kubernetes.io/name": "pegboard-ranks"}
+    leader = SET["leaderTemplate"]["metadata"]["labels"]
+    assert read("kubernetes/ranks/service.yaml")["spec"]["selector"] == leader
+    assert name.items() <= leader.items()
+    assert name.items() <= SET["workerTemplate"]["metadata"]["labels"].items()
+    policy = read("kubernetes/ranks/network-policy.yaml")["spec"]
+    assert policy["podSelector"]["matchLabels"] == name
+    everyone, ranks = policy["ingress"]
+    assert everyone == {"ports": [{"port": LEADER["ports"][0]["name"], "protocol": "TCP"}]}
+    assert ranks == {"from": [{"podSelector": {"matchLabels": name}}]}
+    assert not [one for one in WORKER["volumeMounts"] if one["name"] == "keys"]
+
+
 # ---- images ---------------------------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,8 @@ SHARED_MEMORY, DRILLS = Path("/dev/shm"), Path(__file__).parents[1] / "drills"
 
 PATIENCE = 120.0
 SILENT = 6.0
-"""`parallel.timeout`, and `scheduler.watchdog_timeout`: a rank may be slower on a busy machine than on an idle one."""
+"""`parallel.timeout`, and half of `scheduler.watchdog_timeout`: a rank may be slower on a busy machine than on an idle
+one."""
 CLIENTS = 3
 LENGTH = 48
 LATEST = 1.5
@@ -96,7 +97,7 @@ class World:
             "runner": {"use": "layered"},
             "attention": {"use": "torch"},
             "memory": {"max_total_tokens": 4096},
-            "scheduler": {"watchdog_timeout": SILENT, "loop": "overlap"},
+            "scheduler": {"watchdog_timeout": 2 * SILENT, "loop": "overlap"},
             "plugins": {"rank_drill": {"directory": str(drills)}},
             "parallel": {"tensor": self.tensor, "cores": self.tensor, "timeout": timeout},
         }

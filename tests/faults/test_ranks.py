@@ -31,7 +31,7 @@ def test_two_deaths(world: World, tmp_path: Path) -> None:
     assert len(run(world, tmp_path, [("kill", 1, False), ("raise", 0, False)]).deaths) == 2
 
 
-@pytest.mark.soak
+@pytest.mark.full
 def test_each_kind_of_death_of_each_rank(world: World, tmp_path: Path) -> None:
     """One after another, each time during some request's answer, some while ranks start."""
     summary = run(world, tmp_path, drawn(2 * len(HOW), 2, seed=1))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pegboard.conformance.mutants import Mutant, assert_caught
+from pegboard.core.interfaces.errors import PegboardError
 from pegboard.plugins.parallel.gloo import Gloo
 from pegboard.plugins.parallel.shm import Shm
 from pegboard.plugins.parallel.suite.communicator import CommunicatorContract
@@ -171,6 +172,24 @@ class ClosesOnce(Gloo):
         super().close()
 
 
+class GoesOnWithoutMachines(Gloo):
+    def connect_machines(self, meeting, timeout):
+        with contextlib.suppress(PegboardError):
+            super().connect_machines(meeting, timeout)
+
+
+class ClosesItsCallers(Gloo):
+    def connect_machines(self, meeting, timeout):
+        super().connect_machines(meeting, timeout)
+        if meeting.listener is not None:
+            meeting.listener.close()
+
+
+class KnowsMachines(Shm):
+    def connect_machines(self, meeting, timeout):
+        pass
+
+
 class WaitsForNobody(Shm):
     """Writes into a slot that others may still read."""
 
@@ -237,6 +256,9 @@ CAUGHT = {
     ForgetsEverySecond: "test_calls_follow_each_other",
     WaitsForGood: "test_ranks_that_do_not_come",
     ClosesOnce: "test_close_may_be_called_again",
+    GoesOnWithoutMachines: "test_machines_that_do_not_come",
+    ClosesItsCallers: "test_ranks_on_several_machines",
+    KnowsMachines: "test_it_says_that_it_knows_no_other_machines",
 }
 MUTANTS = [Mutant(cls, suite=CommunicatorContract, caught_by=test) for cls, test in CAUGHT.items()]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +15,16 @@ from pegboard.core.interfaces.plugin import Plugin, Provider
 from pegboard.core.registry.registry import Registry
 from pegboard.core.server.follower_process import Orders, follow
 from pegboard.plugins.parallel.api import RankHandle, RankLauncher
-from pegboard.plugins.parallel.messages import Place
 
 if TYPE_CHECKING:
-    import socket
+    from collections.abc import Callable
 
 SECONDS = 60.0
 
 
 class _Thread(RankHandle):
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: Orders, connection: socket.socket) -> None:
+        self.connection = connection
         self._orders = orders
         self._thread = threading.Thread(target=self._run, name="rank")
         self._thread.start()
@@ -50,11 +51,9 @@ class Threads(RankLauncher[NoOptions]):
         super().__init__(options, ctx)
         self._started: list[_Thread] = []
 
-    def start(self, line: bytes, link: socket.socket) -> RankHandle:
-        orders = msgspec.json.decode(line, type=Orders)
-        place = msgspec.json.decode(orders.about, type=Place)
-        orders.about = msgspec.json.encode(Place(place.index, place.size, os.dup(link.fileno()))).decode()
-        self._started.append(_Thread(orders))
+    def start(self, line: Callable[[int], bytes]) -> RankHandle:
+        ours, theirs = socket.socketpair()
+        self._started.append(_Thread(msgspec.json.decode(line(theirs.detach()), type=Orders), ours))
         return self._started[-1]
 
     def close(self) -> None:

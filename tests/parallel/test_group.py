@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from pegboard.plugins.parallel import group as module
 from pegboard.plugins.parallel.api import RankHandle
 from pegboard.plugins.parallel.group import Group, GroupLost, Member
-from pegboard.plugins.parallel.messages import Link
+from pegboard.plugins.parallel.messages import Failed, Link, encode
+from pegboard.toolkit.system.last_words import keep_last_words
 
 LARGE = bytes(8 * 2**20)
 """More than a socket keeps."""
+SECONDS = 30.0
 
 
 class Stopped(RankHandle):
@@ -40,6 +45,81 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield ours, theirs
+
+
+class Slow(Stopped):
+    """A process that takes until `released` to end."""
+
+    def __init__(self, end: socket.socket) -> None:
+        super().__init__(end)
+        self.ending, self.released = threading.Event(), threading.Event()
+
+    def kill(self) -> None:
+        self.ending.set()
+        assert self.released.wait(SECONDS)
+        super().kill()
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where this process says why it ends, which it then does not."""
+    monkeypatch.setattr(module, "end_process", lambda reason: None)
+    keep_last_words(tmp_path / "words")
+    yield tmp_path / "words"
+    keep_last_words(None)
+
+
+def test_the_reason_is_left_before_anything_else_happens(
+    pair: tuple[socket.socket, socket.socket], words: Path
+) -> None:
+    """Whoever ends this process while ranks are still being killed, the reason is that rank's: a watchdog, or the
+    loop, which asks whether the ranks are there after any error.
+    """
+    handle, group = Slow(pair[1]), Group(timeout=60.0)
+    group.members.append(Member(1, Link(pair[0]), handle, done={"come"}))
+    group.watch()
+    group.serving = True
+    Link(pair[1]).send(encode(Failed("RuntimeError: a drill")))
+    assert handle.ending.wait(SECONDS)
+    assert words.read_text() == "rank 1 (process 4711) failed: RuntimeError: a drill"
+    found: list[bool] = []
+    asking = threading.Thread(target=lambda: found.append(group.healthy()))
+    asking.start()
+    asking.join(0.2)
+    assert not found, "the loop would end this process before the others have ended"
+    handle.released.set()
+    asking.join(SECONDS)
+    assert found == [False]
+    group.close()
+
+
+def test_a_sender_leaves_the_reason_to_the_watcher(pair: tuple[socket.socket, socket.socket]) -> None:
+    """A follower says why it fails and closes; the leader finds its socket closed before it has read that."""
+    group = Group(timeout=60.0)
+    group.members.append(Member(1, Link(pair[0]), Stopped(pair[1]), done={"come"}))
+    Link(pair[1]).send(encode(Failed("RuntimeError: a drill")))
+    pair[1].close()
+    later = threading.Timer(2.5, group.watch)
+    later.start()
+    with pytest.raises(GroupLost, match="failed: RuntimeError: a drill"):
+        group.send(b"x")
+    later.join()
+    group.close()
+
+
+def test_an_error_before_a_pass_is_told_though_the_next_one_begins(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    """With overlap the next batch is begun by a thread of its own before the loop has seen the error of this one."""
+    group = Group(timeout=60.0)
+    group.members.append(Member(1, Link(pair[0]), Stopped(pair[1]), done={"come"}))
+    group.watch()
+    later = threading.Timer(0.3, group.failed, (1, RuntimeError("the first")))
+    later.start()
+    with pytest.raises(GroupLost, match="rank 0 failed before a forward pass: RuntimeError: the first"):
+        group.within(2, lambda: None)
+    later.join()
+    group.close()
 
 
 def test_a_follower_that_takes_nothing_is_lost(pair: tuple[socket.socket, socket.socket]) -> None:

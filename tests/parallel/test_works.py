@@ -243,10 +243,15 @@ def test_plugins_that_differ_are_named(model: Path, monkeypatch: pytest.MonkeyPa
             "splits prefills, which does not work on 2 ranks",
         ),
         ({"prefix_cache": {"use": "hiradix"}}, 2, "the prefix cache 'hiradix' keeps KV beyond the device"),
+        (
+            {"scheduler": {"watchdog_timeout": 100}},
+            2,
+            "60 s is more than half of scheduler.watchdog_timeout, 100 s",
+        ),
         ({}, 3, "do not divide by 3; tensor may be 1, 2 or 4"),
         ({"gates": [{"use": "disagg", "role": "decode"}], "kv_transfer": {"use": "tcp"}}, 2, "the gate 'disagg'"),
     ],
-    ids=["native", "transformers", "speculation", "split", "tiers", "sizes", "disagg"],
+    ids=["native", "transformers", "speculation", "split", "tiers", "watchdog", "sizes", "disagg"],
 )
 def test_what_does_not_work_is_refused(model: Path, more: dict[str, Any], tensor: int, said: str) -> None:
     """Before weights are read, and before any rank is started."""

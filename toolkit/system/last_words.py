@@ -15,10 +15,17 @@ def keep_last_words(file: Path | None) -> None:
     _file = file
 
 
+def say_last_words(reason: str) -> None:
+    """Leave the reason why this process is going to end, whatever ends it first; do nothing where it does not end
+    itself.
+    """
+    if _file is not None:
+        with contextlib.suppress(OSError):
+            _file.write_text(reason, encoding="utf-8")
+
+
 def end_process(reason: str) -> None:
     """End this process now, whatever its threads do, and leave the reason; return where it does not end itself."""
-    if _file is None:
-        return
-    with contextlib.suppress(OSError):
-        _file.write_text(reason, encoding="utf-8")
-    os._exit(1)
+    if _file is not None:
+        say_last_words(reason)
+        os._exit(1)

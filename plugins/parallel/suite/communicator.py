@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import tempfile
 import threading
 import time
@@ -14,13 +15,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from pegboard.conformance.suite import ContractSuite
-from pegboard.core.interfaces.errors import PegboardError
-from pegboard.plugins.parallel.api import Communicator, CommunicatorContext
+from pegboard.conformance.suite import ContractSuite, capability, lacks
+from pegboard.core.interfaces.errors import PegboardError, Unsupported
+from pegboard.plugins.parallel.api import Communicator, CommunicatorContext, Rendezvous
 
 R = TypeVar("R")
 SECONDS = 20.0
 SIZES = (2, 3, 4)
+LOCAL = "127.0.0.1"
 
 
 class CommunicatorContract(ContractSuite):
@@ -279,6 +281,53 @@ class CommunicatorContract(ContractSuite):
         with tempfile.TemporaryDirectory() as meeting, pytest.raises(PegboardError):
             alone.connect(Path(meeting), 0.3)
         alone.close()
+
+    @capability("machines")
+    @pytest.mark.parametrize("size", SIZES)
+    def test_ranks_on_several_machines(self, size: int) -> None:
+        """They have no directory in common."""
+        made, together = self.made(size), threading.Barrier(size, timeout=SECONDS)
+
+        def one(index: int) -> tuple[float, list[int], Tensor | None]:
+            meeting = Rendezvous(LOCAL, port, LOCAL, listener if index == 0 else None)
+            made[index].connect_machines(meeting, SECONDS)
+            try:
+                total = made[index].all_reduce(torch.full((3,), 2.0**index))
+                ids: list[int] = made[index].broadcast(torch.tensor([7 + index])).tolist()
+                return float(total[2]), ids, made[index].gather(torch.full((1, 1), float(index)))
+            finally:
+                together.wait()
+                made[index].close()
+
+        with socket.create_server((LOCAL, 0)) as listener, ThreadPoolExecutor(size) as threads:
+            port: int = listener.getsockname()[1]
+            found = list(threads.map(one, range(size)))
+            assert listener.fileno() >= 0, "it is its caller's"
+        assert [total for total, *_ in found] == [2.0**size - 1] * size
+        assert [ids for _, ids, _ in found] == [[7]] * size
+        side = found[0][2]
+        assert side is not None
+        assert side.tolist() == [[float(index) for index in range(size)]]
+
+    @capability("machines")
+    def test_machines_that_do_not_come(self) -> None:
+        first, other = self.made(2)
+        with socket.create_server((LOCAL, 0)) as listener, pytest.raises(PegboardError):
+            first.connect_machines(Rendezvous(LOCAL, listener.getsockname()[1], LOCAL, listener), 0.3)
+        first.close()
+        with socket.create_server((LOCAL, 0)) as gone:
+            port: int = gone.getsockname()[1]
+        with pytest.raises(PegboardError):
+            other.connect_machines(Rendezvous(LOCAL, port, LOCAL), 0.3)
+        other.close()
+
+    @lacks("machines")
+    def test_it_says_that_it_knows_no_other_machines(self) -> None:
+        alone, other = self.made(2)
+        with pytest.raises(Unsupported):
+            alone.connect_machines(Rendezvous(LOCAL, 1, LOCAL), 0.3)
+        alone.close()
+        other.close()
 
     def test_close_may_be_called_again(self) -> None:
         alone, other = self.made(2)

@@ -12,12 +12,16 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from pegboard.conformance.suite import ContractSuite
+from pegboard.conformance.suite import ContractSuite, capability, lacks
 from pegboard.plugins.parallel.api import LaunchContext, RankHandle, RankLauncher
 
 MODULE = "pegboard.plugins.parallel.suite.launcher"
 SECONDS = 60.0
 SOON = 0.2
+STRANGE = (b"x" * 1000, b'{"index": 1}\n', bytes(64))
+"""What strangers say to a launcher that listens."""
+CUT_OFF_SECONDS = 30.0
+"""How long it may take to end their connections."""
 
 
 class Act(msgspec.Struct):
@@ -58,7 +62,7 @@ class RankLauncherContract(ContractSuite):
     @contextlib.contextmanager
     def launcher(self, size: int = 2) -> Iterator[RankLauncher]:
         """Yield a launcher of ranks that share as many cores."""
-        made: RankLauncher = self.build(LaunchContext(size, size, MODULE))
+        made: RankLauncher = self.build(LaunchContext(size, size, MODULE, machines=True))
         try:
             yield made
         finally:
@@ -69,12 +73,9 @@ class RankLauncherContract(ContractSuite):
         self, launcher: RankLauncher, code: int = 0, padding: int = 0
     ) -> Iterator[tuple[RankHandle, socket.socket]]:
         """Yield a rank that has begun, and our end of its socket."""
-        ours, theirs = socket.socketpair()
-        with ours:
+        handle = launcher.start(lambda file: msgspec.json.encode(Act(file, code, "x" * padding)) + b"\n")
+        with handle.connection as ours:
             ours.settimeout(SECONDS)
-            with theirs:
-                line = msgspec.json.encode(Act(theirs.fileno(), code, "x" * padding)) + b"\n"
-                handle = launcher.start(line, theirs)
             try:
                 yield handle, ours
             finally:
@@ -128,6 +129,57 @@ class RankLauncherContract(ContractSuite):
             for _ in range(2):
                 with self.rank(launcher) as (handle, ours):
                     assert ours.recv(100).startswith(f"here {handle.pid} ".encode())
+
+    @capability("machines")
+    def test_ranks_connect_by_tcp(self) -> None:
+        with self.launcher() as launcher:
+            assert launcher.address is not None
+            with self.rank(launcher) as (_, ours):
+                assert ours.family in (socket.AF_INET, socket.AF_INET6)
+                assert ours.getsockname()[:2] == launcher.address
+                assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), "steps are short messages"
+
+    @lacks("machines")
+    def test_it_does_not_listen(self) -> None:
+        with self.launcher() as launcher, self.rank(launcher) as (handle, ours):
+            assert launcher.address is None
+            assert ours.family not in (socket.AF_INET, socket.AF_INET6)
+            assert not handle.host
+
+    @capability("machines")
+    def test_strangers_are_cut_off(self) -> None:
+        """Whoever connects to a launcher and is no rank of it: those that speak before a rank comes, and those that say
+        nothing at the latest when it closes. The rank is not disturbed.
+        """
+        with contextlib.ExitStack() as closing:
+            with self.launcher() as launcher:
+                assert launcher.address is not None
+                silent, *strangers = [
+                    closing.enter_context(socket.create_connection(launcher.address, SECONDS))
+                    for _ in range(1 + len(STRANGE))
+                ]
+                for stranger, said in zip(strangers, STRANGE, strict=True):
+                    stranger.sendall(said)
+                for stranger in strangers[::2]:
+                    assert _ends(stranger), "a stranger was not cut off"
+                with self.rank(launcher) as (handle, ours):
+                    assert ours.recv(100).startswith(f"here {handle.pid} ".encode())
+                strangers[1].sendall(bytes(64))
+                assert _ends(strangers[1]), "a stranger was not cut off"
+            assert _ends(silent), "a stranger stays connected to a launcher that is closed"
+
+
+def _ends(connection: socket.socket) -> bool:
+    """Return whether the other end closes a connection."""
+    connection.settimeout(CUT_OFF_SECONDS)
+    try:
+        while connection.recv(1000):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        pass
+    return True
 
 
 if __name__ == "__main__":

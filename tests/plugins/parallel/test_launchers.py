@@ -18,12 +18,20 @@ from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.parallel import torchrun
 from pegboard.plugins.parallel.api import LaunchContext, RankLauncher
 from pegboard.plugins.parallel.suite.launcher import RankLauncherContract
+from tests.parallel.actors_here import ActorsHere
 
 PATIENCE = 60.0
 
 
 class TestProcesses(RankLauncherContract):
     provider = "processes"
+
+
+class TestActors(RankLauncherContract):
+    """Those of the launcher `ray`, in this process; tests/plugins/launch_ray has them in Ray's."""
+
+    factory = ActorsHere
+    provides = frozenset({"machines"})
 
 
 @pytest.fixture
@@ -130,7 +138,6 @@ def test_a_server_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_no_process_that_waits(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchrun, "COME_SECONDS", 0.2)
     launcher = torchrun.Torchrun(NoOptions(), LaunchContext(2, 2, "x"))
-    ours, theirs = socket.socketpair()
-    with ours, theirs, pytest.raises(PegboardError, match=r"no process of torchrun's has come within 0.2 s"):
-        launcher.start(b"", theirs)
+    with pytest.raises(PegboardError, match=r"no process of torchrun's has come within 0.2 s"):
+        launcher.start(lambda file: b"")
     launcher.close()

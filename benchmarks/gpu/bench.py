@@ -236,7 +236,9 @@ class Model:
     @property
     def weight_bytes(self) -> int:
         """Bytes that a decode step reads of the weights: all but the embeddings, of which it looks up a few rows."""
-        return sum(one.nbytes for one in self.network.parameters()) - self.network.embedding.weight.nbytes
+        embedding = self.network.embedding
+        assert embedding is not None, "the whole model is on this device"
+        return sum(one.nbytes for one in self.network.parameters()) - embedding.weight.nbytes
 
     @property
     def kv_bytes(self) -> int:

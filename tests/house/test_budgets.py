@@ -17,14 +17,14 @@ ROOMS = {
     "core.config": 1_990,
     "core.engine": 2_160,
     "core.frontend": 930,
-    "core.interfaces": 6_290,
+    "core.interfaces": 6_300,
     "core.pipeline": 5_800,
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 74_580,
-    "toolkit": 19_780,
-    "tools": 12_220,
+    "plugins": 75_220,
+    "toolkit": 20_030,
+    "tools": 12_390,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 

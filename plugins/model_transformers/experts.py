@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeGuard, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeGuard
 
 import torch
 
@@ -119,6 +119,7 @@ class _ScaledMoe(Protocol):
     hidden_dim: int
     experts: ExpertsModule
 
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
     def router(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
     def shared_expert(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
@@ -128,8 +129,12 @@ def take_scaled_experts(model: torch.nn.Module, when: Callable[[], bool]) -> Non
     the call.
     """
     for module in model.modules():
-        if type(module).__name__ == "Llama4TextMoe":
-            module.__dict__["forward"] = _ScaledExperts(cast(_ScaledMoe, module), module.forward, when)
+        if _is_scaled(module):
+            module.__dict__["forward"] = _ScaledExperts(module, module.forward, when)
+
+
+def _is_scaled(module: object) -> TypeGuard[_ScaledMoe]:
+    return type(module).__name__ == "Llama4TextMoe"
 
 
 class _ScaledExperts:

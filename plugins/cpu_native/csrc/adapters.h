@@ -1,9 +1,9 @@
 // What adapters add to a product (LoRA): x * a^T * b^T, for the tokens of each adapter.
 //
-// The small products x * a^T are shared among threads: a piece of work is a few tokens of one adapter and 16 rows of its
-// `a`. There is no barrier after them. A thread that finds none left goes on with the large product, and waits for the
-// small ones when its first block of sums is ready. What an adapter adds to a block is computed while its sums are in
-// the first level's cache.
+// The small products x * a^T are shared among threads: a piece of work is a few tokens of one adapter and 16 rows of
+// its `a`. There is no barrier after them. A thread that finds none left goes on with the large product, and waits for
+// the small ones when its first block of sums is ready. What an adapter adds to a block is computed while its sums are
+// in the first level's cache.
 #pragma once
 
 #include <algorithm>
@@ -77,8 +77,7 @@ class AddedBySite {
     bf16* to = space.need(size_t(MOST_TOGETHER) * x.steps * KB);
     for (int i = 0; i < count; ++i) {
       const Left::Row from = x.row(tokens[i]);
-      for (int s = 0; s < x.steps; ++s)
-        memcpy(to + (size_t(s) * count + i) * KB, from.at(s * KB), KB * sizeof(bf16));
+      for (int s = 0; s < x.steps; ++s) memcpy(to + (size_t(s) * count + i) * KB, from.at(s * KB), KB * sizeof(bf16));
     }
     return {to, KB, size_t(count) * KB};
   }
@@ -94,8 +93,8 @@ class AddedBySite {
 
 extern "C" {
 
-// What adapters add at a site, for tests: to out float [tokens, blocks * 32], whose columns are the packed matrix's rows,
-// for x bf16 [tokens, k]. 0, or 1 where memory does not suffice.
+// What adapters add at a site, for tests: to out float [tokens, blocks * 32], whose columns are the packed matrix's
+// rows, for x bf16 [tokens, k]. 0, or 1 where memory does not suffice.
 int pb_add(const PbAdditions* additions, int site, const bf16* x, int tokens, int k, int blocks, float* out) {
   try {
     Buffer<bf16> numbers, gathered;

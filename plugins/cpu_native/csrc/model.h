@@ -36,18 +36,18 @@ struct PbVectors {
   int32_t window;
 };
 
-// What an adapter adds at a site, x * a^T * b^T. `a` is bf16 [ranks / 16, steps of 32 columns, 16 pairs, 16 rows, 2], with
-// zeros where there are no ranks or columns, at a multiple of 64 bytes. `b` has of every 16 rows of the packed matrix
-// those ranks that they need, [ranks, 16 rows]: `halves` [rows / 16][3] says which is the first, how many there are, and
-// where they begin in `b`, in units of 16 numbers. Where `ranks` is 0 it adds nothing.
+// What an adapter adds at a site, x * a^T * b^T. `a` is bf16 [ranks / 16, steps of 32 columns, 16 pairs, 16 rows, 2],
+// with zeros where there are no ranks or columns, at a multiple of 64 bytes. `b` has of every 16 rows of the packed
+// matrix those ranks that they need, [ranks, 16 rows]: `halves` [rows / 16][3] says which is the first, how many there
+// are, and where they begin in `b`, in units of 16 numbers. Where `ranks` is 0 it adds nothing.
 struct PbLowRank {
   const bf16 *a, *b;
   const int32_t* halves;
   int32_t ranks;
 };
 
-// What `count` adapters add, each an array of PbLowRank by site: layer * 4 + Site. `which` [tokens] says which adapter a
-// token has, below 0 for none; `order` has the tokens of the first one, of the second, and so on, ascending, and
+// What `count` adapters add, each an array of PbLowRank by site: layer * 4 + Site. `which` [tokens] says which adapter
+// a token has, below 0 for none; `order` has the tokens of the first one, of the second, and so on, ascending, and
 // `begin` [count + 1] where they begin in it. No adapter has more than `most_ranks` at a site.
 struct PbAdditions {
   int32_t count, most_ranks;
@@ -74,11 +74,11 @@ struct PbBatch {
   int64_t table_stride;
   bf16* const* keys;
   bf16* const* values;
-  float* logits;               // [sampled, vocab], or null
-  int64_t* drawn;              // [sampled]: what is sampled, or a Failure; null where only the logits are wanted
-  const PbSampling* sampling;  // of the sampled rows; null where all are greedy
-  float* hidden;               // [hidden_count, hidden]: after the final norm, or null
-  bf16* tapped;                // [tap_count, tokens, hidden]
+  float* logits;                 // [sampled, vocab], or null
+  int64_t* drawn;                // [sampled]: what is sampled, or a Failure; null where only the logits are wanted
+  const PbSampling* sampling;    // of the sampled rows; null where all are greedy
+  float* hidden;                 // [hidden_count, hidden]: after the final norm, or null
+  bf16* tapped;                  // [tap_count, tokens, hidden]
   const PbAdditions* additions;  // or null
 };
 

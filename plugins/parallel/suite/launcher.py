@@ -148,7 +148,7 @@ class RankLauncherContract(ContractSuite):
 
     @capability("machines")
     def test_strangers_are_cut_off(self) -> None:
-        """Whoever connects to a launcher and is no rank of it: those that speak before a rank comes, and those that say
+        """Connections to a launcher that are no ranks of it: those that speak before a rank comes, and those that say
         nothing at the latest when it closes. The rank is not disturbed.
         """
         with contextlib.ExitStack() as closing:

@@ -40,7 +40,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 def new_key() -> bytes:
-    """Return a key that nobody else has."""
+    """Return a new random key."""
     return secrets.token_bytes(KEY)
 
 
@@ -159,7 +159,7 @@ class KeyedListener:
         coming.set_result(_accepted(connection))
 
     def _accept(self, stranger: _Stranger) -> Future[socket.socket] | None:
-        """Return who waits for this connection, once it has been told so; None: nobody."""
+        """Return what waits for this connection, once that was told so; None: nothing waits for it."""
         ours, theirs, given = stranger.nonce, bytes(stranger.proof[:KEY]), bytes(stranger.proof[KEY:])
         for key in [*self._expected]:
             if not hmac.compare_digest(given, _signature(key, b"connecting", ours, theirs)):
@@ -167,7 +167,7 @@ class KeyedListener:
             coming = self._expected.pop(key)
             if not coming.set_running_or_notify_cancel():
                 return None
-            with contextlib.suppress(OSError):  # gone again: whoever gets the connection learns of it
+            with contextlib.suppress(OSError):  # gone again: the user of the connection learns of it
                 stranger.connection.send(_signature(key, b"listening", ours, theirs))
             return coming
         return None

@@ -163,11 +163,17 @@ def app(arguments: Mapping[str, object]) -> Application:
         raise PegboardError(f"arguments of pegboard.tools.ray_serve:app: {said}") from None
     resolved = compose([Path(args.config)], overrides=[*args.set, *_LOCAL])
     stop_seconds = resolved.engine.server.shutdown_timeout + STOP_SECONDS
-    options: dict[str, object] = {
+    text = Path(args.config).read_text(encoding="utf-8")
+    return (
+        serve.deployment(Replica).options(**deployment_options(args, stop_seconds)).bind(text, args.set, stop_seconds)
+    )
+
+
+def deployment_options(args: Arguments, stop_seconds: float) -> dict[str, object]:
+    """Return the options of Ray Serve's deployment: those of the arguments, and ours where they say nothing."""
+    return {
         "name": "Pegboard",
         "max_ongoing_requests": MOST_REQUESTS,
         "graceful_shutdown_timeout_s": 2 * stop_seconds,  # requests are answered first, and then the server is told
         **args.deployment,
     }
-    text = Path(args.config).read_text(encoding="utf-8")
-    return serve.deployment(Replica).options(**options).bind(text, args.set, stop_seconds)

@@ -91,7 +91,7 @@ class Measure(_Message, frozen=True, tag=8):
     sharing: int
 
 
-class GoOn(_Message, frozen=True, tag=9):
+class GoOn(_Message, frozen=True, tag=10):
     """Go on with the batch that has waited for longest for the last section: rank 0 does so now."""
 
 

@@ -52,11 +52,11 @@ CASE = Case("norms", lambda target: None, frozenset({"rms_norm_kernel"}))
 def test_what_a_launch_compiles_to() -> None:
     build = build_of(CASE, H200, launched(8, 64))
     assert build.signature["x"] == "*bf16"
-    assert build.signature["x_row"] == "i32"
+    assert build.signature["x_outer"] == "i32"
     assert build.signature["eps"] == "fp32"
-    assert build.constants == {"DIM": 64, "BLOCK": 64}
+    assert build.constants == {"INNER": 1, "OFFSET": 0.0, "DIM": 64, "BLOCK": 64}
     assert build.options == {"num_warps": 1, "enable_fp_fusion": True}
-    assert build.aligned == {0, 1, 2, 3, 4}
+    assert build.aligned == {0, 1, 2, 3, 4, 5}
     assert build.key == build_of(CASE, H200, launched(3, 64)).key, "the number of rows is in no code"
     others = launched(8, 66), launched(8, 64, torch.float16), launched(8, 1)
     assert build.key not in {build_of(CASE, H200, one).key for one in others}
@@ -64,7 +64,7 @@ def test_what_a_launch_compiles_to() -> None:
 
 
 def test_one_is_a_constant() -> None:
-    assert build_of(CASE, H200, launched(8, 1)).constants["x_row"] == 1
+    assert build_of(CASE, H200, launched(8, 1)).constants["x_outer"] == 1
 
 
 def test_what_is_wrong() -> None:

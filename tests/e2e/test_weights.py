@@ -302,8 +302,8 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(base: Path, other: Pat
             ({"tensors": {}}, "is missing"),
             ({"tensors": {}, "partial": True}, "there are no tensors"),
             ({"tensors": [1]}, "tensors must map names to tensors"),
-            ({}, "exactly one of path, file and tensors"),
-            ({"path": str(other), "tensors": tensors}, "exactly one of path, file and tensors"),
+            ({}, "exactly one of path, file, tensors and group"),
+            ({"path": str(other), "tensors": tensors}, "exactly one of path, file, tensors and group"),
             ({"path": str(other), "mode": "gently"}, "mode must be one of abort, retract, in_place"),
             ({"path": str(other), "weight_version": "v" * 300}, "at most 256 characters"),
             ({"path": 3}, "path must be str"),
@@ -367,7 +367,7 @@ def test_a_directory_that_changes_before_the_first_write(
 def test_a_fault_while_writing(base: Path, other: Path, arrangement: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is answered from half an update: all requests end, and others are refused until one has succeeded."""
 
-    def read(self: MemorySource, name: str) -> torch.Tensor:
+    def read(self: MemorySource, name: str, memory: torch.Tensor | None) -> torch.Tensor:
         if name == "model.norm.weight":
             raise OSError("the disk is gone")
         return self._tensors[name]

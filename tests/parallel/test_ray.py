@@ -219,8 +219,10 @@ def test_a_cluster_for_one_server(model: Path, expected: list[Answer], tmp_path:
         tree = psutil.Process(server.process.pid).children(recursive=True)
         assert [one for one in tree if "raylet" in one.name()]
         (scheduler,) = [one for one in tree if SCHEDULER in one.cmdline()]
+        started = scheduler.children(recursive=True)
+        assert {one.pid for one in followers()} <= {one.pid for one in started}
         scheduler.kill()
-        _, left = psutil.wait_procs([one for one in tree if one != scheduler], PATIENCE)
+        _, left = psutil.wait_procs(started, PATIENCE)
         assert not left, f"{left} go on"
         until(lambda: ready(server), "ranks start anew")
         right(server, expected)

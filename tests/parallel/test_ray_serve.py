@@ -235,14 +235,15 @@ def test_a_server_that_ends_is_replaced(address: str, expected: list[Answer]) ->
 
 
 def test_options_of_the_deployment_are_passed_on(config: Path) -> None:
-    from pegboard.tools.ray_serve import MOST_REQUESTS, app
+    from pegboard.tools.ray_serve import MOST_REQUESTS, Arguments, app, deployment_options
 
-    autoscaling = {"min_replicas": 1, "max_replicas": 3, "target_ongoing_requests": 20}
-    built = app({"config": str(config), "deployment": {"autoscaling_config": autoscaling}})
-    deployment = built._bound_deployment
-    assert deployment.name == "Pegboard"
-    assert deployment.max_ongoing_requests == MOST_REQUESTS
-    assert deployment._deployment_config.autoscaling_config.max_replicas == 3
+    deployment: dict[str, Any] = {"autoscaling_config": {"min_replicas": 1, "max_replicas": 3}}
+    options = deployment_options(Arguments(config=str(config), deployment=deployment), 20.0)
+    assert options["autoscaling_config"] == deployment["autoscaling_config"]
+    assert options["max_ongoing_requests"] == MOST_REQUESTS
+    assert app({"config": str(config), "deployment": deployment}), "Ray Serve takes them"
+    with pytest.raises(ValueError, match="min_replicas"):
+        app({"config": str(config), "deployment": {"autoscaling_config": {"min_replicas": 3, "max_replicas": 1}}})
 
 
 def test_what_cannot_be_served_is_said_at_once(config: Path) -> None:

@@ -159,7 +159,7 @@ class KeyedListener:
         coming.set_result(_accepted(connection))
 
     def _accept(self, stranger: _Stranger) -> Future[socket.socket] | None:
-        """Return what waits for this connection, once it has been told so, None if nothing does."""
+        """Return what waits for this connection, once that was told so; None: nothing waits for it."""
         ours, theirs, given = stranger.nonce, bytes(stranger.proof[:KEY]), bytes(stranger.proof[KEY:])
         for key in [*self._expected]:
             if not hmac.compare_digest(given, _signature(key, b"connecting", ours, theirs)):
@@ -167,7 +167,7 @@ class KeyedListener:
             coming = self._expected.pop(key)
             if not coming.set_running_or_notify_cancel():
                 return None
-            with contextlib.suppress(OSError):  # gone again, which its reader learns
+            with contextlib.suppress(OSError):  # gone again: the user of the connection learns of it
                 stranger.connection.send(_signature(key, b"listening", ours, theirs))
             return coming
         return None

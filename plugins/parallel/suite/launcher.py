@@ -148,8 +148,8 @@ class RankLauncherContract(ContractSuite):
 
     @capability("machines")
     def test_strangers_are_cut_off(self) -> None:
-        """Connections to a launcher that are no ranks of it: those that speak before a rank comes, and those that say
-        nothing at the latest when it closes. The rank is not disturbed.
+        """Connections to a launcher that are not from its ranks: those that speak before a rank comes, and those that
+        say nothing at the latest when it closes. The rank is not disturbed.
         """
         with contextlib.ExitStack() as closing:
             with self.launcher() as launcher:

@@ -326,8 +326,8 @@ class TestFlags:
             (["serve", "x", "--tensor-parallel-size", "2"], "use --set parallel.tensor=..."),
             (["serve", "x", "-tp", "2"], "use --set parallel.tensor=..."),
             (
-                ["serve", "x", "--pp", "2"],
-                "not supported yet: processes share every layer, parallel.tensor, and not the",
+                ["serve", "x", "--ep", "2"],
+                "not supported yet: processes share every expert, parallel.tensor",
             ),
             (["serve", "--model", "x"], "name it on the command line: pegboard serve MODEL"),
             (["chat", "x", "--gpu-memory-utilization", "0.9"], "use --set memory.gpu_share=..."),

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.req import Req
     from pegboard.core.interfaces.stage import Column, Stage
 
-NEVER = -1
-"""Step number of "no step"."""
-UNSTAMPED = -2
-"""Its counterpart for requests; the two never compare equal."""
+NEVER, UNSTAMPED = -1, -2
+"""The step number of "no step", and that of requests that are in none; the two never compare equal."""
 
 NUMBERS: np.dtype[np.void] = np.dtype(list(SAMPLING_ROW), align=True)
 """What a sampler needs of a request."""
@@ -108,11 +106,13 @@ class RunningBatch:
 
     def decoding(self, stamp: int = NEVER) -> NDArray[np.int64]:
         """Return the places of the requests that may have one more token, and have one to compute for it; with several
-        `lanes` a share of them, and none for which the step under way, `stamp`, samples a token.
+        `lanes` a share: those that wait longest, and none for which the step under way, `stamp`, samples a token.
         """
-        decoding = self.left > 0
-        found = np.flatnonzero(decoding & (self.gaps == 1) if self.uneven else decoding)
-        return found if self.lanes == 1 else found[self.stamps[found] != stamp][: -(-found.shape[0] // self.lanes)]
+        found = np.flatnonzero((self.left > 0) & (self.gaps == 1) if self.uneven else self.left > 0)
+        if self.lanes > 1:
+            free = found[self.stamps[found] != stamp]
+            found = np.sort(free[np.argsort(self.stamps[free], kind="stable")[: -(-found.shape[0] // self.lanes)]])
+        return found
 
     def catching_up(self) -> NDArray[np.int64]:
         """Return the places of the requests that have several tokens to compute; first the one that waits longest."""

@@ -17,6 +17,7 @@ from pegboard.plugins.adapters.api import AdapterContext
 from pegboard.plugins.adapters.messages import NAME, BatchSlots, Drop, Load, Loaded, Poll
 from pegboard.plugins.adapters.reading import AdapterReader
 from pegboard.toolkit.system.blame import in_words
+from pegboard.toolkit.system.compute import compute_alone
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,8 +112,7 @@ class AdapterPart(DevicePart):
                 threading.Thread(target=self._work, name="adapters", daemon=True).start()
 
     def _work(self) -> None:
-        # Of this thread alone: batches keep the cores that they have.
-        torch.set_num_threads(1)
+        compute_alone()
         while True:
             order = self._orders.get()
             self._done.put(self._load(order))

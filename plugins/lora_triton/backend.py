@@ -44,7 +44,8 @@ class _Matrices:
     blocks: Tensor
 
 
-_Prepared = dict[int, tuple[Tensor, Tensor, Tensor]]
+_Prepared = dict[int, list[tuple[int, int, Tensor, Tensor]]]
+"""By site its parts: the part's number, its first row, and its matrices, b scaled, as large as the adapter has them."""
 """By site, what goes into a slot."""
 
 
@@ -88,26 +89,24 @@ class TritonAdapters(AdapterBackend[NoOptions]):
     def prepare(self, weights: AdapterWeights) -> _Prepared:
         return {number: self._packed(self._sites[number], parts) for number, parts in weights.sites.items()}
 
-    def _packed(self, site: Site, parts: Sequence[LowRank]) -> tuple[Tensor, Tensor, Tensor]:
-        starts = np.cumsum([0, *(part.rows for part in site.parts)]).tolist()
-        a = torch.zeros(len(site.parts) * self.ranks, site.cols, dtype=self.ctx.dtype)
-        b = torch.zeros(site.rows, self.ranks, dtype=self.ctx.dtype)
-        ranks = torch.zeros(len(site.parts), dtype=torch.int32)
-        for part in parts:
-            number, rank = starts.index(part.start), len(part.a)
-            a[number * self.ranks : number * self.ranks + rank] = part.a
-            b[part.start : part.start + len(part.b), :rank] = part.b.float() * part.scale
-            ranks[number] = rank
-        return a, b, ranks
+    def _packed(self, site: Site, parts: Sequence[LowRank]) -> list[tuple[int, int, Tensor, Tensor]]:
+        starts, dtype = np.cumsum([0, *(part.rows for part in site.parts)]).tolist(), self.ctx.dtype
+        return [
+            (starts.index(part.start), part.start, part.a.to(dtype, copy=True), (part.b.float() * part.scale).to(dtype))
+            for part in parts
+        ]
 
     def activate(self, slot: int, prepared: object) -> None:
         assert isinstance(prepared, dict)
         for number, matrices in self._matrices.items():
-            if number not in prepared:
-                matrices.ranks[slot - 1].zero_()
-                continue
-            for place, tensor in zip((matrices.a, matrices.b, matrices.ranks), prepared[number], strict=True):
-                place[slot - 1].copy_(tensor, non_blocking=True)
+            a, b, ranks = matrices.a[slot - 1], matrices.b[slot - 1], torch.zeros_like(matrices.ranks[0], device="cpu")
+            a.zero_()
+            b.zero_()
+            for part, start, small_a, small_b in prepared.get(number, ()):
+                rank = ranks[part] = len(small_a)
+                a[part * self.ranks : part * self.ranks + rank].copy_(small_a, non_blocking=True)
+                b[start : start + len(small_b), :rank].copy_(small_b, non_blocking=True)
+            matrices.ranks[slot - 1].copy_(ranks, non_blocking=True)
 
     def clear(self, slot: int) -> None:
         for matrices in self._matrices.values():

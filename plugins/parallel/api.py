@@ -116,8 +116,8 @@ class LaunchContext:
         if self.size <= self.all_cores:
             return None
         return (
-            f"parallel.tensor: {self.size} ranks take a core each, and there are {self.all_cores}; lower it, or set "
-            f"parallel.cores to {self.size} to let ranks share cores"
+            f"parallel.tensor times parallel.pipeline: {self.size} ranks take a core each, and there are "
+            f"{self.all_cores}; lower one, or set parallel.cores to {self.size} to let ranks share cores"
         )
 
 

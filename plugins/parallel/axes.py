@@ -62,7 +62,7 @@ class Axes:
         """Whether the ranks may be on several machines: those of one section alone, for now."""
         kinds = {type(communicator) for communicator in self._made.values()}
         able = all(kind.connect_machines is not Communicator.connect_machines for kind in kinds)
-        return able and len(self._made) == 1
+        return able and self.ranks.sections.count == 1
 
     def connect_machines(self, meeting: Rendezvous, timeout: float) -> None:
         """Meet the other ranks, as Communicator does."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from pegboard.plugins.parallel.lanes import Lanes, LanesExecutor
 from pegboard.plugins.parallel.messages import GoOn, Link, Measure, Meet, MeetMachines, Place, Start, Step, encode
 from pegboard.plugins.parallel.part import NAME, Stamp
 from pegboard.toolkit.model.ranks import PENDING
+from pegboard.toolkit.system.keyed_sockets import listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -106,7 +106,7 @@ class Leader(Followers):
                 self._group.wait_for("meet")
             return
         host, _ = self._launcher.address
-        with socket.create_server((host, 0)) as listener:
+        with listen(host) as listener:
             port: int = listener.getsockname()[1]
             self._group.send(encode(MeetMachines(host, port, timeout)))
             self._axes.connect_machines(Rendezvous(host, port, host, listener), timeout)

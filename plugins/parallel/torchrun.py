@@ -104,7 +104,8 @@ class Torchrun(RankLauncher[NoOptions]):
         if world != os.environ.get("LOCAL_WORLD_SIZE"):
             return "torchrun has started processes on several machines, and ranks are on one"
         if world != str(ctx.size):
-            return f"torchrun has started {world} processes, and parallel.tensor is {ctx.size}; make them equal"
+            text = f"torchrun has started {world} processes, and parallel.tensor times parallel.pipeline is"
+            return f"{text} {ctx.size}; make them equal"
         return ctx.too_few_cores()
 
     def start(self, line: Callable[[int], bytes]) -> RankHandle:

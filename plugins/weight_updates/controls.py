@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, TypeGuard, TypeVar, get_args
 
@@ -38,6 +39,8 @@ NotNegative = Annotated[int, Meta(ge=0)]
 MEMORY = "memory"
 """By which memory that was given back keeps the scheduler paused."""
 _MOST_NUMBERS = 100_000
+_EVERY = 0.05
+"""Seconds between two looks at whether the ranks of a group have met."""
 
 
 class Controls:
@@ -228,9 +231,18 @@ class Meets:
     def __init__(self, stage: WeightUpdates, over: Callable[[], None]) -> None:
         self._stage = stage
         self._over = over
+        self._next = 0.0
 
     def poll(self) -> dict[str, object] | None:
-        found = self._stage.ask(Joining())
+        if time.monotonic() < self._next:
+            return None
+        # Asking waits for the step under way.
+        self._next = time.monotonic() + _EVERY
+        try:
+            found = self._stage.ask(Joining())
+        except BaseException:
+            self._over()
+            raise
         assert isinstance(found, Checked)
         if not found.done:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -187,7 +188,7 @@ def _offered(announced: Announced, most: int) -> dict[str, Offered]:
         kind = _FLOATS.get(dtype.removeprefix("torch."))
         if kind is None:
             raise ModelError(f"{name} is announced as {dtype!r:.100}; use one of {', '.join(sorted(_FLOATS))}")
-        if torch.Size(shape).numel() > most:
+        if math.prod(shape) > most:
             raise ModelError(f"{name} is announced as {list(shape)!r:.200}: no tensor of this model is as large")
         found[name] = Offered(tuple(shape), kind, "")
     if not found:

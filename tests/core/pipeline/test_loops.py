@@ -48,6 +48,23 @@ def test_lanes_compute_for_different_requests_at_once() -> None:
         assert harness.tokens(name) == oracle(prompt, 12, ignore_eos=True)
 
 
+def test_lanes_take_turns_while_a_prompt_is_computed() -> None:
+    """Also where a chunk of the prompt runs between two decodes, so that none is under way when one is planned."""
+    harness = Harness(loop="overlap", lanes=2, chunk=16, max_context_len=2048)
+    for name in "abcd":
+        harness.submit(name, [ord(name), 2, 3], 200, stream=True, sampling={"ignore_eos": True})
+    for _ in range(8):
+        harness.step()
+    harness.submit("long", [number % 250 for number in range(1500)], 1)
+    before = {name: len(harness.tokens(name)) for name in "abcd"}
+    for _ in range(60):
+        harness.step()
+    gained = [len(harness.tokens(name)) - before[name] for name in "abcd"]
+    assert harness.scheduler.planner.chunked is not None, "the prompt is still under way"
+    assert min(gained) >= 10
+    assert max(gained) - min(gained) <= 2
+
+
 @pytest.mark.parametrize("loop", ["normal", "overlap"])
 def test_lanes_without_others_to_take_turns_with(loop: str) -> None:
     """A request alone is in every step; without steps that overlap all requests are."""

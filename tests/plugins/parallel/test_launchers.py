@@ -110,7 +110,10 @@ class TestTorchrun(RankLauncherContract):
     [
         ({}, None),
         ({"LOCAL_WORLD_SIZE": "1"}, "torchrun has started processes on several machines"),
-        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}, "torchrun has started 3 processes, and parallel.tensor is 2"),
+        (
+            {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"},
+            "torchrun has started 3 processes, and parallel.tensor times parallel.pipeline is 2",
+        ),
         ({"MASTER_PORT": "2"}, "this server was not started by torchrun"),
     ],
 )

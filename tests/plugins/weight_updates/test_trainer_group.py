@@ -32,6 +32,7 @@ def test_types_are_called_as_torch_or_its_users_call_them() -> None:
     [
         ([("a", "int4", (3,))], "announced as 'int4'"),
         ([("a", "float32", (10**9,))], "no tensor of this model is as large"),
+        ([("a", "float32", (2**32, 2**32))], "no tensor of this model is as large"),
         ([NORM, NORM], "announced twice"),
         ([], "there are no tensors"),
     ],

@@ -13,6 +13,7 @@ from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.experts import waiting_experts
 from pegboard.plugins.model_transformers.latent import size_of
 from pegboard.toolkit.graph_trial import LooksAtData, first_difference, operations_of
+from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.layers import LayerSpec
@@ -33,11 +34,13 @@ def capture_objection(model: torch.nn.Module, layers: Mapping[torch.nn.Module, L
     device = next(model.parameters()).device
     tried = [tuple(torch.tensor(numbers, device=device) for numbers in pair) for pair in _TRIED]
     with torch.inference_mode(), bridge.handled_by(_NoAttention(layers)):
-        step(*tried[0])
         try:
+            step(*tried[0])
             first, second = (operations_of(partial(step, *pair)) for pair in tried[1:])
         except LooksAtData as error:
             return f"{_place(error, model)}: {error}"
+        except Exception as error:  # whatever code raises that needs what only a batch brings
+            return f"{_place(error, model)}: a decode step cannot be tried: {in_words(error)}"
     difference = first_difference(first, second)
     return None if difference is None else f"two decode steps of one size differ: {difference}"
 
@@ -54,7 +57,7 @@ class _NoAttention(bridge.Handler):
         return call.query.new_zeros(1, call.query.shape[2], layer.num_heads, width)
 
 
-def _place(error: LooksAtData, model: torch.nn.Module) -> str:
+def _place(error: Exception, model: torch.nn.Module) -> str:
     """Return the name of the innermost module whose code has led to an error."""
     names = {module: name for name, module in model.named_modules()}
     found = "the model"

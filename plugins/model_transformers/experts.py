@@ -182,13 +182,17 @@ def _product(
 def waiting_experts(model: torch.nn.Module) -> str | None:
     """Return None, or why the host waits for the device in the first module of experts for which it does."""
     for name, module in model.named_modules():
-        if not is_experts(module):
-            continue
-        codes: ExpertsCodes | None = vars(module).get(_CODES)
-        if codes is not None:
-            reasons = [method.why_it_waits() for method in codes]
+        if _is_scaled(module):
+            both = module.experts.gate_up_proj, module.experts.down_proj
+            reasons = [why_it_waits(weights.transpose(1, 2)) for weights in both]
+        elif is_experts(module):
+            codes: ExpertsCodes | None = vars(module).get(_CODES)
+            if codes is not None:
+                reasons = [method.why_it_waits() for method in codes]
+            else:
+                reasons = [why_it_waits(weights) for weights in _weights(module)]
         else:
-            reasons = [why_it_waits(weights) for weights in _weights(module)]
+            continue
         reason = next((why for why in reasons if why is not None), None)
         if reason is not None:
             return f"{name}: {reason}"

@@ -122,7 +122,8 @@ class _Column:
             return group.whole(input)
         if group.used and bridge.is_handled():
             return group.column(self._place, input)
-        if not group.plain:
+        if not group.plain or (group.site is not None and bridge.batch_of_pass() is not None):
+            # Each call computes anew: x may have changed. What a batch adds to products goes to the whole.
             return torch.split(group.whole(input), group.sizes, -1)[self._place]
         return F.linear(input, self._linear.weight, self._linear.bias)
 

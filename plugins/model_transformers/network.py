@@ -53,7 +53,7 @@ class TransformersNetwork(Network):
         """Its weights, to be replaced, or why they cannot be."""
         keep_latents(model, bridge.is_handled)
         keep_states(model, trace.states)
-        take_scaled_experts(model, lambda: bridge.batch_of_pass() is not None)
+        take_scaled_experts(model, bridge.is_handled)
         for name in trace.counting:
             model.get_submodule(name).register_forward_pre_hook(_place, with_kwargs=True)
         self._keeps_states = bool(trace.states)
@@ -137,7 +137,9 @@ class TransformersNetwork(Network):
 
 
 def _place(module: torch.nn.Module, args: tuple[object, ...], named: dict[str, object]) -> _Arguments | None:
-    """Tell an attention module that counts the tokens before its own where these are, in a pass over a batch."""
+    """Tell an attention module that counts the tokens before its own where these are, in a pass over a batch. A trial
+    of graphs has none: there they are the first ones.
+    """
     batch = bridge.batch_of_pass()
     if batch is None:
         return None

@@ -9,6 +9,7 @@ import torch
 
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.latent import absorbed_products
+from pegboard.plugins.model_transformers.merged import is_linear
 from pegboard.toolkit.model.linear import SITES, Part, Site, tell_sites
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def _sizes(module: nn.Module) -> tuple[int, int] | None:
     from transformers.pytorch_utils import Conv1D
 
     if isinstance(module, torch.nn.Linear):
-        return module.in_features, module.out_features
+        # A router may be a subclass that returns several tensors.
+        return (module.in_features, module.out_features) if is_linear(module) else None
     if isinstance(module, Conv1D):
         return int(module.weight.shape[0]), int(module.weight.shape[1])
     return None

@@ -14,7 +14,7 @@ class WindowFields(SectionFields):
 
     window_pages: Literal["auto"] | bool = "auto"
     """Whether layers with a sliding window give back the KV memory of tokens that they never read again, so that more
-    requests fit. Not with speculation, tiers, ranks, disaggregation, decode graphs or the runner `cpu_native`. `auto`:
+    requests fit. Not with speculation, tiers, ranks, disaggregation or the runner `cpu_native`. `auto`:
     off."""
 
 

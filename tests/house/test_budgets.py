@@ -22,7 +22,7 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 75_230,
+    "plugins": 75_250,
     "toolkit": 20_030,
     "tools": 12_400,
 }

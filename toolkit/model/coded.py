@@ -17,7 +17,7 @@ from torch import Tensor
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.toolkit.model.experts import ExpertsMethod
-from pegboard.toolkit.model.layouts import PLAIN, Codes, Layout, cut_codes, exact
+from pegboard.toolkit.model.layouts import PLAIN, Code, Codes, Layout, cut_codes, exact
 from pegboard.toolkit.model.linear import LinearMethod, Part, Site
 from pegboard.toolkit.model.ranks import Cut
 from pegboard.toolkit.model.weights import StoredTensor, checkpoint_files, read_header, read_tensor
@@ -125,6 +125,8 @@ class CodedMatrix:
             numbers = scales.float()
             if self.layout.code.integer:  # AutoRound writes negative ones
                 rule, some = "scales are finite, and not 0", numbers != 0
+            elif self.layout.code in (Code.NF4, Code.FP4):  # of a block of zeros, 0 or what rounding has left
+                rule, some = "scales are finite", torch.ones_like(numbers, dtype=torch.bool)
             else:  # stored in 8 bits, the scale of a block of tiny numbers may be 0
                 rule = "scales are positive and finite"
                 some = numbers >= 0 if self._slot("scales").dtype.itemsize == 1 else numbers > 0

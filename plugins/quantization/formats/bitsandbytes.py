@@ -135,10 +135,10 @@ class _Scales:
     state: _State
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> Blocks:
-        state, scales = self.state, tensors["scales"]
+        # That of zeros is 0. Those below become NaN, so that they are found.
+        state, scales = self.state, torch.where(tensors["scales"] >= 0, tensors["scales"], torch.nan)
         if state.nested:
-            # Scales are above 0. Others become NaN, so that they are found.
-            each = torch.where(scales > 0, scales, torch.nan).repeat_interleave(state.nested)[: state.blocks]
+            each = scales.repeat_interleave(state.nested)[: state.blocks]
             scales = tensors["nested_table"][tensors["absmax"].int()] * each + state.offset
         rows, cols = state.shape
         pieces = scales.repeat_interleave(state.block // state.within_rows)[: rows * cols // state.within_rows]

@@ -118,13 +118,21 @@ class WeightFormatContract(ContractSuite):
         for number, example in enumerate(self.examples()):
             made = self.made(tmp_path / str(number), example)
             for (name, *_others), matrix in zip(_scales(made), made.matrices().values(), strict=True):
-                for value in _WRONG if matrix.layout.code.integer else (*_WRONG, -1.0):
+                for value in _wrong(matrix.layout.code):
                     self._refused(tmp_path / f"{number} cut", _spoiled(example, name, value), (name,))
 
     def _refused(self, directory: Path, example: Example, names: Sequence[str]) -> None:
         with pytest.raises(ModelError) as caught:
             _check(self.made(directory, example))
         assert any(name in str(caught.value) for name in names), f"the error should name {names[0]}: {caught.value}"
+
+
+def _wrong(code: Code) -> tuple[float, ...]:
+    """Return scales that no matrix of this code can have."""
+    if code.integer:
+        return _WRONG
+    # 0 is a code of NF4 and FP4, and the largest number of a block of zeros its scale.
+    return tuple(value for value in (*_WRONG, -1.0) if value or code not in (Code.NF4, Code.FP4))
 
 
 def _check(made: WeightFormat[Options]) -> None:

@@ -290,6 +290,7 @@ def bitsandbytes(kind: str, block: int, *, nested: bool = False) -> Callable[[Ma
 
     def write(matrix: Matrix, draw: np.random.Generator) -> Written:
         flat = np.pad(matrix.reshape(-1), (0, -matrix.size % block)).reshape(-1, block)
+        flat[0] = 0  # as padding is
         scales = np.abs(flat).max(-1).astype(np.float32)
         state = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": list(matrix.shape)}
         tensors = {"weight.quant_map": torch.from_numpy(table.copy())}
@@ -306,7 +307,7 @@ def bitsandbytes(kind: str, block: int, *, nested: bool = False) -> Callable[[Ma
             state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": float(offset)}
         else:
             tensors["weight.absmax"] = torch.from_numpy(scales)
-        codes = np.abs((flat / scales[:, None])[..., None] - table).argmin(-1)
+        codes = np.abs((flat / np.where(scales == 0, 1, scales)[:, None])[..., None] - table).argmin(-1)
         meant = (table[codes].astype(np.float64) * scales[:, None]).reshape(-1)[: matrix.size].reshape(matrix.shape)
         numbers = codes.reshape(-1)[: matrix.size].astype(np.uint8)
         tensors["weight"] = torch.from_numpy(numbers[::2] << 4 | numbers[1::2]).view(-1, 1)

@@ -177,8 +177,8 @@ def test_zero_biases_of_matrices_without_any(coded: Callable[[str], Path], tmp_p
     [
         (
             "fp8 blocks",
-            {"quant_method": "bitsandbytes"},
-            "quantised (quant_method 'bitsandbytes'), in a way that is not",
+            {"quant_method": "aqlm"},
+            "quantised (quant_method 'aqlm'), in a way that is not",
         ),
         ("fp8 blocks", {"quant_method": None}, "fp8: it reads quant_method fp8 and fbgemm_fp8"),
         ("awq", {"version": "gemv"}, "awq: its version is gemv, and only gemm is supported"),
@@ -213,10 +213,10 @@ def test_config_check_tells(coded: Callable[[str], Path], tmp_path: Path) -> Non
     """Before a start, for a model that is a directory."""
     run = CliRunner().invoke
     assert run(app, ["config", "check", str(coded("awq"))]).stdout.startswith("ok ")
-    there = changed(coded("awq"), tmp_path / "x", lambda tensors: None, quant_method="bitsandbytes")
+    there = changed(coded("awq"), tmp_path / "x", lambda tensors: None, quant_method="aqlm")
     (problem,) = json.loads(run(app, ["config", "check", str(there), "--json"]).stdout)["problems"]
     assert problem["path"] == "quantization.format.use"
-    assert "(quant_method 'bitsandbytes'), in a way that is not supported" in problem["message"]
+    assert "(quant_method 'aqlm'), in a way that is not supported" in problem["message"]
     there = changed(coded("awq"), tmp_path / "y", lambda tensors: tensors.pop(f"{Q}.scales"))
     (problem,) = json.loads(run(app, ["config", "check", str(there), "--json"]).stdout)["problems"]
     assert problem["path"] == "model.path"

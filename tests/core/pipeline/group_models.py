@@ -45,9 +45,12 @@ class GroupModel(FakeModel):
         self.late: Any = lambda work: False
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
+        before = len(self.wrong)
         try:
             result = super().__call__(work)
         except Exception:
+            # Nothing comes of it, whatever it has read: it may go on from a step that was lost.
+            del self.wrong[before:]
             self.spoil(work)
             raise
         if self.late(work):

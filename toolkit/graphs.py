@@ -25,8 +25,8 @@ ExtraShapes = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 """Names of extras in order, each with its type and the shape of one request's part."""
 
 _STEPS = ((8, 64), (16, 256), (32, 2**31))
-"""From 8 on sizes are multiples of the first number up to the second one: a tenth of a batch is padding at most, or a
-few rows."""
+"""From 8 on sizes are multiples of the first number up to the second one. So at most 15 rows are padding up to
+256 requests, and 31 beyond."""
 
 
 def default_sizes(most: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import torch
 
 from pegboard.conformance.attention.batches import QuietPool
@@ -18,7 +19,7 @@ from pegboard.conformance.rig.tape import TapeCapture
 from pegboard.conformance.sampler import make_sampling
 from pegboard.conformance.suite import capability, lacks
 from pegboard.core.interfaces.attention import AttentionContext
-from pegboard.core.interfaces.forward import ForwardBatch, ForwardOutput
+from pegboard.core.interfaces.forward import Additions, ForwardBatch, ForwardOutput
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.options import NoOptions
 
@@ -50,6 +51,34 @@ class SeesExtras(FixedAttention):
         return out if shift is None else out + shift[:, None, None]
 
 
+class Adds:
+    """Adds a number to all that a row has. `numbers` has one per row."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self._numbers = numbers
+
+    def add(self, site: int, x: torch.Tensor, out: torch.Tensor) -> None:
+        out += self._numbers[:, None]
+
+
+class AddsColumn(Adds):
+    """The numbers are those in ``test.x``, one per request, so that graphs can have them, too."""
+
+    def fixed(self, size: int, extras: Mapping[str, torch.Tensor]) -> Adds:
+        assert extras["test.x"].shape == (size,)
+        return Adds(extras["test.x"])
+
+
+class OneSite(WatchedNetwork):
+    """A network with one site more, whatever its family has: what comes out of its last norm."""
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        hidden = super().forward(batch)
+        if batch.additions is not None:
+            batch.additions.add(1, hidden.clone(), hidden)
+        return hidden
+
+
 @dataclass(frozen=True)
 class Pair:
     """The runner twice: with graphs, and without. `network` is what both call, but for replays."""
@@ -73,6 +102,20 @@ class Pair:
         """Run a decode step of requests in both."""
         new = {request: [token + request] for request in requests}
         first, second = (rig.step(new, decode=True, return_logits=True) for rig in (self.graphs, self.eager))
+        return first, second
+
+    def both_with(
+        self, requests: Sequence[int], extras: Mapping[str, torch.Tensor], additions: Additions | None = None
+    ) -> tuple[ForwardOutput, ForwardOutput]:
+        """Run a decode step in both, with what plugins put into batches."""
+        outputs = []
+        for rig in (self.graphs, self.eager):
+            batch = rig.run.batch({request: [9 + request] for request in requests}, decode=True)
+            batch.extras.update(extras)
+            batch.additions = additions
+            sampling = make_sampling([{}] * len(requests), rig.run.spec.vocab_size)
+            outputs.append(rig.runner.execute(batch, sampling, return_logits=True))
+        first, second = outputs
         return first, second
 
     def called(self) -> int:
@@ -230,18 +273,33 @@ class RunnerGraphTests(RunnerSuite):
         pair.fill(range(4))
         for value in (None, 0.5, -2.0, None):
             for requests in ([0, 1, 2], [3, 1, 0, 2]):
-                outputs = []
-                for rig in (pair.graphs, pair.eager):
-                    batch = rig.run.batch({request: [9 + request] for request in requests}, decode=True)
-                    if value is not None:
-                        batch.extras["test.shift"] = torch.arange(len(requests)) * value
-                    outputs.append(
-                        rig.runner.execute(batch, make_sampling([{}] * len(requests), 300), return_logits=True)
-                    )
-                self.check_same(*outputs)
+                extras = {} if value is None else {"test.shift": torch.arange(len(requests)) * value}
+                self.check_same(*pair.both_with(requests, extras))
         assert pair.capture.replayed == 8
         for rig in (pair.graphs, pair.eager):
             batch = rig.run.batch({0: [9], 1: [10]}, decode=True)
             batch.extras["test.other"] = "no tensor"
             rig.runner.execute(batch, make_sampling([{}] * 2, 300))
         assert pair.capture.replayed == 8, "a step was replayed with what its graph does not have"
+
+    @capability("graph")
+    @capability("additions")
+    def test_additions_are_part_of_graphs(self) -> None:
+        """What the column of the step says is added, and nothing where the batch adds nothing, whatever its column
+        says. Additions that no graph can have are made without one.
+        """
+        if "own_weights" in self.capabilities:
+            pytest.skip("it runs no network")
+        model = self.make_model()
+        pair = self.pair(model=replace(model, network=OneSite(model.network)))
+        pair.fill(range(4))
+        turns = ((2.0, True), (2.0, False), (-3.0, True), (0.5, True), (-3.0, False), (2.0, True))
+        for scale, adds in turns:
+            for requests in ([0, 1, 2], [1], [3, 1, 0, 2]):
+                numbers = torch.arange(1, len(requests) + 1) * scale
+                additions = AddsColumn(numbers) if adds else None
+                self.check_same(*pair.both_with(requests, {"test.x": numbers}, additions))
+        assert pair.capture.replayed == 3 * len(turns)
+        numbers = torch.tensor([1.0, -2.0])
+        self.check_same(*pair.both_with([2, 0], {"test.x": numbers}, Adds(numbers)))
+        assert pair.capture.replayed == 3 * len(turns), "a step was replayed with additions that are not fixable"

@@ -112,9 +112,7 @@ class Stats:
         return memory.held_tokens + memory.cache.locked_tokens
 
     def _plugin_failures(self) -> dict[str, dict[str, int]]:
-        """Return calls of plugins that raised, by contract and provider; of hooks, by the hook's name
-        (`pack_batch`: by the plugin's).
-        """
+        """Return calls of plugins that raised, by contract and provider; of hooks, by the hook's name."""
         memory, culprits, gates = self._components.memory, self._components.culprits, self._components.gates
         by_gate = {} if gates is None else gates.failures_by
         return culprits.all_counts(

@@ -129,7 +129,7 @@ class AdapterStore:
         old = self.names.get(name)
         if old is not None and not replace:
             raise InvalidRequest(
-                f"the adapter {name!r} is {old.state} already; unload it first, or say replace",
+                f"the adapter {name!r} is {old.state} already; unload it first, or set `replace`",
                 param="lora_name",
                 code="adapter_exists",
                 status=409,

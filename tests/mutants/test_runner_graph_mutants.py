@@ -12,12 +12,15 @@ import torch
 
 from pegboard.conformance.model_runner import ModelRunnerContract
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
+from pegboard.core.interfaces.forward import FixableAdditions, ForwardBatch, ForwardMode, ForwardOutput
 from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.plugins.runner_layered.graphs import DecodeGraphs
 from pegboard.plugins.runner_layered.runner import LayeredRunner
 from pegboard.toolkit.graphs import ExtraShapes, StaticBatch
+
+Key = tuple[int, ExtraShapes, bool]
+"""Of a graph: its size, the extras that it reads, and whether it adds something."""
 
 
 class OtherGraphs(LayeredRunner):
@@ -106,6 +109,24 @@ class ForgetsExtras(DecodeGraphs):
         return found
 
 
+class RecordsNoAdditions(DecodeGraphs):
+    """Nothing is added to the static batch."""
+
+    def _recorded(self, key: Key, additions: FixableAdditions | None = None) -> bool:
+        return super()._recorded(key)
+
+
+class SharesAdditions(DecodeGraphs):
+    """One graph for steps with additions and for those without: whatever came first."""
+
+    def _recorded_late(self, key: Key, additions: FixableAdditions | None) -> bool:
+        done = super()._recorded_late(key, additions)
+        size, extras, adds = key
+        if done:
+            self._graphs[size, extras, not adds] = self._graphs[key]
+        return done
+
+
 class ReplaysWantedRows(DecodeGraphs):
     """Any decode step will do."""
 
@@ -164,6 +185,8 @@ def _mutants() -> Iterator[Mutant]:
         (_graphs(ReturnsPadding), same),
         (_graphs(ReplaysWantedRows), "test_steps_that_want_more_are_no_replays"),
         (_graphs(ForgetsExtras), "test_extras_of_requests_are_part_of_graphs"),
+        (_graphs(RecordsNoAdditions), "test_additions_are_part_of_graphs"),
+        (_graphs(SharesAdditions), "test_additions_are_part_of_graphs"),
         (LendsLogits, "test_answers_outlive_the_next_replay"),
     ):
         yield Mutant(factory, base=LayeredRunner, suite=ModelRunnerContract, caught_by=test)

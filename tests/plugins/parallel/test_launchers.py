@@ -23,10 +23,6 @@ from tests.parallel.actors_here import ActorsHere
 PATIENCE = 60.0
 
 
-class TestProcesses(RankLauncherContract):
-    provider = "processes"
-
-
 class TestActors(RankLauncherContract):
     """Those of the launcher `ray`, in this process; tests/plugins/launch_ray has them in Ray's."""
 

@@ -108,7 +108,7 @@ def projections(directory: Path) -> dict[str, tuple[int, int]]:
     for file in sorted(directory.glob("*.safetensors")):
         with safe_open(file, "np") as opened:
             for name in opened.keys():  # noqa: SIM118 - no mapping
-                if name.endswith(tuple(f"{one}.weight" for one in PROJECTIONS)):
+                if name.endswith(tuple(f"{projection}.weight" for projection in PROJECTIONS)):
                     rows, columns = opened.get_slice(name).get_shape()
                     found[name.removesuffix(".weight")] = rows, columns
     if not found:

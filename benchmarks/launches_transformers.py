@@ -133,9 +133,9 @@ def _layer(model: str, batch: int, *, own: bool) -> tuple[str, ...]:
 def problems(found: list[Count]) -> list[str]:
     """Return which layers launch more than they may."""
     return [
-        f"{one.model}: {len(one.replaced)} launches a layer, {MODELS[one.model].most} at most"
-        for one in found
-        if len(one.replaced) > MODELS[one.model].most
+        f"{layer.model}: {len(layer.replaced)} launches a layer, {MODELS[layer.model].most} at most"
+        for layer in found
+        if len(layer.replaced) > MODELS[layer.model].most
     ]
 
 
@@ -143,11 +143,11 @@ def report(batch: int, names: bool, markdown: Path | None) -> None:
     """Count all models, print the table, and exit with what is too much."""
     found = [count(model, batch) for model in MODELS]
     lines = ["| model | a layer of transformers' modules | replaced |", "|---|---:|---:|"]
-    lines += [f"| {one.model} | {len(one.own)} | {len(one.replaced)} |" for one in found]
+    lines += [f"| {layer.model} | {len(layer.own)} | {len(layer.replaced)} |" for layer in found]
     print("\n".join(lines))
     if names:
-        for one in found:
-            print(f"\n{one.model}\nown: {', '.join(one.own)}\nreplaced: {', '.join(one.replaced)}")
+        for layer in found:
+            print(f"\n{layer.model}\nown: {', '.join(layer.own)}\nreplaced: {', '.join(layer.replaced)}")
     if markdown is not None:
         markdown.write_text("\n".join(lines) + "\n")
     if wrong := problems(found):

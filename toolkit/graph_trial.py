@@ -104,16 +104,19 @@ Step = tuple[str, object, object]
 """An operation: its name, and what its arguments look like."""
 
 
-class Recording(TorchDispatchMode):
-    """Notes which operations are asked for, but for what happens while it is `paused`. If it is `strict`, it raises
-    LooksAtData for those that no graph can have, copies between host and device among them.
+class OperatorMode(TorchDispatchMode):
+    """Runs a computation through `operator`, one operator of torch after the other, but for what happens while it is
+    `paused`. If it is `strict`, it raises LooksAtData for operators that no graph can have.
     """
 
-    def __init__(self, *, strict: bool = False) -> None:
+    def __init__(self, *, strict: bool) -> None:
         TorchDispatchMode.__init__(self)
-        self.steps: list[Step] = []
         self.paused = False
         self._strict = strict
+
+    def operator(self, func: Operator, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+        """Run an operator that is not made of others; its result."""
+        raise NotImplementedError
 
     def __torch_dispatch__(
         self,
@@ -131,10 +134,29 @@ class Recording(TorchDispatchMode):
                 found = func.decompose(*args, **named)
             if found is not NotImplemented:
                 return found
-        self.steps.append((str(func), seen(args), seen(named)))
-        found = func(*args, **named)
+        return self.operator(func, args, named)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False
+
+
+class Recording(OperatorMode):
+    """Notes which operations are asked for. If `strict`, copies between host and device raise LooksAtData, too."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        super().__init__(strict=strict)
+        self.steps: list[Step] = []
+
+    def operator(self, func: Operator, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+        self.steps.append((str(func), seen(args), seen(kwargs)))
+        found = func(*args, **kwargs)
         if self._strict:
-            _check_devices(func, [*args, *named.values()], found)
+            _check_devices(func, [*args, *kwargs.values()], found)
         return found
 
     def note(self, launch: Launch) -> bool:
@@ -144,14 +166,6 @@ class Recording(TorchDispatchMode):
         with self.pause():
             launch()
         return False
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        self.paused = True
-        try:
-            yield
-        finally:
-            self.paused = False
 
 
 def _check_devices(operator: Operator, given: Sequence[object], found: object) -> None:

@@ -14,15 +14,13 @@ given, and no Python of the model. So what has to be static and is not gives wro
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from pegboard.toolkit.graph_trial import Operator, RefusingReads, check_operator, name_of, tensors_in
+from pegboard.toolkit.graph_trial import Operator, OperatorMode, RefusingReads, name_of, tensors_in
 from pegboard.toolkit.kernels.launch import Launch, observed
 
 if TYPE_CHECKING:
@@ -114,38 +112,24 @@ class TapeCapture:
         return sum(tape.nbytes for tape in self._tapes)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(OperatorMode):
     """Writes to a tape what operators come by."""
 
     def __init__(self, tape: _Tape) -> None:
-        TorchDispatchMode.__init__(self)
+        super().__init__(strict=True)
         self._tape = tape
-        self.paused = False
 
-    def __torch_dispatch__(
-        self,
-        func: Operator,
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        named = {} if kwargs is None else kwargs
-        if self.paused:
-            return func(*args, **named)
-        check_operator(func, args, named)
-        with self:
-            found = func.decompose(*args, **named)
-        if found is not NotImplemented:
-            return found
-        found = func(*args, **named)
-        self._note(func, args, named, found)
+    def operator(self, func: Operator, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+        found = func(*args, **kwargs)
+        self._note(func, args, kwargs, found)
         return found
 
     def _note(self, func: Operator, args: Sequence[object], kwargs: Mapping[str, object], found: object) -> None:
         name = name_of(func)
-        known = {0, *(_memory(one) for one in tensors_in([*args, *kwargs.values()]))}
-        new = [(place, one.detach()) for place, one in enumerate(tensors_in(found)) if _memory(one) not in known]
-        self._tape.own += [one for _, one in new]
+        known = {0, *map(_memory, tensors_in([*args, *kwargs.values()]))}
+        results = enumerate(tensors_in(found))
+        new = [(place, result.detach()) for place, result in results if _memory(result) not in known]
+        self._tape.own += [result for _, result in new]
         if name in _UNWRITTEN or torch.Tag.inplace_view in func.tags:
             return
         if new or func._schema.is_mutable:
@@ -154,20 +138,12 @@ class _Recorder(TorchDispatchMode):
 
     def launched(self, launch: Launch) -> bool:
         """Note a kernel and run it. What an interpreter does inside stays outside."""
-        with self._aside():
+        with self.pause():
             frozen = tuple(one.detach() if isinstance(one, torch.Tensor) else one for one in launch.arguments)
             again = Launch(launch.kernel, launch.grid, frozen, launch.constants)
             again()
         self._tape.steps.append(again)
         return False
-
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        self.paused = True
-        try:
-            yield
-        finally:
-            self.paused = False
 
 
 def _frozen(value: Any) -> object:

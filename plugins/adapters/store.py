@@ -143,7 +143,7 @@ class AdapterStore:
         """Refuse new requests for an adapter; it is gone when the last one has ended. Raises InvalidRequest. With
         `leaving` one that has been unloaded and still has requests is found, too.
         """
-        left = next((one for one in self.named(name) if one.state == "leaving"), None)
+        left = next((adapter for adapter in self.named(name) if adapter.state == "leaving"), None)
         found = self.names.get(name) or (left if leaving else None) or self.find(name)
         self.names.pop(name, None)
         for adapter in self.named(name):
@@ -153,7 +153,7 @@ class AdapterStore:
 
     def named(self, name: str) -> Sequence[Adapter]:
         """Return all adapters of a name: what it means, what is to replace that, and what is leaving."""
-        return [one for one in self._all.values() if one.name == name]
+        return [adapter for adapter in self._all.values() if adapter.name == name]
 
     def state(self, uid: int) -> Adapter:
         """Return the newest state of a load. Raises InvalidRequest for a number that is not known."""
@@ -170,8 +170,8 @@ class AdapterStore:
             assert isinstance(found, list)
             for loaded in found:
                 self._take(loaded)
-        wanted = [one for one in self._all.values() if one.users and not (one.kept or one.pending)]
-        again = [one for one in wanted if self._fits(one)]
+        wanted = [adapter for adapter in self._all.values() if adapter.users and not (adapter.kept or adapter.pending)]
+        again = [adapter for adapter in wanted if self._fits(adapter)]
         if self._dropped:
             dropped, self._dropped = tuple(self._dropped), []
             self.ask(Drop(dropped))
@@ -186,7 +186,7 @@ class AdapterStore:
     @property
     def host_bytes(self) -> int:
         """What adapters take on the host, those included that are read again."""
-        return sum(one.nbytes for one in self._all.values() if one.kept or one.pending)
+        return sum(adapter.nbytes for adapter in self._all.values() if adapter.kept or adapter.pending)
 
     def _fits(self, adapter: Adapter) -> bool:
         """Make room for an adapter that was read before, and count it as pending. False where others have it all."""
@@ -199,19 +199,19 @@ class AdapterStore:
         """Let go of adapters that no request uses, the one longest unasked first, until `taken` bytes fit. False, and
         nothing is let go of, where that is not enough.
         """
-        idle = [one for one in self._all.values() if one.kept and not (one.users or one.pinned)]
+        idle = [adapter for adapter in self._all.values() if adapter.kept and not (adapter.users or adapter.pinned)]
         chosen = []
-        for one in sorted(idle, key=lambda one: one.asked):
+        for adapter in sorted(idle, key=lambda adapter: adapter.asked):
             if taken <= self._host_bytes:
                 break
-            chosen.append(one)
-            taken -= one.nbytes
+            chosen.append(adapter)
+            taken -= adapter.nbytes
         if taken > self._host_bytes:
             return False
-        for one in chosen:
-            one.kept = False
-            self.ended(one)
-            self._dropped.append(one.uid)
+        for adapter in chosen:
+            adapter.kept = False
+            self.ended(adapter)
+            self._dropped.append(adapter.uid)
         self.evictions += len(chosen)
         return True
 

@@ -77,10 +77,10 @@ class NativeAdapter:
     def __init__(self, sites: Mapping[int, Site], factors: Mapping[int, Sequence[Factors]]) -> None:
         packed = {number: _pack(sites[number], parts) for number, parts in factors.items()}
         self.sites = sites
-        self.most_ranks = max((one.ranks for one in packed.values()), default=0)
+        self.most_ranks = max((matrices.ranks for matrices in packed.values()), default=0)
         self.by_site = (LowRankSite * (max(sites) + 1))()
-        self._halves = [one.halves for one in packed.values()]
-        pieces = [(number, name, getattr(one, name)) for number, one in packed.items() for name in ("a", "b")]
+        self._halves = [matrices.halves for matrices in packed.values()]
+        pieces = [(number, name, getattr(matrices, name)) for number, matrices in packed.items() for name in ("a", "b")]
         self._memory = _memory(sum(_rounded(piece.numel(), _LINE) for _, _, piece in pieces))
         at = 0
         for number, name, piece in pieces:
@@ -103,11 +103,11 @@ class NativeAdditions:
         self._adapters = adapters
         order = np.argsort(which, kind="stable")
         begin = np.searchsorted(which[order], np.arange(len(adapters) + 1))
-        self.arrays = [np.ascontiguousarray(one, dtype=np.int32) for one in (which, order, begin)]
-        pointers = (ctypes.c_void_p * len(adapters))(*[ctypes.addressof(one.by_site) for one in adapters])
+        self.arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in (which, order, begin)]
+        pointers = (ctypes.c_void_p * len(adapters))(*[ctypes.addressof(adapter.by_site) for adapter in adapters])
         self._pointers = pointers
-        numbers, ordered, begins = (one.ctypes.data for one in self.arrays)
-        most = max(one.most_ranks for one in adapters)
+        numbers, ordered, begins = (array.ctypes.data for array in self.arrays)
+        most = max(adapter.most_ranks for adapter in adapters)
         self._native = Additions(len(adapters), most, ctypes.addressof(pointers), numbers, ordered, begins)
 
     @property

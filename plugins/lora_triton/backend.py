@@ -84,7 +84,7 @@ class TritonAdapters(AdapterBackend[NoOptions]):
 
     @property
     def device_bytes(self) -> int:
-        return sum(one.a.nbytes + one.b.nbytes for one in self._matrices.values())
+        return sum(matrices.a.nbytes + matrices.b.nbytes for matrices in self._matrices.values())
 
     def prepare(self, weights: AdapterWeights) -> _Prepared:
         return {number: self._packed(self._sites[number], parts) for number, parts in weights.sites.items()}

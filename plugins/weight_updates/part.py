@@ -135,7 +135,7 @@ class WeightPart(DevicePart):
         if group is None:
             raise ModelError(f"there is no group {announced.group!r:.100}; /init_weights_update_group makes one")
         try:
-            most = max(torch.Size(one.shape).numel() for one in self._store.expected().values())
+            most = max(torch.Size(spec.shape).numel() for spec in self._store.expected().values())
             return GroupSource(group, announced, most, self._group_timeout)
         except ModelError:
             # The trainer broadcasts what was refused.

@@ -114,6 +114,16 @@ class Churn:
             self.counts[f"refused {action}"] += 1
 
 
+def unload_all(engine: Engine, stage: Adapters) -> None:
+    """Unload what no request uses any more: nothing is left, and the books balance."""
+    for name in list(stage.store.names):
+        stage.store.unload(name)
+    stage.store.refresh()
+    assert not list(stage.store.loaded)
+    assert stage.slots.in_use == stage.slots.waiting == 0
+    assert engine.stats()["book_errors"] == 0
+
+
 @pytest.mark.parametrize(("seed", "loop"), [(1, "normal"), (2, "overlap")])
 def test_no_wrong_token(tmp_path: Path, seed: int, loop: str) -> None:
     model = tiny_checkpoint(tmp_path, "llama", num_hidden_layers=2)
@@ -136,15 +146,9 @@ def test_no_wrong_token(tmp_path: Path, seed: int, loop: str) -> None:
                 break
         while churn.asked:
             churn.poll()
-        store = churn.stage.store
-        while store.loading:
-            store.refresh()
-        for name in list(store.names):
-            store.unload(name)
-        store.refresh()
-        assert not list(store.loaded)
-        assert churn.stage.slots.in_use == churn.stage.slots.waiting == 0
-        assert engine.stats()["book_errors"] == 0
+        while churn.stage.store.loading:
+            churn.stage.store.refresh()
+        unload_all(engine, churn.stage)
         # What was computed and what was refused, so that this shows something.
         assert churn.enough(), churn.counts
 
@@ -269,13 +273,7 @@ def test_two_hundred_loads_and_unloads(tmp_path: Path, runner: str, loop: str) -
                 gc.collect()
                 early = resident()
         churn.settle()
-        store = churn.stage.store
-        for name in list(store.names):
-            store.unload(name)
-        store.refresh()
-        assert not list(store.loaded)
-        assert churn.stage.slots.in_use == churn.stage.slots.waiting == 0
-        assert engine.stats()["book_errors"] == 0
+        unload_all(engine, churn.stage)
         gc.collect()
         assert resident() <= 1.03 * early
         stats = engine.stats()

@@ -15,22 +15,15 @@ import httpx
 import psutil
 import pytest
 
-from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.conformance.servers import Served, serving
 from tests.e2e.reference import Comparison, Reference
+from tests.parallel.prompts import LENGTH, PROMPTS
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 PATIENCE = 90.0
 TOLD_WITHIN = 30.0
 """Seconds from a rank's end to the answer that tells it: two on an idle machine, and less than `PATIENCE` on any."""
-LENGTH = 32
-PROMPTS = ([5, 6, 7, 8], [9, 10, 11] * 20, [40, 41] * 9)
-
-
-@pytest.fixture(scope="module")
-def model(checkpoints: Path) -> Path:
-    return tiny_checkpoint(checkpoints, "llama", num_hidden_layers=2)
 
 
 def settings(model: Path, **parallel: Any) -> dict[str, Any]:

@@ -18,28 +18,16 @@ import httpx
 import psutil
 import pytest
 
-from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.conformance.servers import Served, serving
-from tests.e2e.reference import Answer, Comparison, Reference
+from tests.e2e.reference import Answer, Comparison
+from tests.parallel.prompts import LENGTH, PROMPTS
 from tests.parallel.ray_cluster import OTHER, PATIENCE, add_node, cluster, workers
 
 ray = pytest.importorskip("ray", reason="make ray installs it")
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 FOLLOWER, SCHEDULER = "pegboard.core.server.follower_process", "pegboard.core.server.scheduler_process"
-LENGTH = 32
 LONG = 3000
-PROMPTS = ([5, 6, 7, 8], [9, 10, 11] * 20, [40, 41] * 9)
-
-
-@pytest.fixture(scope="module")
-def model(checkpoints: Path) -> Path:
-    return tiny_checkpoint(checkpoints, "llama", num_hidden_layers=2)
-
-
-@pytest.fixture(scope="module")
-def expected(model: Path, reference_dir: Path) -> list[Answer]:
-    return list(Reference(model, reference_dir).answers(PROMPTS, LENGTH))
 
 
 @pytest.fixture(scope="module")

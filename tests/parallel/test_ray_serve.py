@@ -18,29 +18,17 @@ import httpx
 import psutil
 import pytest
 
-from pegboard.conformance.checkpoints import tiny_checkpoint
 from pegboard.conformance.servers import free_ports
 from pegboard.core.interfaces.errors import ConfigError, PegboardError
-from tests.e2e.reference import Answer, Comparison, Reference
+from tests.e2e.reference import Answer, Comparison
+from tests.parallel.prompts import LENGTH, PROMPTS
 from tests.parallel.ray_cluster import PATIENCE, cluster, workers
 
 ray = pytest.importorskip("ray", reason="make ray installs it")
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 REPLICA = "ServeReplica:default:Pegboard"
-LENGTH = 32
-PROMPTS = ([5, 6, 7, 8], [9, 10, 11] * 20, [40, 41] * 9)
 CLIENTS = 4
-
-
-@pytest.fixture(scope="module")
-def model(checkpoints: Path) -> Path:
-    return tiny_checkpoint(checkpoints, "llama", num_hidden_layers=2)
-
-
-@pytest.fixture(scope="module")
-def expected(model: Path, reference_dir: Path) -> list[Answer]:
-    return list(Reference(model, reference_dir).answers(PROMPTS, LENGTH))
 
 
 @pytest.fixture(scope="module")

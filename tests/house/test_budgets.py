@@ -12,7 +12,7 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 18_690,
+    "conformance": 18_660,
     "core.cli": 180,
     "core.config": 1_990,
     "core.engine": 2_160,
@@ -23,7 +23,7 @@ ROOMS = {
     "core.server": 1_390,
     "core.worker": 610,
     "plugins": 75_250,
-    "toolkit": 20_030,
+    "toolkit": 20_040,
     "tools": 12_400,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from pegboard.plugins.model_transformers import bridge
-from pegboard.plugins.model_transformers.experts import waiting_experts
+from pegboard.plugins.model_transformers.experts import is_experts, why_experts_wait
 from pegboard.plugins.model_transformers.latent import size_of
+from pegboard.plugins.model_transformers.scaled_experts import why_scaled_wait
 from pegboard.toolkit.graph_trial import LooksAtData, first_difference, operations_of
 from pegboard.toolkit.system.blame import in_words
 
@@ -29,7 +30,7 @@ def capture_objection(model: torch.nn.Module, layers: Mapping[torch.nn.Module, L
     """Return why the decode steps of `model` cannot be recorded, None where they can: which module looks at data, or
     which operation depends on the numbers. Attention returns zeros meanwhile.
     """
-    if (reason := waiting_experts(model)) is not None:
+    if (reason := _waiting_experts(model)) is not None:
         return reason
     device = next(model.parameters()).device
     tried = [tuple(torch.tensor(numbers, device=device) for numbers in pair) for pair in _TRIED]
@@ -43,6 +44,15 @@ def capture_objection(model: torch.nn.Module, layers: Mapping[torch.nn.Module, L
             return f"{_place(error, model)}: a decode step cannot be tried: {in_words(error)}"
     difference = first_difference(first, second)
     return None if difference is None else f"two decode steps of one size differ: {difference}"
+
+
+def _waiting_experts(model: torch.nn.Module) -> str | None:
+    """Return None, or why the host waits for the device in the first module of experts for which it does."""
+    for name, module in model.named_modules():
+        reason = why_experts_wait(module) if is_experts(module) else why_scaled_wait(module)
+        if reason is not None:
+            return f"{name}: {reason}"
+    return None
 
 
 class _NoAttention(bridge.Handler):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeGuard
 
 import torch
@@ -109,62 +109,6 @@ def _forward(
     return combined(out, top_k_weights.float(), groups).to(hidden_states.dtype)
 
 
-class _ScaledMoe(Protocol):
-    """Llama 4's mixture: the scores scale what goes into the experts, gate_up_proj [experts, hidden, 2 * width] and
-    down_proj [experts, width, hidden], and not what comes out. The module itself runs all experts over all tokens.
-    """
-
-    top_k: int
-    num_experts: int
-    hidden_dim: int
-    experts: ExpertsModule
-
-    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
-    def router(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
-    def shared_expert(self, hidden: torch.Tensor) -> torch.Tensor: ...
-
-
-def take_scaled_experts(model: torch.nn.Module, when: Callable[[], bool]) -> None:
-    """Have the experts of Llama 4 that a token's router has chosen compute it, and no others, where `when` is true at
-    the call.
-    """
-    for module in model.modules():
-        if _is_scaled(module):
-            module.__dict__["forward"] = _ScaledExperts(module, module.forward, when)
-
-
-def _is_scaled(module: object) -> TypeGuard[_ScaledMoe]:
-    return type(module).__name__ == "Llama4TextMoe"
-
-
-class _ScaledExperts:
-    """The `forward` of one such module."""
-
-    def __init__(
-        self,
-        module: _ScaledMoe,
-        forward: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
-        when: Callable[[], bool],
-    ) -> None:
-        self._module, self._forward, self._when = module, forward, when
-
-    def __call__(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the output [tokens, hidden], and the router's logits."""
-        if not self._when():
-            return self._forward(hidden_states)
-        module, experts = self._module, self._module.experts
-        hidden = hidden_states.reshape(-1, module.hidden_dim)
-        scores, logits = module.router(hidden)
-        scores, chosen = scores.topk(module.top_k, -1)
-        groups = grouped(chosen.int(), module.num_experts)
-        scale = torch.empty_like(scores).view(-1).index_copy_(0, groups.places.view(-1).long(), scores.view(-1))
-        both = product(hidden, experts.gate_up_proj.transpose(1, 2), None, groups, gather=True) * scale[:, None]
-        gate, up = both.chunk(2, -1)
-        out = product(up * experts.act_fn(gate), experts.down_proj.transpose(1, 2), None, groups, gather=False)
-        routed = combined(out, torch.ones_like(scores, dtype=torch.float32), groups).to(hidden.dtype)
-        return module.shared_expert(hidden) + routed, logits
-
-
 def _product(
     module: ExpertsModule, which: Literal[0, 1], x: torch.Tensor, bias: torch.Tensor | None, groups: Groups
 ) -> torch.Tensor:
@@ -179,24 +123,14 @@ def _product(
     return out if bias is None else out + bias.index_select(0, groups.expert_of_position())
 
 
-def waiting_experts(model: torch.nn.Module) -> str | None:
-    """Return None, or why the host waits for the device in the first module of experts for which it does."""
-    for name, module in model.named_modules():
-        if _is_scaled(module):
-            both = module.experts.gate_up_proj, module.experts.down_proj
-            reasons = [why_it_waits(weights.transpose(1, 2)) for weights in both]
-        elif is_experts(module):
-            codes: ExpertsCodes | None = vars(module).get(_CODES)
-            if codes is not None:
-                reasons = [method.why_it_waits() for method in codes]
-            else:
-                reasons = [why_it_waits(weights) for weights in _weights(module)]
-        else:
-            continue
-        reason = next((why for why in reasons if why is not None), None)
-        if reason is not None:
-            return f"{name}: {reason}"
-    return None
+def why_experts_wait(module: ExpertsModule) -> str | None:
+    """Return None, or why the host waits for the device in a product of a module of experts."""
+    codes: ExpertsCodes | None = vars(module).get(_CODES)
+    if codes is not None:
+        reasons = [method.why_it_waits() for method in codes]
+    else:
+        reasons = [why_it_waits(weights) for weights in _weights(module)]
+    return next((why for why in reasons if why is not None), None)
 
 
 def is_experts(module: object) -> TypeGuard[ExpertsModule]:

@@ -45,7 +45,7 @@ def known_norm(module: nn.Module) -> KnownNorm | None:
     if len(parameters) != 1 or parameters[0][1].dim() != 1:
         return None
     (name, weight), draw = parameters[0], torch.Generator().manual_seed(0)
-    tried = _copy(module)
+    tried = copied(module)
     drawn = torch.randn(weight.shape, generator=draw)
     tried._parameters = {name: nn.Parameter(drawn, requires_grad=False)}
     # One row is so small that eps matters.
@@ -54,7 +54,7 @@ def known_norm(module: nn.Module) -> KnownNorm | None:
     for eps in {value for value in vars(module).values() if isinstance(value, float) and 0 < value < _LARGEST_EPS}:
         normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
         for offset in (0.0, 1.0):
-            if _equal(found, normed * (drawn + offset)):
+            if equal(found, normed * (drawn + offset)):
                 return KnownNorm(name, eps, offset)
     return None
 
@@ -97,7 +97,7 @@ def known_gate(module: ExpertsModule) -> SiluGate | None:
     limits = [None, *(value for value in numbers if value > 0)]
     for interleaved, plus, alpha, limit in product((False, True), (0.0, 1.0), {1.0, *numbers}, limits):
         known = SiluGate(alpha, limit, plus, interleaved)
-        if _equal(found, known(both)):
+        if equal(found, known(both)):
             return known
     return None
 
@@ -112,8 +112,10 @@ def _fit(first: Sequence[nn.Module], down: nn.Module) -> bool:
 def _formula(module: nn.Module, first: Sequence[str], down: str) -> KnownMLP | None:
     """Return the MLP that a module is with small random layers in place of its own."""
     draw = torch.Generator().manual_seed(0)
-    tried = _copy(module)
-    layers = {name: _small(_IN, 2 * _INSIDE // len(first), draw) for name in first} | {down: _small(_INSIDE, _IN, draw)}
+    tried = copied(module)
+    layers = {name: small_linear(_IN, 2 * _INSIDE // len(first), draw) for name in first} | {
+        down: small_linear(_INSIDE, _IN, draw)
+    }
     tried._modules = {**tried._modules, **layers}
     # Some are so large that limits show.
     x = torch.randn(1, 6, _IN, generator=draw) * torch.tensor([1.0, 1e3]).repeat(3)[:, None]
@@ -121,12 +123,13 @@ def _formula(module: nn.Module, first: Sequence[str], down: str) -> KnownMLP | N
     outputs = [layers[name](x) for name in first]
     gate, up = outputs if len(first) == 2 else outputs[0].chunk(2, -1)
     for name in ACTIVATIONS:
-        if _equal(found, layers[down](activation(name)(gate) * up)):
+        if equal(found, layers[down](activation(name)(gate) * up)):
             return KnownMLP(first[0], first[1] if len(first) == 2 else None, down, name)
     return None
 
 
-def _small(cols: int, rows: int, draw: torch.Generator) -> nn.Linear:
+def small_linear(cols: int, rows: int, draw: torch.Generator) -> nn.Linear:
+    """Return a layer [rows, cols] of random numbers."""
     layer = nn.Linear(cols, rows, device="meta")  # which draws nothing from the global generator
     layer.weight, layer.bias = (
         nn.Parameter(torch.randn(shape, generator=draw), requires_grad=False) for shape in ((rows, cols), (rows,))
@@ -134,7 +137,7 @@ def _small(cols: int, rows: int, draw: torch.Generator) -> nn.Linear:
     return layer
 
 
-def _copy(module: nn.Module) -> nn.Module:
+def copied(module: nn.Module) -> nn.Module:
     """Return a module that shares all with another one, but can be given other parameters and children."""
     made = copy.copy(module)
     made.__dict__ = {**module.__dict__}
@@ -151,7 +154,8 @@ def _result(module: Callable[[Tensor], object], x: Tensor) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
-def _equal(found: Tensor | None, expected: Tensor) -> bool:
+def equal(found: Tensor | None, expected: Tensor) -> bool:
+    """Return whether both have the same rows but for rounding in float32."""
     if found is None or found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     # Each row by itself: some are small.

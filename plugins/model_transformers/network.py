@@ -14,11 +14,12 @@ from pegboard.core.interfaces.model_family import Network
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.caches import PackedPositions
 from pegboard.plugins.model_transformers.capture import capture_objection
-from pegboard.plugins.model_transformers.experts import EXPERTS, keeps_codes, take_scaled_experts
+from pegboard.plugins.model_transformers.experts import EXPERTS, keeps_codes
 from pegboard.plugins.model_transformers.head import Body, Head
 from pegboard.plugins.model_transformers.latent import keep_latents
 from pegboard.plugins.model_transformers.replaced import Replaced
 from pegboard.plugins.model_transformers.rounds import Segment, segments_of
+from pegboard.plugins.model_transformers.scaled_experts import take_scaled_experts
 from pegboard.plugins.model_transformers.segments import CACHE_NAMES, keep_states
 from pegboard.plugins.model_transformers.sites import find_sites
 from pegboard.plugins.model_transformers.states import PROVIDER, States, layers_of

@@ -191,7 +191,7 @@ class DecodeGraphs:
         except RuntimeError as error:
             done, why = False, str(error)
         if not done:
-            names = ", ".join(name for name, _, _ in extras)
+            names = ", ".join([*(name for name, _, _ in extras), *(["additions"] if additions is not None else [])])
             logger.warning("graphs: decode steps of %d requests with %s run without: %s", size, names, why)
             self._refused.add(key)
         return done

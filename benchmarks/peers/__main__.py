@@ -6,6 +6,7 @@
     python -m benchmarks.peers run --peers llama     # one stream against llama.cpp: 6 minutes
     python -m benchmarks.peers run --peers llama --variant int8:runner.use=cpu_native,runner.weights=int8
     python -m benchmarks.peers run --peers --against ../before    # a change: another checkout and this one in turn
+    python -m benchmarks.peers pair --against ../before --rounds 20    # both up at once: differences of 2%
     python -m benchmarks.peers report FILE           # the tables once more
 
 Servers are measured by `pegboard bench serve`, with the same prompts, in bf16 and with prefix caching, each started
@@ -26,15 +27,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import environments, measure, models, one_stream, report
+from benchmarks.peers import environments, measure, models, one_stream, paired, report
 from benchmarks.peers.environments import SetupError
 from benchmarks.peers.processes import ServerError, checkout_python
 from benchmarks.peers.servers import BEFORE, OURS, VLLM, Subject, variant, vllm_variant
-from benchmarks.peers.workloads import NAMES
+from benchmarks.peers.workloads import NAMES, WORKLOADS
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.toolkit.system.cache_dir import default_cache_dir
 
 PEERS = ("vllm", "llama")
+STREAMS = tuple(one.name for one in WORKLOADS if one.concurrency and one.output_len == one.input_len)
+"""Workloads that are measured in pairs."""
 LLAMA_RUN_S = 22.0
 """About what one lane of one stream takes once."""
 
@@ -68,11 +71,23 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     run.add_argument("--vllm-env", action="append", default=[], metavar="NAME=VALUE", help="for `vllm serve`")
     run.add_argument("--model", type=Path, help="a Hugging Face directory in bf16, in place of the demo model")
     run.add_argument("--results", type=Path, help="where the JSON goes; the tables go beside it, as .md")
+    pair = steps.add_parser("pair", parents=[both], help="two or more of ours that are up at once and take turns")
+    pair.add_argument("--against", type=Path, metavar="PATH", help="another checkout with a .venv")
+    pair.add_argument("--only", nargs="+", choices=STREAMS, default=list(STREAMS), metavar="WORKLOAD")
+    pair.add_argument("--rounds", type=int, default=20)
+    pair.add_argument("--variant", action="append", default=[], metavar="NAME:KEY=VALUE,...", help="set otherwise")
+    pair.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help="for all")
+    pair.add_argument("--model", type=Path, help="a Hugging Face directory in bf16, in place of the demo model")
+    pair.add_argument("--results", type=Path, help="where the JSON goes")
     again = steps.add_parser("report", help="print the tables of a run")
     again.add_argument("file", type=Path)
     found = parser.parse_args(words)
     if found.step == "run" and found.runs < 1:
         parser.error("--runs must be at least 1")
+    if found.step == "pair":
+        if found.rounds < 1 or not (found.against or found.variant):
+            parser.error("pair: --rounds must be at least 1, and there must be an --against or a --variant")
+        found.peers, found.runs, found.quick = [], 1, False
     return found
 
 
@@ -105,6 +120,10 @@ class Results:
             "quick": args.quick,
         }
         file.parent.mkdir(parents=True, exist_ok=True)
+
+    def save_pairs(self, records: list[dict[str, Any]]) -> None:
+        self.data["pairs"] = records
+        self.file.write_text(json.dumps(self.data, indent=1) + "\n", "utf-8")
 
     def save(self, key: str, records: list[dict[str, Any]]) -> None:
         self.data[key] = records
@@ -161,6 +180,21 @@ def run(args: argparse.Namespace) -> None:
     say(f"{file}\n{file.with_suffix('.md')}")
 
 
+def pair(args: argparse.Namespace) -> None:
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    file = args.results or args.cache / "results" / f"{stamp}-pairs.json"
+    logs = args.cache / "logs" / stamp
+    logs.mkdir(parents=True, exist_ok=True)
+    model = args.model or models.bf16_directory(args.cache)
+    results = Results(file, args)
+    plan = measure.Plan(_subjects(args), args.only, 1, args.cache, model, logs, say=say)
+    seconds = (args.rounds + 1) * len(args.only) * paired.ROUND_S * len(plan.subjects) / 2
+    end = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
+    say(f"about {seconds / 60:.0f} minutes, until {end:%H:%M}; results: {file}; logs of the servers: {logs}")
+    found = paired.compare(plan, args.rounds, results.save_pairs)
+    say("\n" + paired.render(found, plan.subjects[0].name))
+
+
 def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     args = arguments(words)
@@ -171,11 +205,11 @@ def main(words: Sequence[str] | None = None) -> int:
         if args.step == "report":
             say(report.render(json.loads(args.file.read_text("utf-8"))))
         else:
-            {"setup": setup, "run": run}[args.step](args)
+            {"setup": setup, "run": run, "pair": pair}[args.step](args)
     except KeyboardInterrupt:
         say("stopped; servers are ended, and what was measured is written")
         return 130
-    except (SetupError, ServerError, PegboardError, OSError, ValueError) as error:
+    except (SetupError, ServerError, measure.LoadError, PegboardError, OSError, ValueError) as error:
         say(f"error: {error}")
         return 1
     return 0

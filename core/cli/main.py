@@ -10,7 +10,7 @@ import typer
 from pegboard.core import __version__
 from pegboard.core.cli.commands import Commands
 from pegboard.core.cli.config import ApiKey, Files, Host, Overrides, Port, ServedName, composed
-from pegboard.core.interfaces.errors import ConfigError, PegboardError
+from pegboard.core.interfaces.errors import ConfigError, PegboardError, Temporary
 from pegboard.toolkit.system.output import write
 
 app = typer.Typer(
@@ -24,7 +24,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Entry point of the script. A PegboardError is the user's to solve: its message is shown, exit code 2."""
+    """Entry point of the script. Of a PegboardError the message is shown; exit code 2, or 1 where it is Temporary."""
     try:
         app()
     except PegboardError as error:
@@ -33,7 +33,7 @@ def main() -> None:
             problem.path == "model.path" and not problem.origin for problem in error.problems
         ):
             sys.stderr.write("hint: name a model, such as Qwen/Qwen3-0.6B or a directory, or a config file\n")
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, Temporary) else 2)
 
 
 def _version(asked: bool) -> None:

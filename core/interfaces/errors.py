@@ -96,6 +96,10 @@ class BadAnswer(ValueError):
         self.by = by
 
 
+class Temporary(PegboardError):
+    """What another start may mend: a port that is in use, a scheduler that dies again and again. Exit code 1."""
+
+
 class OutOfMemory(PegboardError):
     """Memory that the config asks for is not there: on the device, on the host, or in the KV pool."""
 

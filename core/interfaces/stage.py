@@ -317,7 +317,7 @@ class Stage:
         return {}
 
     def figures(self) -> Mapping[str, float]:
-        """Whenever figures are wanted, for `/server_info` and metrics: totals and states, by names of their own."""
+        """Whenever figures are wanted, for `/server_info` and metrics: totals (names in `_total`), and states."""
         return {}
 
     def log_totals(self) -> Mapping[str, tuple[str, int]]:

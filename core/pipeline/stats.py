@@ -61,6 +61,7 @@ class Stats:
             "plugin_failures_by": failures,
             "policy": self._policy_stats(),
             "runner": {} if self._components.runner_figures is None else dict(self._components.runner_figures()),
+            "stages": self._components.points.reports.by_stage(),
             **self._components.points.reports.figures(),
             **self._beyond(),
         }

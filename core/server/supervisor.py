@@ -16,7 +16,7 @@ import msgspec
 
 from pegboard.core.config.sources import ENV_PREFIX
 from pegboard.core.interfaces.client import ModelInfo
-from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.interfaces.errors import PegboardError, Temporary
 from pegboard.core.interfaces.messages import FromScheduler, Ready, Shutdown, StartFailed
 from pegboard.core.server.scheduler_process import BUILDER, Orders
 from pegboard.toolkit.system.redact import is_secret
@@ -232,7 +232,7 @@ class Supervisor:
         while True:
             now = time.monotonic()
             if len(self._ends) == MAX_RESTARTS and now - self._ends[0] < RESTART_WINDOW:
-                raise PegboardError(f"the scheduler process {end}; {MAX_RESTARTS} restarts have not helped, giving up")
+                raise Temporary(f"the scheduler process {end}; {MAX_RESTARTS} restarts have not helped, giving up")
             self._ends.append(now)
             recent = sum(1 for one in self._ends if now - one < RESTART_WINDOW)
             await asyncio.sleep(self._backoff.delay(recent))

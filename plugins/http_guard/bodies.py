@@ -9,7 +9,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.http_guard.body_budget import BodyBudget, BodyShare, ParseTurns
 from pegboard.plugins.http_guard.encodings import Unpacked, encoding_of
 from pegboard.plugins.http_guard.memory import MemoryReturn
-from pegboard.toolkit.http.bodies import MOST_BODY, PARSE_TURN, SMALL_BODY, too_large
+from pegboard.toolkit.http.bodies import ANY_SIZE, MOST_BODY, PARSE_TURN, SMALL_BODY, too_large
 from pegboard.toolkit.http.body_room import GIVE_BODY_ROOM
 from pegboard.toolkit.parsing.json_weight import JsonWeight
 
@@ -24,7 +24,8 @@ class BodyGuard:
     """ASGI middleware: unpacks request bodies (Content-Encoding), refuses those with more values than a parser should
     make (`values`) with 413, and lets no more arrive than there is room for: `together` bytes of all bodies.
 
-    Small bodies need no room: whatever large ones are under way, they get through. A large one holds room for its
+    Small bodies need no room: whatever large ones are under way, they get through. Nor do those of routes that declare
+    STREAMED, which are files. A large one holds room for its
     values until the engine has taken the request over, and until its end for those of which the engine knows nothing.
     """
 
@@ -48,7 +49,7 @@ class BodyGuard:
             # What is announced is not what will be parsed.
             unpacked = Unpacked(receive, encoding, most)
             receive, announced = unpacked.receive, None
-        if announced is not None and int(announced) <= SMALL_BODY:
+        if most == ANY_SIZE or (announced is not None and int(announced) <= SMALL_BODY):
             await self._app(scope, receive, send)
             return
         arriving = _Arriving(receive, most, self._values, self._budget, self._memory, unpacked)

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from pegboard.plugins.metrics_prometheus.families import PREFIX, Families
 from pegboard.plugins.metrics_prometheus.histogram import Histogram
-from pegboard.plugins.metrics_prometheus.media import encoding
+from pegboard.plugins.metrics_prometheus.media import ENCODING_FIGURES, encoding
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch
@@ -74,6 +74,12 @@ _STAGES = (
     ("forward", "forward_time"),
     ("results", "results_time"),
 )
+
+
+def _without_own(stages: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the figures of stages that have no metric of their own."""
+    own = {key for _, key, _ in (*_COUNTERS, *_GAUGES)} | {key for _, key in _STAGES} | ENCODING_FIGURES
+    return {stage: {name: told[name] for name in told if name not in own} for stage, told in stages.items()}
 
 
 class SchedulerCollector(Collector):
@@ -166,20 +172,21 @@ class SchedulerCollector(Collector):
         yield from self._shares(stats)
         yield from encoding(families, stats)
         yield from self._tiers(stats.get("tiers", {}))
-        yield from self._gates(stats.get("gate_stats", {}))
+        yield from self._told("gates", "admission gates", stats.get("gate_stats", {}))
+        yield from self._told("stages", "stages", _without_own(stats.get("stages", {})))
         policy = stats.get("policy", {})
         yield families.gauge("policy", "What the schedule policy says of itself.", policy, "figure")
         yield from self._histograms()
 
-    def _gates(self, gates: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
-        """Yield what gates tell of themselves; nothing where none does."""
-        told = {f"{gate}_{name}": value for gate, figures in gates.items() for name, value in figures.items()}
+    def _told(self, metric: str, which: str, figures: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
+        """Yield what plugins of a kind tell of themselves, by their names; nothing where none does."""
+        told = {f"{plugin}_{name}": value for plugin, own in figures.items() for name, value in own.items()}
         if not told:
             return
         totals = {name.removesuffix("_total"): value for name, value in told.items() if name.endswith("_total")}
         now = {name: value for name, value in told.items() if not name.endswith("_total")}
-        yield self._families.counter("gates", "What admission gates have done, by gate and figure.", totals, "figure")
-        yield self._families.gauge("gates_now", "What admission gates have now, by gate and figure.", now, "figure")
+        yield self._families.counter(metric, f"What {which} have done, by name and figure.", totals, "figure")
+        yield self._families.gauge(f"{metric}_now", f"What {which} have now, by name and figure.", now, "figure")
 
     def _tiers(self, tiers: Mapping[str, float]) -> Iterator[Metric]:
         """Yield what moves between device, host and storages; nothing where the prefix cache has no tiers."""

@@ -28,6 +28,8 @@ _ENCODER_CACHE = (
     ("mm_encoder_cache_capacity_bytes", ENCODES, "Memory that encoded media may take on the device."),
 )
 
+ENCODING_FIGURES = frozenset(key for _, key, _ in (*_ENCODING, *_ENCODER_CACHE))
+
 _PREPARING = (
     ("mm_prepare_seconds", "seconds", "Time that helper processes were at work on media."),
     ("mm_received_bytes", "received_bytes", "Bytes of the media that were prepared, as they were received."),

@@ -18,7 +18,7 @@ from pegboard.plugins.weight_updates.messages import NAME, Tag
 from pegboard.toolkit.http.answers import json_response
 from pegboard.toolkit.http.bodies import RequestModel, parse_body
 from pegboard.toolkit.http.errors import ClientDisconnected
-from pegboard.toolkit.http.levels import ADMIN, LARGE
+from pegboard.toolkit.http.levels import ADMIN, STREAMED
 from pegboard.toolkit.http.openapi import body_docs, error_responses, json_answer
 from pegboard.toolkit.http.routing import api_router
 from pegboard.toolkit.http.weight_version import BROKEN
@@ -146,7 +146,7 @@ class Routes:
         router.post("/update_weights_from_disk", summary=disk, openapi_extra=docs, responses=updated)(self.from_disk)
         docs = {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}}
         path = "/update_weights_from_tensor"
-        add = router.post(path, summary=tensor, openapi_extra=docs, responses=updated, dependencies=[LARGE])
+        add = router.post(path, summary=tensor, openapi_extra=docs, responses=updated, dependencies=[STREAMED])
         add(self.from_tensor)
         self._add_groups(router)
         docs = body_docs(NameBody, {"name": "model.norm.weight"})

@@ -18,12 +18,12 @@ ROOMS = {
     "core.engine": 2_160,
     "core.frontend": 930,
     "core.interfaces": 6_300,
-    "core.pipeline": 5_800,
+    "core.pipeline": 5_805,
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 75_250,
-    "toolkit": 20_040,
+    "plugins": 75_350,
+    "toolkit": 20_065,
     "tools": 12_400,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

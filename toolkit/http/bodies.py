@@ -42,6 +42,8 @@ function that is to be told how many bytes of memory the parsed values take.
 """
 MOST_BODY = "pegboard.most_body"
 """The ASGI extension that says how many bytes the body of a request may have."""
+ANY_SIZE = 2**63
+"""What it says where a route reads its body piece by piece."""
 MOST_TEXT = "pegboard.most_text"
 """The ASGI extension of a server that bounds large bodies apart from media: most bytes beside those
 in base64.

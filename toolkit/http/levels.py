@@ -1,4 +1,4 @@
-"""The access level of a route (PUBLIC, USER, ADMIN), its body size (LARGE), and the key of a request."""
+"""The access level of a route (PUBLIC, USER, ADMIN), its body size (LARGE, STREAMED), and the key of a request."""
 
 from __future__ import annotations
 
@@ -51,6 +51,14 @@ LARGE = Depends(_large)
 """Declares, like a level, that a route takes bodies up to `server.max_body_bytes`: prompts. Others take 1 MiB."""
 
 
+async def _streamed() -> None:
+    """Mark a route that reads its body piece by piece."""
+
+
+STREAMED = Depends(_streamed)
+"""Declares that a route takes a body of any size, and keeps none of it in memory: a file. It should be for admins."""
+
+
 def is_admin(request: Request) -> bool:
     """Return whether a request may have what is for admins: it brings the admin key, or the server has no keys. For
     routes that tell users less.
@@ -67,4 +75,13 @@ def level_of(route: object) -> Level | None:
 
 def takes_large(route: object) -> bool:
     """Return whether a route declares LARGE."""
-    return any(one.dependency is _large for one in getattr(route, "dependencies", None) or ())
+    return _declares(route, _large)
+
+
+def takes_any_size(route: object) -> bool:
+    """Return whether a route declares STREAMED."""
+    return _declares(route, _streamed)
+
+
+def _declares(route: object, mark: object) -> bool:
+    return any(one.dependency is mark for one in getattr(route, "dependencies", None) or ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pegboard.toolkit.http.bodies import MOST_BODY, MOST_TEXT, too_large
+from pegboard.toolkit.http.bodies import ANY_SIZE, MOST_BODY, MOST_TEXT, too_large
 from pegboard.toolkit.http.routing import write_error
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ PLAIN_BODY = 1024 * 1024
 
 class BodyLimit:
     """ASGI middleware: refuses larger request bodies with 413, by what they announce and by what arrives. `most` is for
-    routes that declare LARGE, `text` the most bytes of one beside its strings in base64 (None: all of them).
+    routes that declare LARGE, `text` the most bytes of one beside its strings in base64 (None: all of them). Those that
+    declare STREAMED have no limit.
     """
 
     def __init__(self, app: ASGIApp, routes: Routes, most: int, text: int | None) -> None:
@@ -31,7 +32,10 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        most = self._most if self._routes.find(scope).large else min(PLAIN_BODY, self._most)
+        route = self._routes.find(scope)
+        most = self._most if route.large else min(PLAIN_BODY, self._most)
+        if route.streamed:
+            most = ANY_SIZE
         extensions = scope.setdefault("extensions", {})
         extensions[MOST_BODY], extensions[MOST_TEXT] = most, self._text
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), None)

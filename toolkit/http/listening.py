@@ -7,7 +7,7 @@ import ipaddress
 import socket
 from typing import Protocol
 
-from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.interfaces.errors import PegboardError, Temporary
 
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
@@ -43,7 +43,7 @@ def listen(server: Address) -> socket.socket:
         other = max(1024, min(server.port + 1, 65535))
         remedy = f"choose another port (--set server.port={other})"
         if error.errno == errno.EADDRINUSE:
-            remedy = f"stop what uses it, or {remedy}"
+            raise Temporary(f"cannot listen on {where}: {error.strerror}; stop what uses it, or {remedy}") from None
         raise PegboardError(f"cannot listen on {where}: {error.strerror}; {remedy}") from None
     return listener
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.routing import Match
 
-from pegboard.toolkit.http.levels import Level, level_of, takes_large
+from pegboard.toolkit.http.levels import Level, level_of, takes_any_size, takes_large
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -34,12 +34,13 @@ class FlatRoute(Protocol):
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A route as the server sees it: its level, its own path with the names of parameters ("" for none), and whether it
-    takes large bodies.
+    takes large bodies, and those of any size.
     """
 
     level: Level
     template: str
     large: bool = False
+    streamed: bool = False
 
 
 UNKNOWN = Entry(UNDECLARED, "")
@@ -131,7 +132,8 @@ def _is_fixed(route: FlatRoute) -> bool:
 
 
 def _entry(route: FlatRoute) -> Entry:
-    return Entry(level_of(route) or UNDECLARED, str(getattr(route, "path", "")), takes_large(route))
+    path = str(getattr(route, "path", ""))
+    return Entry(level_of(route) or UNDECLARED, path, takes_large(route), takes_any_size(route))
 
 
 def _first(routes: Iterable[FlatRoute], scope: Scope) -> Entry | None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from pegboard.core.cli.main import app, main
 from pegboard.core.config.compose import ResolvedConfig
-from pegboard.core.interfaces.errors import ConfigError, PegboardError, PluginError
+from pegboard.core.interfaces.errors import ConfigError, PegboardError, PluginError, Temporary
 
 ROOT = Path(__file__).parents[3]
 HEAVY = ("torch", "transformers", "fastapi", "zmq", "triton", "gguf", "numpy")
@@ -67,6 +67,19 @@ class TestLightness:
 
 
 class TestErrors:
+    @pytest.mark.parametrize(("error", "code"), [(PegboardError("so it is"), 2), (Temporary("so it is"), 1)])
+    def test_what_another_start_may_mend_has_another_exit_code(
+        self, error: PegboardError, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def fails() -> None:
+            raise error
+
+        monkeypatch.setattr("pegboard.core.cli.main.app", fails)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == code
+        assert capsys.readouterr().err == "error: so it is\n"
+
     def test_a_config_error_is_shown_without_traceback(self) -> None:
         done = pegboard("config", "check", "--set", "model.path=x", "--set", "prefix_cache.use=radxi")
         assert done.returncode == 2

@@ -79,8 +79,13 @@ class GroupGames:
     def test_each_request_gets_what_it_would_get_alone(self, seed: int) -> None:
         self.play(seed)
 
-    @pytest.mark.full
-    @pytest.mark.parametrize("first", range(1000, 1400, 100))
+    @pytest.mark.parametrize(
+        "first",
+        [
+            pytest.param(1000, marks=pytest.mark.full),
+            *(pytest.param(at, marks=pytest.mark.soak) for at in (1100, 1200, 1300)),
+        ],
+    )
     def test_many_more(self, first: int) -> None:
         for seed in range(first, first + 100):
             self.play(seed)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import resource
 import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import fastapi
+import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
@@ -19,7 +22,7 @@ from pegboard.plugins.http_guard import guard as guard_module
 from pegboard.plugins.http_guard.connections import SPARE
 from pegboard.plugins.http_guard.guard import OTHER_FILES, Guard
 from pegboard.toolkit.http.app import build_app
-from pegboard.toolkit.http.levels import PUBLIC, USER
+from pegboard.toolkit.http.levels import ADMIN, LARGE, PUBLIC, STREAMED, USER
 from tests.plugins.http_guard.guarded import guarding
 
 ORIGIN = "https://chat.example.com"
@@ -41,6 +44,23 @@ def application(**server: Any) -> fastapi.FastAPI:
     return app
 
 
+def sent(app: fastapi.FastAPI, path: str, pieces: Sequence[bytes], headers: Mapping[str, str]) -> tuple[int, bytes]:
+    """Send a body that comes in pieces."""
+
+    async def scene() -> tuple[int, bytes]:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+
+            async def body() -> AsyncIterator[bytes]:
+                for piece in pieces:
+                    yield piece
+
+            answer = await client.post(path, content=body(), headers=headers)
+            return answer.status_code, answer.content
+
+    return asyncio.run(scene())
+
+
 def ask(app: fastapi.FastAPI, method: str, path: str, *, state: dict[str, Any] | None = None, **more: str) -> Exchange:
     async def changed(scope: Scope, receive: Receive, send: Send) -> None:
         headers = {"host": "localhost", **{name.replace("_", "-"): value for name, value in more.items()}}
@@ -52,6 +72,22 @@ def ask(app: fastapi.FastAPI, method: str, path: str, *, state: dict[str, Any] |
         return await Exchange(changed, method, path).end()
 
     return asyncio.run(scene())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_that_is_read_piece_by_piece_has_no_bound(packed: bool) -> None:
+    """Neither in bytes, nor in what would be values of a JSON text, nor in the memory of all bodies."""
+    app, piece = application(max_body_values=10, max_bodies_bytes=2**20), b'"\xf0\x9f",[{' * 20_000
+    for path, mark in (("/file", STREAMED), ("/json", LARGE)):
+
+        @app.post(path, dependencies=[ADMIN, mark])
+        async def size(request: fastapi.Request) -> int:
+            return sum([len(part) async for part in request.stream()])
+
+    pieces = [gzip.compress(piece * 10)] if packed else [piece] * 10
+    headers = {"content-encoding": "gzip"} if packed else {}
+    assert sent(app, "/file", pieces, headers) == (200, str(10 * len(piece)).encode())
+    assert sent(app, "/json", pieces, headers)[0] == 413
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from pegboard.core.interfaces.hooks import hookimpl
 from pegboard.core.interfaces.messages import AbortRequest
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.stage import Stage
 from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.pipeline.components import StepHooks
 from pegboard.core.pipeline.gates import GateKeeper
@@ -135,6 +136,23 @@ def test_what_a_gate_brings() -> None:
     assert value("time_to_first_token_seconds_count") == 1
     assert value("inter_token_latency_seconds_count") == value("generation_tokens_total") == 5
     assert value("step_seconds_count", mode="prefill") + value("step_seconds_count", mode="decode") == 5
+
+
+class Counting(Stage):
+    name = "counting"
+
+    def figures(self) -> dict[str, float]:
+        return {"seen_total": 3, "free": 2, "drafted_tokens": 7}
+
+
+def test_what_a_stage_tells() -> None:
+    """What has a metric of its own is not there again."""
+    watched = Watched(joining=[Counting()])
+    assert watched.value("stages_total", figure="counting_seen") == 3
+    assert watched.value("stages_now", figure="counting_free") == 2
+    text = generate_latest(watched.registry).decode()
+    assert not samples(text, "stages_now", figure="counting_drafted_tokens")
+    assert watched.value("drafted_tokens_total") == 7
 
 
 def test_cached_tokens_and_share() -> None:

@@ -17,7 +17,7 @@ from pegboard.plugins.adapters.api import AdapterContext
 from pegboard.plugins.adapters.messages import NAME, BatchSlots, Drop, Load, Loaded, Poll
 from pegboard.plugins.adapters.reading import AdapterReader
 from pegboard.toolkit.system.blame import in_words
-from pegboard.toolkit.system.compute import compute_alone
+from pegboard.toolkit.system.compute import compute_alone, give_way
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,6 +113,7 @@ class AdapterPart(DevicePart):
 
     def _work(self) -> None:
         compute_alone()
+        give_way()
         while True:
             order = self._orders.get()
             self._done.put(self._load(order))

@@ -1,10 +1,16 @@
-"""The number of threads for computations."""
+"""The number of threads for computations, and which of them come first."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import threading
 
 import torch
+
+LESS = 10
+"""Steps of niceness: such a thread gets a tenth of a core that another one wants, and what is left."""
 
 
 def compute_alone() -> None:
@@ -19,3 +25,12 @@ def compute_alone() -> None:
     back = threading.Thread(target=torch.set_num_threads, args=(threads,))
     back.start()
     back.join()
+
+
+def give_way() -> None:
+    """Let the calling thread compute in what others leave of the cores, for good: work in the background, beside steps.
+    Only Linux has priorities of threads.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LESS)

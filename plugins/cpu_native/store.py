@@ -19,7 +19,7 @@ from pegboard.plugins.cpu_native.weights import (
     shapes,
     vector_names,
 )
-from pegboard.toolkit.model.weight_memory import check_put
+from pegboard.toolkit.model.weight_memory import check_put, fill
 
 if TYPE_CHECKING:
     from pegboard.plugins.cpu_native.model import NativeModel
@@ -45,6 +45,7 @@ class NativeStore(WeightStore):
             for part in parts
         }
         self._arrived: dict[str, torch.Tensor] = {}
+        self._lent: dict[str, torch.Tensor] = {}
         self._left: set[str] = set()
 
     def expected(self) -> Mapping[str, TensorSpec]:
@@ -54,15 +55,27 @@ class NativeStore(WeightStore):
         return self._names.ignores(name)
 
     def begin(self, names: Collection[str]) -> None:
-        self._arrived, self._left = {}, set(self._shapes)
+        self._arrived, self._lent, self._left = {}, {}, set(self._shapes)
         self._model.renew()
+
+    def memory_of(self, name: str) -> torch.Tensor | None:
+        own = self._own[name]
+        if len(self._shapes[own]) != 2:  # kept in another type
+            return None
+        self._lent[own] = torch.empty(self._shapes[own], dtype=torch.bfloat16)
+        return self._lent[own]
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         own = self._own[name]
         check_put(name, tensor, self._shapes[own])
         dtype = torch.bfloat16 if tensor.dim() == 2 else torch.float32
-        # A copy of what lives on: embeddings do for good, the others until the last part of their matrix has come.
-        self._arrived[own] = tensor.detach().to("cpu", dtype, copy=True).contiguous()
+        # What is lent or a copy: embeddings live on for good, the others until the last part of their matrix has come.
+        memory = self._lent.pop(own, None)
+        if memory is not None:
+            fill(memory, tensor.detach())
+        else:
+            memory = tensor.detach().to("cpu", dtype, copy=True).contiguous()
+        self._arrived[own] = memory
         self._left.discard(own)
         if own in self._sites:
             self._pack(*self._sites[own])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
+import random
 import statistics
 import threading
 import time
@@ -82,6 +83,7 @@ def measured(name: str, model: Path, runs: int, rounds: int) -> None:
             f"meanwhile {max(peak for _, peak in found) / MB:.0f} MB",
             flush=True,
         )
+        use_all_kv(engine)
         for tag in ("kv_cache", "weights"):
             print(f"    {tag}: {released(engine, tag)}", flush=True)
             engine.control("resume_memory", tags=[tag])
@@ -110,6 +112,14 @@ def timed_loads() -> list[float]:
 def answer(engine: Engine) -> list[int]:
     sampling = SamplingParams(max_new_tokens=16, temperature=0.0, ignore_eos=True)
     return engine.generate("The capital of France is", sampling).token_ids
+
+
+def use_all_kv(engine: Engine) -> None:
+    """Write to all pages of the pool: what was never written to takes no memory that could be given back."""
+    draw = random.Random(0)
+    prompts = [[draw.randrange(3, engine.info.vocab_size) for _ in range(480)] for _ in range(TOKENS // 512)]
+    engine.flush_cache()
+    engine.generate(prompts, SamplingParams(max_new_tokens=32, temperature=0.0, ignore_eos=True))
 
 
 def updated(engine: Engine, model: Path) -> tuple[float, int]:

@@ -19,6 +19,8 @@ from pegboard.conformance.servers import Served, serving
 
 PROMPT = [40, 41, 42, 43, 50, 51, 52, 53, 54]
 JSON = "application/json"
+MOST_BODY = 64 * 1024
+"""Of a prompt; weights may be larger."""
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,7 @@ def served(base: Path) -> Iterator[Served]:
         "memory": {"max_total_tokens": 2048},
         "apis": ["native", "openai"],
         "weight_updates": {"enabled": True, "directories": [str(base.parent)]},
+        "server": {"max_body_bytes": MOST_BODY},
     }
     with serving(config) as server:
         yield server
@@ -83,6 +86,7 @@ def test_updates(served: Served, base: Path, tmp_path: Path) -> None:
     file = tmp_path / "new.safetensors"
     save_file(tensors_of(base), file)
     octets = "application/octet-stream"
+    assert file.stat().st_size > 2 * MOST_BODY
     status, answer = ask(served, "/update_weights_from_tensor?weight_version=v3", file.read_bytes(), octets)
     assert (status, answer["weight_version"]) == (200, "v3")
     assert generated(served)["output_ids"] == first["output_ids"]

@@ -64,7 +64,7 @@ not in transformers' cache: {refused}.
 
 Models with latent attention (MLA) keep one latent per token in each layer, instead of keys and values of all heads:
 {latent}. A Kimi K2 has DeepSeek-V3's architecture. DeepSeek-V3 takes 68.6 KiB per token in bfloat16, and
-`kv_bytes_per_token` of `/server_info` says it for any model. Latents need the attention backend `torch` or `triton`,
+`model_info.kv_bytes_per_token` of `/server_info` says it for any model. Latents need the attention backend `torch` or `triton`,
 and are not kept in 8 bits. Prefix caches, tiers and disaggregation treat them like any KV.
 
 Layers with a recurrent state or a convolution (Mamba, gated delta nets, short convolutions) keep a state of a fixed size

@@ -47,10 +47,14 @@ _THEIRS = """\
 
 The model family `transformers` serves causal language models of the transformers library, if their attention can be
 replaced. At each start it compares two requests with the model's own attention, and refuses the model if they differ.
-Some parts of a model are computed by Pegboard's operators: linear layers that read one input in one product, root mean
-square norms and gated MLPs on a GPU by kernels. On a CPU weights in bfloat16 are packed by oneDNN. They are known by what they compute, and a kind of part for which the
-comparison fails is left to transformers, with a line in the log
-([0069](decisions/0069-known-by-what-they-compute.md)). On a GPU decode steps are [graphs](gpu.md#graphs), if a trial
+
+Pegboard's operators compute some parts of these models: linear layers that read the same input become one product. On
+a GPU, root mean square norms and gated MLPs are kernels. On a CPU, oneDNN packs weights in bfloat16. Pegboard recognises
+such a part by what it computes, not by its name. The start compares the model with and without these operators. If the
+results differ for a kind of part, transformers computes all parts of that kind, and the log says so
+([0069](decisions/0069-known-by-what-they-compute.md)).
+
+On a GPU decode steps are [graphs](gpu.md#graphs), if a trial
 at the start finds nothing against it. Tests serve these, with random weights:
 
 {served}.
@@ -60,7 +64,7 @@ not in transformers' cache: {refused}.
 
 Models with latent attention (MLA) keep one latent per token in each layer, instead of keys and values of all heads:
 {latent}. A Kimi K2 has DeepSeek-V3's architecture. DeepSeek-V3 takes 68.6 KiB per token in bfloat16, and
-`kv_bytes_per_token` of `/server_info` says it for any model. Latents need the attention backend `torch` or `triton`,
+`model_info.kv_bytes_per_token` of `/server_info` says it for any model. Latents need the attention backend `torch` or `triton`,
 and are not kept in 8 bits. Prefix caches, tiers and disaggregation treat them like any KV.
 
 Layers with a recurrent state or a convolution (Mamba, gated delta nets, short convolutions) keep a state of a fixed size

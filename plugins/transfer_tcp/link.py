@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from pegboard.plugins.kv_handoff.api.listening import unreached
 from pegboard.plugins.kv_handoff.api.protocol import BadFrame, pack_request
 from pegboard.plugins.transfer_tcp.answers import Incoming
 from pegboard.plugins.transfer_tcp.frames import MAGIC
@@ -182,18 +183,25 @@ class Link:
                 self._socket = None
         raise error
 
+    def _reach(self, connection: socket.socket, address: tuple[object, ...], end: float) -> None:
+        """Connect, or return early when the link is stopped. Raises OSError, with what to do."""
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            with contextlib.suppress(BlockingIOError):
+                connection.connect(address)
+            self._await(select.POLLOUT, end)
+            if not self._stopped and (code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
+                raise OSError(code, os.strerror(code))
+        except OSError as error:
+            raise ConnectionError(f"{error.strerror or error}{unreached(str(address[0]))}") from error
+
     def _begin(self, connection: socket.socket, address: tuple[object, ...]) -> None:
         """Connect, and say hello. Returns early when the link is stopped."""
         end = self._heard + self._options.connect_timeout
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with contextlib.suppress(BlockingIOError):
-            connection.connect(address)
-        self._await(select.POLLOUT, end)
+        self._reach(connection, address, end)
         if self._stopped:
             return
-        if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            raise OSError(code, os.strerror(code))
         connection.send(MAGIC + self._place.token)
         welcome = b""
         while len(welcome) < len(MAGIC) and not self._stopped:

@@ -13,6 +13,8 @@ from tests.deploy.exposition import exposed
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana/dashboards/pegboard.json").read_text("utf-8"))
+TROUBLE = (DEPLOY.parent / "docs" / "troubleshooting.md").read_text("utf-8")
+RUNBOOK = "https://github.com/pegboard-serving/pegboard/blob/main/docs/troubleshooting.md#an-alert-fires"
 RULES = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text("utf-8"))["groups"][0]["rules"]
 SERIES = re.compile(r"\b(up|pegboard_\w+)\b(?:\{([^}]*)\})?")
 GROUPING = re.compile(r"\b(?:by|ignoring|on|without)\s*\(([^)]*)\)")
@@ -82,6 +84,15 @@ def test_alerts_say_how_urgent_they_are_and_what_is_wrong() -> None:
     for rule in RULES:
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["annotations"]["summary"]
+        assert rule["annotations"]["description"]
+
+
+def test_alerts_lead_to_a_table_that_has_each_of_them() -> None:
+    page, _, rest = TROUBLE.partition("\n## An alert fires\n")
+    assert page
+    told = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", rest, re.MULTILINE)
+    assert sorted(told) == sorted(rule["alert"] for rule in RULES)
+    assert {rule["annotations"]["runbook_url"] for rule in RULES} == {RUNBOOK}
 
 
 def test_panels_do_not_overlap_and_have_a_name_each() -> None:

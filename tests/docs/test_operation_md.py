@@ -11,10 +11,13 @@ import pytest
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.core.pipeline.points import encoded
+from pegboard.plugins.api_native.information import ServerAnswer
 from pegboard.plugins.row_outputs.messages import NAME, Asked
 from pegboard.plugins.stop_expressions.stage import NAME as EXPRESSIONS
 from pegboard.toolkit.http import budget
 from pegboard.toolkit.http.budget import Budget, BudgetLimits, Demand
+from tests.core.pipeline.harness import Harness
+from tests.docs.test_face import cells, code
 from tests.features import prices
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -33,6 +36,21 @@ def demand(n: int, prompt: int, length: int = 16, hidden_size: int = 64, **wante
     if embed:
         one.features[NAME] = encoded(Asked(embed=True))
     return Demand.of([one] * n, prices(hidden_size))
+
+
+def test_what_server_info_has() -> None:
+    """The figures of a scheduler without tiers and gates, which has all but `scheduler.tiers`."""
+    tables = PAGE.partition("\n## What `/server_info` has\n")[2].partition("\n## ")[0]
+    about, _, paths = tables.partition("| path | what it has |")
+    named = {name for row in cells(about) for name in code(row[0])}
+    assert named == set(ServerAnswer.model_fields) | {"media", "tracing_otel"}
+    told = {
+        name.removeprefix("scheduler.").removesuffix(".NAME")
+        for row in cells("| path |" + paths)
+        for name in code(row[0])
+    }
+    assert len(told) > 25
+    assert told - set(Harness().scheduler.info()) == {"tiers"}
 
 
 def test_prices() -> None:

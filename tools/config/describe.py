@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -129,8 +130,8 @@ def type_text(annotation: Any, metadata: Sequence[object] = ()) -> str:
         inner = arguments[0]
         if isinstance(inner, type) and issubclass(inner, UseSection):
             return "list of providers"
-        return f"list of {type_text(inner)}s"
-    if arguments and origin is dict:
+        return f"list of {_plural(type_text(inner))}"
+    if arguments and origin in {dict, Mapping}:
         return f"map of {type_text(arguments[0])} to {type_text(arguments[1])}"
     if arguments:
         # Bounds of an optional number are the number's.
@@ -138,6 +139,11 @@ def type_text(annotation: Any, metadata: Sequence[object] = ()) -> str:
         return " or ".join(text for text in texts if text)
     text = _PLAIN.get(annotation, getattr(annotation, "__name__", str(annotation)))
     return f"{text}{_bounds(metadata)}"
+
+
+def _plural(text: str) -> str:
+    """Return a type in the plural, with its bounds after that: ``integers > 0``."""
+    return re.sub(r"(?= [><≥≤] )|$", "s", text, count=1)
 
 
 def _bounds(metadata: Sequence[object]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import ipaddress
 import logging
 import secrets
 import socket
@@ -27,6 +28,19 @@ MOST_STRANGERS = 64
 MOST_CONNECTIONS = 512
 KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 """Seconds and probes until the connection with a machine that is gone without a word ends: two minutes."""
+
+
+def unreached(host: str) -> str:
+    """Return what to do about a source of KV at this address that cannot be reached; "" where it is on this machine,
+    and has ended.
+    """
+    with contextlib.suppress(ValueError):  # a host by its name
+        if ipaddress.ip_address(host).is_loopback:
+            return ""
+    text = (
+        "set kv_transfer.listen_host on that server to an address that this one can reach (by default it is 127.0.0.1)"
+    )
+    return f"; {text}, and let a firewall pass kv_transfer.listen_port"
 
 
 class Listener:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from pegboard.plugins.kv_handoff.api.links import Limits, Part, TokenT, Unanswered, Wire
-from pegboard.plugins.kv_handoff.api.listening import TOKEN, receive
+from pegboard.plugins.kv_handoff.api.listening import TOKEN, receive, unreached
 from pegboard.plugins.kv_handoff.api.pieces import Pieces, pair
 from pegboard.plugins.kv_handoff.api.protocol import (
     ANSWER,
@@ -96,7 +96,8 @@ class Orders:
             except OSError as error:
                 self._next_try = self._clock() + AGAIN
                 tell = logger.debug if self._told else logger.warning
-                tell("%s does not collect pieces for reads, which go piece by piece: %s", self._host, error)
+                why = f"{error}{unreached(self._host)}"
+                tell("%s does not collect pieces for reads, which go piece by piece: %s", self._host, why)
                 self._told = True
         return self._socket is not None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,6 +78,8 @@ def test_every_contract_has_its_place() -> None:
         (Annotated[float | None, Field(gt=0)], "number > 0"),
         (Annotated[str | int, Field(ge=2)], "string or integer ≥ 2"),
         (tuple[str, ...], "list of strings"),
+        (tuple[Annotated[int, Field(gt=0, lt=65536)], ...], "list of integers > 0, < 65536"),
+        (Mapping[str, int], "map of string to integer"),
     ],
     ids=str,
 )

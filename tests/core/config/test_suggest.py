@@ -9,8 +9,7 @@ import pytest
 from docs._build.config import builtin_registry
 from pegboard.core.config.compose import compose
 from pegboard.core.config.shape import Shape
-from pegboard.core.config.suggest import other_servers, unread_variables
-from pegboard.core.interfaces.contracts import CONTRACTS
+from pegboard.core.config.suggest import known_option, other_servers, unread_variables
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.tools.config.describe import core_keys_of, option_keys
 
@@ -18,7 +17,9 @@ from pegboard.tools.config.describe import core_keys_of, option_keys
 def test_every_answer_names_a_key_that_there_is_or_says_why_there_is_none() -> None:
     registry = builtin_registry()
     known = {key.path for key in core_keys_of(Shape.of(registry))}
-    known |= {key.path for name in CONTRACTS for record in registry.providers(name) for key in option_keys(record)}
+    known |= {
+        key.path for name in registry.contracts for record in registry.providers(name) for key in option_keys(record)
+    }
     assert not {one.key for one in other_servers().values() if one.key} - known
     assert all(one.key or one.note for one in other_servers().values())
     assert len(other_servers()) >= 80
@@ -90,3 +91,17 @@ def test_variables_with_too_few_underscores() -> None:
         "the variable PEGBOARD_MEMORY__PAGE_SIZE is not read; PEGBOARD__MEMORY__PAGE_SIZE sets memory.page_size",
         "the variable PEGBOARD_SERVER_PORT is not read; PEGBOARD__SERVER__PORT sets server.port",
     )
+
+
+@pytest.mark.parametrize(
+    ("flag", "answer"),
+    [
+        ("--reasoning-parser", "use --set reasoning_parser.use=... (auto by default)"),
+        ("--seed", "use --set scheduler.seed=..."),
+        ("--random-seed", "use --set scheduler.seed=..."),
+        ("--speculative-draft-model-path", "use --set speculation.draft=... (with speculation.use=eagle)"),
+    ],
+)
+def test_flags_of_other_servers(flag: str, answer: str) -> None:
+    """A parser's flag there is a section here: its name alone would say to set the section."""
+    assert known_option(flag, Shape.of(builtin_registry()), close=False) == answer

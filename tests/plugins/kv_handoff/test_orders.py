@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -25,7 +27,7 @@ from pegboard.plugins.kv_handoff.api.protocol import (
     Status,
     pack_request,
 )
-from pegboard.plugins.kv_handoff.api.staging_reader import StagingPlace
+from pegboard.plugins.kv_handoff.api.staging_reader import Orders, StagingPlace
 from pegboard.plugins.kv_handoff.api.transfer import TransferError, TransferState
 from pegboard.plugins.kv_handoff.suite.rig import LEASE, ranges
 from tests.plugins.kv_handoff import toy
@@ -251,3 +253,16 @@ def test_staging_that_cannot_be_is_no_description(make: Make, wrong: Mapping[str
     place = msgspec.structs.replace(right, **wrong)
     with pytest.raises(TransferError, match="staging"):
         reader.engine.connect("peer", "127.0.0.1", pack(KIND, Described(said.number, said.sizes, place)))
+
+
+def test_a_source_that_cannot_be_reached_is_told_with_the_key(caplog: pytest.LogCaptureFixture) -> None:
+    """0.0.0.0 leads to this machine, and is not a loopback address."""
+    with socket.socket() as silent, caplog.at_level(logging.WARNING):
+        silent.bind(("127.0.0.1", 0))
+        place = StagingPlace(silent.getsockname()[1], bytes(TOKEN), 0, 1, BLOCK)
+        assert not Orders("0.0.0.0", place, time.monotonic, SECONDS).reachable()
+        assert "kv_transfer.listen_host" in caplog.text
+        caplog.clear()
+        assert not Orders("127.0.0.1", place, time.monotonic, SECONDS).reachable()
+        assert "does not collect pieces" in caplog.text
+        assert "kv_transfer.listen_host" not in caplog.text

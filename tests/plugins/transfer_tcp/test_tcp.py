@@ -351,6 +351,18 @@ class TestReader:
         assert "no connection within 5 s" in reader.ended[handle].reason
         liar.close()
 
+    @pytest.mark.parametrize(("host", "named"), [("0.0.0.0", True), ("127.0.0.1", False)])
+    def test_a_source_that_cannot_be_reached(self, world: World, host: str, named: bool) -> None:
+        """If it is on another machine, the error names the key. 0.0.0.0 leads here, and is not a loopback address."""
+        reader = world.server(TcpOptions(connections=1))
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            reader.engine.connect("peer", host, pack_description(silent.getsockname()[1], bytes(TOKEN)))
+            handle = reader.read(SOME, SOME)
+            assert reader.wait([handle], PATIENCE) == [TransferState.FAILED]
+        assert "Connection refused" in reader.ended[handle].reason
+        assert ("set kv_transfer.listen_host on that server" in reader.ended[handle].reason) is named
+
     def test_what_is_abandoned_is_gone_at_once(self, world: World) -> None:
         """Although its source has stopped: nothing but the reader's own thread writes to its target."""
         liar = Liar([ANSWER.pack(1, 0, 1000), bytes(500)])

@@ -175,6 +175,7 @@ class DecoderSpec:
         architecture = _architecture(config)
         family = _FAMILIES[architecture]
         text = _text_config(config, family)
+        _check_causal(config, text)
         if not coded:
             _refuse_quantised(config, text)
         hidden = size(text, "hidden_size")
@@ -263,6 +264,18 @@ def _text_config(config: Mapping[str, object], family: _Family) -> Mapping[str, 
     """Return the part of a config that describes the decoder: `text_config`, or all of it in older files."""
     text = config.get("text_config") if family.tower else None
     return text if isinstance(text, Mapping) and text else config
+
+
+def _check_causal(*parts: Mapping[str, object]) -> None:
+    """Raise ModelError for a model that attends in both directions, as encoders for embeddings made of decoders do.
+    transformers takes any false value for that, null too.
+    """
+    for part in parts:
+        if not part.get("is_causal", True):
+            raise ModelError(
+                f"config.json: is_causal is {part['is_causal']!r:.80}: the model attends to later tokens as well, "
+                "which is not supported; serve an embedding model with causal attention"
+            )
 
 
 def _refuse_quantised(*parts: Mapping[str, object]) -> None:

@@ -202,6 +202,8 @@ def bare(**changes: Any) -> ModelContext:
         ({"architectures": ["DiffLlamaForCausalLM"], "model_type": "diffllama"}, "more than once"),
         ({"architectures": ["XGLMForCausalLM"], "model_type": "xglm"}, ""),
         ({"num_hidden_layers": 0}, "never calls"),
+        ({"is_causal": False}, "neither causal nor a sliding window"),
+        ({"is_causal": False, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}, "neither causal"),
         ({"rms_norm_eps": {"__float__": "Infinity"}}, None),
     ],
 )

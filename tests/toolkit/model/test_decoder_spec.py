@@ -236,6 +236,8 @@ def test_yarn_lengthens_what_a_config_left_at_the_original(most: int, rope: Any,
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised checkpoints .*'gptq'"),
         ({"rope_scaling": {"type": "spiral"}}, "rope type 'spiral'"),
         ({"rope_scaling": {"type": "mrope"}}, "rope type 'mrope'"),
+        ({"is_causal": False}, "is_causal is False: the model attends to later tokens"),
+        ({"is_causal": None}, "is_causal is None"),
     ],
 )
 def test_what_is_not_understood_is_named(changes: dict[str, Any], message: str) -> None:
@@ -262,6 +264,7 @@ def test_windows_that_are_not_understood(changes: dict[str, Any], message: str) 
         ({"text_config": {"hidden_size": 0}}, "hidden_size must be a positive integer, found 0"),
         ({"text_config": {**WIDE, "quantization_config": {"quant_method": "fp8"}}}, "quantised .*'fp8'"),
         ({"text_config": {**WIDE, "quantization_config": "fp8"}}, "quantised .*'fp8'"),
+        ({"text_config": {**WIDE, "is_causal": False}}, "is_causal is False"),
         ({"rope_parameters": {"mrope_section": [2, 3, 2]}}, r"mrope_section .* together 8 .* found \[2, 3, 2\]"),
         ({"rope_parameters": {"mrope_section": [4, 4]}}, "mrope_section must be 3 numbers"),
         ({"rope_parameters": {"mrope_section": [9, -1, 0]}}, "mrope_section must be 3 numbers"),

@@ -234,8 +234,8 @@ class DecoderSpec:
         if context_length is not None and context_length > self.max_position:
             raise ModelError(
                 f"context_length {context_length} is above the {self.max_position} tokens of this model's config.json "
-                "(max_position_embeddings, times the factor of yarn); lower it, or raise max_position_embeddings there "
-                "if the rope parameters are meant for that"
+                "(max_position_embeddings, or what yarn extends it to); lower it, or raise max_position_embeddings "
+                "there if the rope parameters are meant for that"
             )
         layers = self.layer_specs()
         return ModelSpec(

@@ -67,10 +67,13 @@ class RopeSpec:
 
 
 def lengthened(max_position: int, original: int | None, factor: float) -> int:
-    """Return the context of a model with yarn, in tokens. A config whose `max_position_embeddings` still says what the
-    model was trained with, which is Qwen's recipe, means that times the factor, as in vLLM.
+    """Return the context of a model with yarn, in tokens: what it was trained with times the factor, as in vLLM, or
+    more where `max_position_embeddings` says so.
+
+    That key has the whole context in some configs (DeepSeek-V3), and in Qwen's recipe, which adds yarn alone, the one
+    before: 32,768 in Qwen2.5, and 40,960 in Qwen3, which has room for an answer beside the 32,768 of the training.
     """
-    return int(max_position * factor) if factor > 1 and original in (None, max_position) else max_position
+    return max(max_position, int((original or max_position) * factor)) if factor > 1 else max_position
 
 
 def _yarn_scale(factor: float, mscale: float) -> float:

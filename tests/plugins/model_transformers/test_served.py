@@ -227,8 +227,8 @@ def test_rope_that_changes_with_length_needs_a_short_context() -> None:
     assert TransformersFamily.supports(None, dataclasses.replace(ctx, context_length=64)) is None  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("original", "length"), [(64, 256), (16, 64)])
-def test_yarn_lengthens_what_a_config_left_at_the_original(original: int, length: int) -> None:
+@pytest.mark.parametrize(("original", "length"), [(64, 256), (48, 192), (16, 64), (8, 64)])
+def test_yarn_lengthens_the_original_context(original: int, length: int) -> None:
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": original}
     ctx = bare(max_position_embeddings=64, rope_parameters=rope)
     assert examine(ctx)[1] == length

@@ -197,15 +197,19 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     [
         (128, YARN, 512),
         (512, YARN, 512),
-        (256, YARN, 256),
+        (160, YARN, 512),
+        (1024, YARN, 1024),
+        (256, {**YARN, "factor": 1.0}, 256),
         (128, {"type": "yarn", "factor": 4.0}, 512),
         (128, {**YARN, "factor": 2.5}, 320),
         (128, {"type": "linear", "factor": 4.0}, 128),
         (128, None, 128),
     ],
 )
-def test_yarn_lengthens_what_a_config_left_at_the_original(most: int, rope: Any, context: int) -> None:
-    """Qwen's recipe for long contexts. Angles are those of transformers, at the last position, too."""
+def test_yarn_lengthens_the_original_context(most: int, rope: Any, context: int) -> None:
+    """Qwen's recipe for long contexts: Qwen2.5's config.json says 32,768 positions, Qwen3's 40,960. Angles are those of
+    transformers, at the last position, too.
+    """
     from transformers import Qwen2Config
     from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 

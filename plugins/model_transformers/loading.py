@@ -14,10 +14,10 @@ from safetensors import SafetensorError
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.plugins.model_transformers import bridge, experts
-from pegboard.plugins.model_transformers.configs import auto_class, config_of
+from pegboard.plugins.model_transformers.configs import auto_class, config_of, own_class
 from pegboard.plugins.model_transformers.merged import CodedLinears
 from pegboard.plugins.model_transformers.rope import hold_rope_still
-from pegboard.toolkit.model.coded import QuantizedWeights, quantized_weights, slots_of
+from pegboard.toolkit.model.coded import QuantizedWeights, StoredSlot, quantized_weights, slots_of
 from pegboard.toolkit.model.weights import CODES, StoredTensor, checkpoint_files, read_header, unexplained
 from pegboard.toolkit.system.progress import progress
 
@@ -134,7 +134,8 @@ def _reader_of(ctx: ModelContext) -> Callable[..., tuple[torch.nn.Module, dict[s
     import transformers
 
     coded = quantized_weights(ctx) is not None
-    model_class = getattr(transformers, ctx.architecture if coded else auto_class(ctx.hf_config))
+    name = own_class(ctx.hf_config, ctx.architecture) if coded else auto_class(ctx.hf_config)
+    model_class = getattr(transformers, name)
     read: Callable[..., tuple[torch.nn.Module, dict[str, object]]] = model_class.from_pretrained
     return read
 

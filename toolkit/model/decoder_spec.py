@@ -27,6 +27,8 @@ class _Windows(enum.Enum):
 
     NONE = "none"
     ALL = "all"
+    LISTED = "listed"
+    """Those that `layer_types` lists, all without it: with it transformers takes a Mistral for a Ministral."""
     SWITCHED = "switched"
     """All, where the config enables them."""
     BY_LAYER = "by layer"
@@ -81,7 +83,7 @@ _QWEN3_VL = _Family(
 
 _FAMILIES = {
     "LlamaForCausalLM": _Family(bias_option=True, mlp_bias_option=True),
-    "MistralForCausalLM": _Family(kv_heads=8, max_position=131072, windows=_Windows.ALL),
+    "MistralForCausalLM": _Family(kv_heads=8, max_position=131072, windows=_Windows.LISTED),
     "MixtralForCausalLM": _Family(
         kv_heads=8,
         max_position=131072,
@@ -323,20 +325,27 @@ def _windows(config: Mapping[str, object], family: _Family, layers: int) -> tupl
     """Sliding windows per layer, see `_Windows`."""
     if family.windows is _Windows.NONE:
         return (None,) * layers
-    if family.windows is _Windows.ALL:
+    types = config.get("layer_types")
+    if family.windows in (_Windows.ALL, _Windows.LISTED):
         value = config.get("sliding_window", family.window)
-        return (None if value is None else size(config, "sliding_window", family.window),) * layers
+        window = None if value is None else size(config, "sliding_window", family.window)
+        listed = family.windows is _Windows.LISTED and types is not None
+        return _of_types(types, window, layers) if listed else (window,) * layers
     if not flag(config, "use_sliding_window") or config.get("sliding_window", 4096) is None:
         return (None,) * layers
     window = size(config, "sliding_window", 4096)
     if family.windows is _Windows.SWITCHED:
         return (window,) * layers
-    types = config.get("layer_types")
     if types is None:
         first = config.get("max_window_layers", family.window_layers)
         if type(first) is not int:
             raise ModelError(f"config.json: max_window_layers must be an integer, found {first!r:.80}")
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
+    return _of_types(types, window, layers)
+
+
+def _of_types(types: object, window: int | None, layers: int) -> tuple[int | None, ...]:
+    """Return the windows of layers whose types the config lists."""
     if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
         raise ModelError(f"config.json: layer_types must be a list of names, found {types!r:.80}")
     if len(types) != layers:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from pegboard.conformance.model_family.base import TOLERANCE
@@ -87,6 +88,28 @@ def test_a_type_of_its_own_with_a_known_architecture(tmp_path: Path) -> None:
     family, network = loaded(ctx)
     family.probe(network, probe_run(network, family.spec, ctx))
     assert torch.equal(network.reference_logits([5, 9, 7]), expected)
+
+
+def test_a_mistral_that_lists_types_of_layers_is_a_ministral(tmp_path: Path) -> None:
+    """As Ministral-8B-Instruct-2410 does: its layers differ, and transformers' own auto class makes a Ministral."""
+    prefix, fields = SERVED["mistral"]
+    directory = save(tmp_path, prefix, fields)
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    config = json.loads((directory / "config.json").read_text("utf-8")) | {"layer_types": types}
+    (directory / "config.json").write_text(json.dumps(config), "utf-8")
+    ctx = context(directory)
+    assert ctx.architecture == "MistralForCausalLM"
+    assert TransformersFamily.supports(None, ctx) is None  # type: ignore[arg-type]
+    family, network = loaded(ctx)
+    assert [layer.window for layer in family.spec.layers] == [None, 16, None]
+    run = probe_run(network, family.spec, ctx)
+    family.probe(network, run)
+    prompt = probe_prompts(family.spec)[0]
+    reference = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt])).logits[0]
+    assert len(prompt) > 16
+    assert float(relative_errors(run.logits([prompt])[0], expected).max()) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -147,6 +147,20 @@ def test_through_transformers(architecture: str, name: str, written: Write) -> N
     assert torch.equal(logits(coded, use="transformers"), logits(meant, use="transformers"))
 
 
+def test_a_mistral_that_lists_types_of_layers(written: Write) -> None:
+    """Which transformers makes a Ministral of, quantised or not. The text is longer than the window."""
+    coded, meant = written("fp8 blocks", "mistral", sliding_window=8)
+    everywhere = logits(meant)
+    for directory in (coded, meant):
+        config = json.loads((directory / "config.json").read_text("utf-8"))
+        config["layer_types"] = ["full_attention", "sliding_attention"]
+        (directory / "config.json").write_text(json.dumps(config), "utf-8")
+    found = logits(coded, use="transformers")
+    assert not torch.allclose(found, everywhere, rtol=0.01)
+    assert torch.equal(found, logits(meant, use="transformers"))
+    torch.testing.assert_close(found, logits(meant), rtol=1e-4, atol=1e-4)
+
+
 def test_absorbed_matrices_of_latents(written: Write) -> None:
     """That of DeepSeek-V3 is quantised as any other matrix, and is taken by the exact numbers of its codes."""
     coded, meant = written("fp8 blocks", "deepseek_v3", head_dim=8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,6 +181,36 @@ def test_qwen_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) 
     assert tuple(kinds) == windows
 
 
+MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"sliding_window": 8, "layer_types": MIXED}, (None, 8, 8, None)),
+        ({"layer_types": MIXED}, (None, 4096, 4096, None)),
+        ({"sliding_window": 8, "layer_types": None}, (8,) * 4),
+        ({"sliding_window": 8}, (8,) * 4),
+        ({"sliding_window": None, "layer_types": ["full_attention"] * 4}, (None,) * 4),
+    ],
+)
+def test_mistral_windows(changes: dict[str, Any], windows: tuple[int | None, ...], tmp_path: Path) -> None:
+    """A Mistral that lists types of layers is a Ministral, as Ministral-8B-Instruct-2410's config.json is read."""
+    from transformers import AutoConfig
+
+    config = {**SMALL, "model_type": "mistral", "num_key_value_heads": 2, **changes}
+    assert spec("MistralForCausalLM", **config).windows == windows
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 4
+    assert tuple(theirs.sliding_window if kind == "sliding_attention" else None for kind in kinds) == windows
+
+
+def test_mixtral_lists_no_types() -> None:
+    """transformers gives a Mixtral's window to all layers, whatever else its config has."""
+    assert spec("MixtralForCausalLM", num_key_value_heads=2, sliding_window=8, layer_types=MIXED).windows == (8,) * 4
+
+
 def test_the_pipelines_view() -> None:
     model = spec("MistralForCausalLM", sliding_window=8, num_key_value_heads=2).model_spec(
         context_length=50, eos_token_ids=frozenset({7})
@@ -254,12 +286,14 @@ def test_what_is_not_understood_is_named(changes: dict[str, Any], message: str) 
     [
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 4 layers"),
         ({"layer_types": ["linear_attention"] * 4}, "layer types linear_attention"),
+        ({"layer_types": "all"}, "layer_types must be a list of names, found 'all'"),
         ({"sliding_window": 0}, "sliding_window must be a positive integer"),
     ],
 )
-def test_windows_that_are_not_understood(changes: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "MistralForCausalLM"])
+def test_windows_that_are_not_understood(architecture: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        spec("Qwen2ForCausalLM", **{"use_sliding_window": True, "num_key_value_heads": 4, **changes})
+        spec(architecture, **{"use_sliding_window": True, "num_key_value_heads": 4, **changes})
 
 
 @pytest.mark.parametrize(

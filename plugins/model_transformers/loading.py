@@ -47,6 +47,8 @@ def load_model(
     """
     weights = quantized_weights(ctx)
     files = _files_of(ctx, parameters if weights is None else 0)
+    if weights is None:
+        _check_plain(files)
     bridge.register()
     experts.register()
     kept = _kept(weights, linears, stacked)
@@ -92,6 +94,20 @@ def _files_of(ctx: ModelContext, parameters: int) -> _Files:
             f"and the *.safetensors beside it hold {stored}"
         )
     return files
+
+
+def _check_plain(files: _Files) -> None:
+    """Raise ModelError for a matrix of codes, which transformers would convert to the model's type as if they were
+    numbers. Biases of two dimensions are masks: GPT-NeoX's files have bytes of such.
+    """
+    for file, tensors in files.items():
+        for name, tensor in tensors.items():
+            if _is_codes(name, tensor):
+                raise StoredSlot(name, file, tensor).wrong(unexplained(tensor.dtype))
+
+
+def _is_codes(name: str, tensor: StoredTensor) -> bool:
+    return tensor.dtype in CODES and len(tensor.shape) >= 2 and not name.endswith("bias")
 
 
 class _Kept(NamedTuple):
@@ -148,7 +164,7 @@ def _dequantized(ctx: ModelContext, weights: QuantizedWeights, kept: _Kept) -> d
     found = {}
     for name, slot in slots_of(ctx.directory).items():
         if name not in weights.parts:
-            if slot.dtype in CODES and len(slot.shape) >= 2:
+            if _is_codes(name, slot.tensor):
                 raise slot.wrong(unexplained(slot.dtype))
             found[name] = slot.read()
     for name, matrix in weights.matrices.items():

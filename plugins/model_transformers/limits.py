@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pegboard.plugins.model_transformers.configs import CAUSAL, WITH_PICTURES, NotServable, classes, config_of
 from pegboard.plugins.model_transformers.trace import Trace, trace
 from pegboard.toolkit.model.coded import quantized_weights
+from pegboard.toolkit.model.kv_config import quantization_of
 from pegboard.toolkit.model.rope_spec import lengthened
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def _check_class(ctx: ModelContext) -> None:
     expected = classes(CAUSAL, model_type) | classes(WITH_PICTURES, model_type)
     if expected and ctx.architecture not in expected:
         raise NotServable(f"does not go with model_type {model_type!r}, whose class is {' or '.join(sorted(expected))}")
-    if ctx.hf_config.get("quantization_config") and quantized_weights(ctx) is None:
+    if quantization_of(ctx.hf_config) is not None and quantized_weights(ctx) is None:
         raise NotServable("has quantised weights, which are not read here")
     if quantized_weights(ctx) is not None and classes(CAUSAL, model_type) and ctx.architecture not in classes(CAUSAL):
         raise NotServable("has quantised weights beside an encoder of pictures, which are not read here")

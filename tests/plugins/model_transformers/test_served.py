@@ -215,6 +215,8 @@ def bare(**changes: Any) -> ModelContext:
         ({"architectures": ["BertLMHeadModel"], "model_type": "bert"}, "neither causal nor a sliding window"),
         ({"architectures": ["MixtralForCausalLM"]}, "does not go with model_type 'llama'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised"),
+        ({"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}}, None),
+        ({"quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}}, None),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, None),
         (
             {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_hidden_layers": 4},

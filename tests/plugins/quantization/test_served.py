@@ -182,6 +182,18 @@ def test_a_config_in_a_file_of_its_own(written: Write) -> None:
         assert torch.equal(logits(coded, use=use), logits(meant, use=use))
 
 
+@pytest.mark.parametrize("use", ["dense", "transformers"])
+def test_keys_and_values_alone_in_a_file_of_its_own(use: str, written: Write, caplog: pytest.LogCaptureFixture) -> None:
+    """Weights are plain then, and the start says for which KV the checkpoint was made."""
+    _, meant = written("awq")
+    expected = logits(meant, use=use)
+    told = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (meant / "hf_quant_config.json").write_text(json.dumps(told), "utf-8")
+    with caplog.at_level("INFO"):
+        assert torch.equal(logits(meant, use=use), expected)
+    assert "the checkpoint was made for fp8_e4m3" in caplog.text
+
+
 def test_a_part_that_is_plain(written: Write) -> None:
     """Codes say what is quantised: here not the values of one layer, beside its queries and keys."""
     from safetensors.torch import load_file, save_file

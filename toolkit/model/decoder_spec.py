@@ -16,7 +16,7 @@ from pegboard.toolkit.model.kv_config import weights_are_plain
 from pegboard.toolkit.model.kv_groups import grouped, groups_of
 from pegboard.toolkit.model.model_config import check_model_config, flag, number, size
 from pegboard.toolkit.model.moe_spec import MoeDefaults, MoeSpec, moe_from_config
-from pegboard.toolkit.model.rope_spec import AXES, RopeDefaults, RopeSpec, rope_from_config
+from pegboard.toolkit.model.rope_spec import AXES, RopeDefaults, RopeSpec, rope_from_config, without_dual_chunks
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "relu")
 """Values of `hidden_act` that `layers.activation` knows."""
@@ -182,7 +182,7 @@ class DecoderSpec:
             _refuse_quantised(config, text)
         hidden = size(text, "hidden_size")
         heads, kv_heads, head_dim = _heads(text, family, hidden)
-        max_position = size(text, "max_position_embeddings", family.max_position)
+        max_position = without_dual_chunks(size(text, "max_position_embeddings", family.max_position), text)
         rope = rope_from_config(text, head_dim, max_position, family.rope)
         layers = size(text, "num_hidden_layers")
         bias = family.bias_option and flag(text, "attention_bias")
@@ -236,8 +236,9 @@ class DecoderSpec:
         if context_length is not None and context_length > self.max_position:
             raise ModelError(
                 f"context_length {context_length} is above the {self.max_position} tokens of this model's config.json "
-                "(max_position_embeddings, or what yarn extends it to); lower it, or raise max_position_embeddings "
-                "there if the rope parameters are meant for that"
+                "(max_position_embeddings, or what yarn extends it to; with dual_chunk_attention_config what the model "
+                "was trained with); lower it, or raise max_position_embeddings there if the rope parameters are meant "
+                "for that"
             )
         layers = self.layer_specs()
         return ModelSpec(

@@ -262,6 +262,19 @@ def test_yarn_lengthens_the_original_context(original: int, length: int) -> None
         examine(dataclasses.replace(ctx, context_length=length + 1))
 
 
+def test_dual_chunks_are_ordinary_attention_up_to_the_original_context(caplog: pytest.LogCaptureFixture) -> None:
+    ctx = bare(max_position_embeddings=1010, dual_chunk_attention_config={"original_max_position_embeddings": 262})
+    assert TransformersFamily(NoOptions(), ctx).spec.max_context_len == 262
+    assert "dual_chunk_attention_config is not supported, so prompt and output together are limited to 262 tokens" in (
+        caplog.text
+    )
+    with pytest.raises(NotServable, match="has positions for 262 tokens"):
+        examine(dataclasses.replace(ctx, context_length=263))
+    reason = TransformersFamily.supports(None, bare(dual_chunk_attention_config={"chunk_size": 8}))  # type: ignore[arg-type]
+    assert reason is not None
+    assert "dual_chunk_attention_config: original_max_position_embeddings must be a positive integer" in reason
+
+
 @pytest.mark.parametrize("size", [2, 3, 8, 19])
 def test_chunks_are_read_from_masks(size: int) -> None:
     def chunks(batch: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

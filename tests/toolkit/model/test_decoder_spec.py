@@ -258,6 +258,21 @@ def test_yarn_lengthens_the_original_context(most: int, rope: Any, context: int)
         assert torch.equal(own.squeeze(1), their[0, :, : own.shape[-1]])
 
 
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_dual_chunks_are_ordinary_attention_up_to_the_original_context(architecture: str) -> None:
+    """Qwen2.5-7B-Instruct-1M says 1,010,000 positions, and was trained with 262,144."""
+    chunks = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
+    given = {"max_position_embeddings": 1010000, "num_key_value_heads": 4, "dual_chunk_attention_config": chunks}
+    model = spec(architecture, **given)
+    assert model.model_spec().max_context_len == 262144
+    with pytest.raises(ModelError, match=r"context_length 262145 is above the 262144 tokens .*dual_chunk"):
+        model.model_spec(context_length=262145)
+    assert spec(architecture, **{**given, "max_position_embeddings": 1000}).max_position == 1000
+    for wrong in ({"chunk_size": 8192}, "on"):
+        with pytest.raises(ModelError, match="dual_chunk_attention_config"):
+            spec(architecture, **{**given, "dual_chunk_attention_config": wrong})
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -32,8 +32,9 @@ PLAIN_SCALES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 @dataclass(slots=True)
 class Slabs:
     """A matrix [rows, cols]. `codes` uint8 [slabs, rows, span] are what `kernels` says, padded with zeros to whole
-    slabs. `scales`, and `zeros` where there are some, are [across, down], with a column of blocks in a row. With
-    `order` int32 [slabs * columns of a slab], column i of the slabs is column order[i] of the matrix, or none for -1.
+    slabs. `scales`, and `zeros` where there are some, are [across, down], with a column of blocks in a row. They have
+    blocks for the padding, too, of zeros. With `order` int32 [slabs * columns of a slab], column i of the slabs is
+    column order[i] of the matrix, or none for -1.
     """
 
     layout: Layout
@@ -93,7 +94,7 @@ def slabs_of(name: str, parts: Sequence[tuple[Layout, Codes]]) -> Slabs:
         order = order.int()
     codes = _slabs(numbers, span, WIDEST // span, packed=layout.code.packed)
     width = codes.shape[0] * span * (2 if layout.code.packed else 1)
-    across = width // group if group else 1
+    across = -(-width // group) if group else 1  # the spans of padding have blocks, too
     scales = F.pad(scales, (0, max(across - scales.shape[1], 0)))
     if zeros is not None:
         zeros = F.pad(zeros, (0, max(across - zeros.shape[1], 0))).t().contiguous()

@@ -16,6 +16,7 @@ from pegboard.plugins.mm_qwen_vl.patches import grid_of, patches_of
 from pegboard.plugins.mm_qwen_vl.pixel_spec import CLIP, HALF, PixelSpec
 from pegboard.plugins.mm_qwen_vl.vision_spec import VisionSpec
 from pegboard.plugins.mm_qwen_vl.vision_tower import VisionTower
+from pegboard.toolkit.model.coded import quantized_weights
 from pegboard.toolkit.model.packed import why_not_packed
 from pegboard.toolkit.model.weights import check_weights, checkpoint_files, load_weights, read_header
 
@@ -62,8 +63,8 @@ class QwenVLEncoder(MediaEncoder[NoOptions]):
         return len(self._spec.deep)
 
     def load(self) -> None:
-        """Allocate the tower, copy every vision tensor into its place, and pack where packing is worth it."""
-        ctx = self.ctx
+        """Allocate the tower, copy every vision tensor into its place, dequantised, and pack where that is worth it."""
+        ctx, coded = self.ctx, quantized_weights(self.ctx)
         prefix = vision_prefix(ctx.directory)
 
         def ignore(name: str) -> bool:
@@ -73,9 +74,9 @@ class QwenVLEncoder(MediaEncoder[NoOptions]):
         def tower_on(device: torch.device) -> VisionTower:
             return VisionTower(self._spec, dtype=ctx.dtype, device=device)
 
-        check_weights(ctx.directory, tower_on(torch.device("meta")).targets(prefix), ignore=ignore)
+        check_weights(ctx.directory, tower_on(torch.device("meta")).targets(prefix), ignore=ignore, coded=coded)
         tower = tower_on(ctx.device)
-        load_weights(ctx.directory, tower.targets(prefix), ignore=ignore)
+        load_weights(ctx.directory, tower.targets(prefix), ignore=ignore, coded=coded)
         if (reason := why_not_packed(ctx.dtype, ctx.device)) is None:
             tower.pack()
         logger.info("vision tower: %s", "weights packed by oneDNN" if reason is None else f"plain torch; {reason}")

@@ -17,6 +17,7 @@ from pegboard.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.toolkit.model.hf_files import eos_token_ids
 from pegboard.toolkit.model.kv_groups import window_groups
 from pegboard.toolkit.model.ranks import Ranks, ranks_of
+from pegboard.toolkit.model.rope_spec import tell_dual_chunks
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class DenseFamily(ModelFamily[DenseOptions]):
         self._spec = shared(self._decoder, self._ranks).model_spec(
             context_length=ctx.context_length, eos_token_ids=eos_token_ids(ctx.directory)
         )
+        if ctx.context_length is None:
+            tell_dual_chunks(ctx.hf_config, self._spec.max_context_len)
 
     @classmethod
     def supports(cls, options: DenseOptions, ctx: ModelContext) -> str | None:

@@ -35,6 +35,14 @@ def _number(value: object) -> object:
     return [_number(part) for part in value] if isinstance(value, list) else value
 
 
+def _type_of(hf_config: Mapping[str, object]) -> object:
+    """Return the `model_type` that transformers' own AutoConfig takes: a Mistral that lists types of layers
+    (Ministral-8B-Instruct-2410) is a Ministral.
+    """
+    model_type = hf_config.get("model_type")
+    return "ministral" if model_type == "mistral" and "layer_types" in hf_config else model_type
+
+
 CAUSAL, WITH_PICTURES = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"
 """What transformers calls its tables of model classes."""
 
@@ -57,6 +65,14 @@ def auto_class(hf_config: Mapping[str, object]) -> str:
     return "AutoModelForImageTextToText" if pictures else "AutoModelForCausalLM"
 
 
+def own_class(hf_config: Mapping[str, object], architecture: str) -> str:
+    """Return the name of the class that the auto class of a causal language model would choose. It is the
+    `architecture`, but for a Mistral that is a Ministral.
+    """
+    found = classes(CAUSAL, _type_of(hf_config))
+    return architecture if architecture in found or len(found) != 1 else found.pop()
+
+
 def _config_reader(hf_config: Mapping[str, object]) -> Callable[[Mapping[str, object]], object]:
     """Return what makes a model's config of a mapping: by its type, or, where transformers does not know the type, by
     its architecture. Kimi K2 has a type of its own, and the architecture of DeepSeek-V3.
@@ -64,7 +80,7 @@ def _config_reader(hf_config: Mapping[str, object]) -> Callable[[Mapping[str, ob
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    model_type, names = hf_config.get("model_type"), hf_config.get("architectures")
+    model_type, names = _type_of(hf_config), hf_config.get("architectures")
     if not isinstance(model_type, str):
         raise NotServable(f"has model_type {model_type!r}, which transformers does not know")
     if model_type in CONFIG_MAPPING:

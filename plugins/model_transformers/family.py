@@ -22,6 +22,7 @@ from pegboard.toolkit.model.hf_files import eos_token_ids
 from pegboard.toolkit.model.kv_groups import grouped, groups_of, window_groups
 from pegboard.toolkit.model.kv_scales import read_kv_scales
 from pegboard.toolkit.model.ranks import alone
+from pegboard.toolkit.model.rope_spec import tell_dual_chunks
 from pegboard.toolkit.model.weights import checkpoint_files, read_header
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ class TransformersFamily(ModelFamily[NoOptions]):
         except NotServable as err:
             raise ModelError(f"{ctx.architecture} {err}") from None
         groups = window_groups((layer.window for layer in found.layers), length, ctx)
+        if ctx.context_length is None:
+            tell_dual_chunks(ctx.hf_config, length)
         self._trace = replace(found, layers=grouped(found.layers, groups))
         self._spec = ModelSpec(
             architecture=ctx.architecture,

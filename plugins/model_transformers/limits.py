@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from pegboard.core.interfaces.errors import ModelError
 from pegboard.plugins.model_transformers.configs import CAUSAL, WITH_PICTURES, NotServable, classes, config_of
 from pegboard.plugins.model_transformers.trace import Trace, trace
 from pegboard.toolkit.model.coded import quantized_weights
-from pegboard.toolkit.model.rope_spec import lengthened
+from pegboard.toolkit.model.kv_config import quantization_of
+from pegboard.toolkit.model.rope_spec import DUAL_CHUNKS, lengthened, without_dual_chunks
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.model_family import ModelContext
@@ -42,7 +44,7 @@ def _check_class(ctx: ModelContext) -> None:
     expected = classes(CAUSAL, model_type) | classes(WITH_PICTURES, model_type)
     if expected and ctx.architecture not in expected:
         raise NotServable(f"does not go with model_type {model_type!r}, whose class is {' or '.join(sorted(expected))}")
-    if ctx.hf_config.get("quantization_config") and quantized_weights(ctx) is None:
+    if quantization_of(ctx.hf_config) is not None and quantized_weights(ctx) is None:
         raise NotServable("has quantised weights, which are not read here")
     if quantized_weights(ctx) is not None and classes(CAUSAL, model_type) and ctx.architecture not in classes(CAUSAL):
         raise NotServable("has quantised weights beside an encoder of pictures, which are not read here")
@@ -57,12 +59,21 @@ def _context_length(ctx: ModelContext, config: object) -> int:
         factor, original = ropes[0].get("factor"), ropes[0].get("original_max_position_embeddings")
         if isinstance(factor, int | float) and (original is None or isinstance(original, int)):
             own = lengthened(own, original, factor)
+    if own is not None:
+        own = _without_dual_chunks(own, config)
     if own is not None and ctx.context_length is not None and ctx.context_length > own:
         raise NotServable(f"has positions for {own} tokens, so model.context_length cannot be {ctx.context_length}")
     length = ctx.context_length or own
     if length is None:
         raise NotServable("does not say how long its context may be; set model.context_length")
     return int(length)
+
+
+def _without_dual_chunks(own: int, config: object) -> int:
+    try:
+        return without_dual_chunks(own, {DUAL_CHUNKS: getattr(config, DUAL_CHUNKS, None)})
+    except ModelError as err:
+        raise NotServable(f"is not understood: {err}") from err
 
 
 def _check_rope(config: object, length: int) -> None:

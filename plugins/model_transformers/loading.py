@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,14 +15,16 @@ from safetensors import SafetensorError
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.plugins.model_transformers import bridge, experts
-from pegboard.plugins.model_transformers.configs import auto_class, config_of
+from pegboard.plugins.model_transformers.configs import auto_class, config_of, own_class
 from pegboard.plugins.model_transformers.merged import CodedLinears
 from pegboard.plugins.model_transformers.rope import hold_rope_still
-from pegboard.toolkit.model.coded import QuantizedWeights, quantized_weights, slots_of
+from pegboard.toolkit.model.coded import QuantizedWeights, StoredSlot, quantized_weights, slots_of
 from pegboard.toolkit.model.weights import CODES, StoredTensor, checkpoint_files, read_header, unexplained
 from pegboard.toolkit.system.progress import progress
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from pegboard.core.interfaces.model_family import ModelContext
 
 logger = logging.getLogger(__name__)
@@ -47,10 +50,12 @@ def load_model(
     """
     weights = quantized_weights(ctx)
     files = _files_of(ctx, parameters if weights is None else 0)
+    if weights is None:
+        _check_plain(files)
     bridge.register()
     experts.register()
     kept = _kept(weights, linears, stacked)
-    model, info = _read(ctx, weights, kept)
+    model, info = _read(ctx, weights, kept, {*linears, *stacked})
     _check_loaded(ctx, files, info)
     loaded = model.eval().requires_grad_(False)
     hold_rope_still(loaded)
@@ -60,14 +65,16 @@ def load_model(
 
 
 def _read(
-    ctx: ModelContext, weights: QuantizedWeights | None, kept: _Kept
+    ctx: ModelContext, weights: QuantizedWeights | None, kept: _Kept, modules: Collection[str]
 ) -> tuple[torch.nn.Module, dict[str, object]]:
-    """Return the model on the CPU, and what transformers tells of its reading."""
+    """Return the model on the CPU, and what transformers tells of its reading. `modules` are names of its linear layers
+    and modules of experts.
+    """
     try:
         with _quiet(), progress("reading weights"):
             return _reader_of(ctx)(
                 str(ctx.directory) if weights is None else None,
-                state_dict=None if weights is None else _dequantized(ctx, weights, kept),
+                state_dict=None if weights is None else _dequantized(ctx, weights, kept, modules),
                 config=config_of(ctx.hf_config),
                 dtype=ctx.dtype,
                 attn_implementation=bridge.PAGED,
@@ -92,6 +99,20 @@ def _files_of(ctx: ModelContext, parameters: int) -> _Files:
             f"and the *.safetensors beside it hold {stored}"
         )
     return files
+
+
+def _check_plain(files: _Files) -> None:
+    """Raise ModelError for a matrix of codes, which transformers would convert to the model's type as if they were
+    numbers. Biases of two dimensions are masks: GPT-NeoX's files have bytes of such.
+    """
+    for file, tensors in files.items():
+        for name, tensor in tensors.items():
+            if _is_codes(name, tensor):
+                raise StoredSlot(name, file, tensor).wrong(unexplained(tensor.dtype))
+
+
+def _is_codes(name: str, tensor: StoredTensor) -> bool:
+    return tensor.dtype in CODES and len(tensor.shape) >= 2 and not name.endswith("bias")
 
 
 class _Kept(NamedTuple):
@@ -134,29 +155,60 @@ def _reader_of(ctx: ModelContext) -> Callable[..., tuple[torch.nn.Module, dict[s
     import transformers
 
     coded = quantized_weights(ctx) is not None
-    model_class = getattr(transformers, ctx.architecture if coded else auto_class(ctx.hf_config))
-    read: Callable[..., tuple[torch.nn.Module, dict[str, object]]] = model_class.from_pretrained
+    reader = _own_class(ctx) if coded else getattr(transformers, auto_class(ctx.hf_config))
+    read: Callable[..., tuple[torch.nn.Module, dict[str, object]]] = reader.from_pretrained
     return read
 
 
-def _dequantized(ctx: ModelContext, weights: QuantizedWeights, kept: _Kept) -> dict[str, torch.Tensor]:
+def _own_class(ctx: ModelContext) -> type[PreTrainedModel]:
+    import transformers
+
+    found: type[PreTrainedModel] = getattr(transformers, own_class(ctx.hf_config, ctx.architecture))
+    return found
+
+
+def _dequantized(
+    ctx: ModelContext, weights: QuantizedWeights, kept: _Kept, modules: Collection[str]
+) -> dict[str, torch.Tensor]:
     """Return all tensors of a checkpoint by name: exact numbers, in the model's type, of those that are quantised, and
     for those that stay codes tensors without memory. Raises ModelError for a matrix of codes that no format explains,
-    whose numbers would be taken for weights.
+    whose numbers would be taken for weights. Layers that the model's class ignores are left out.
     """
     found = {}
+    ignored = ignored_layers(_own_class(ctx)._keys_to_ignore_on_load_unexpected or (), modules)
     for name, slot in slots_of(ctx.directory).items():
-        if name not in weights.parts:
-            if slot.dtype in CODES and len(slot.shape) >= 2:
+        if name not in weights.parts and not ignored(name):
+            if _is_codes(name, slot.tensor):
                 raise slot.wrong(unexplained(slot.dtype))
             found[name] = slot.read()
     for name, matrix in weights.matrices.items():
         if kept.has(name):
             found[name] = torch.zeros((), dtype=ctx.dtype).expand(matrix.shape)
-            continue
-        found[name] = torch.empty(matrix.shape, dtype=ctx.dtype)
-        matrix.fill(found[name])
+        elif not ignored(name):
+            found[name] = torch.empty(matrix.shape, dtype=ctx.dtype)
+            matrix.fill(found[name])
     return found
+
+
+_LAYER = re.compile(r".*?\.\d+\.")
+"""What a name has of its layer, up to the first number."""
+
+
+def ignored_layers(patterns: Iterable[str], modules: Collection[str]) -> Callable[[str], bool]:
+    """Return what says of a tensor's name whether its layer is none of the model's and the model's class ignores it,
+    by one of `patterns`: the layers for multi-token prediction of DeepSeek-V3, GLM-4.5 and Qwen3-Next.
+
+    Patterns alone do not suffice: those of GLM-4.5 include layer 46, which GLM-4.5-Air does not use and GLM-4.5 does.
+    `modules` are names in the model, at least one of each layer.
+    """
+    layers = {found[0] for name in modules if (found := _LAYER.match(f"{name}."))}
+    compiled = [re.compile(pattern) for pattern in patterns]
+
+    def ignored(name: str) -> bool:
+        layer = _LAYER.match(name)
+        return layer is not None and layer[0] not in layers and any(one.search(name) for one in compiled)
+
+    return ignored
 
 
 @contextmanager

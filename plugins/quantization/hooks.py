@@ -33,7 +33,9 @@ class QuantizationHooks:
         """Look at the checkpoint. Raises ConfigError where no format takes it, and ModelError where one does and its
         tensors do not fit together.
         """
-        config = _told(model)
+        from pegboard.toolkit.model.kv_config import quantization_of
+
+        config = quantization_of(model.hf_config)
         if config is None:
             return {}
         from pegboard.plugins.quantization.api import FormatContext, LinearContext
@@ -51,21 +53,6 @@ class QuantizationHooks:
             matrix.check()
         _log(weights)
         return {SERVICE: weights}
-
-
-def _told(model: ModelContext) -> Mapping[str, object] | None:
-    """Return what the checkpoint says of quantised weights: in config.json, or as older exports of ModelOpt do, in a
-    file of its own. None for plain ones.
-    """
-    from pegboard.toolkit.model.hf_files import read_json_object
-    from pegboard.toolkit.model.kv_config import quantization_of
-
-    if model.hf_config.get("quantization_config"):
-        return quantization_of(model.hf_config)
-    found = read_json_object(model.directory / "hf_quant_config.json").get("quantization")
-    if not isinstance(found, Mapping) or not found.get("quant_algo"):
-        return quantization_of(model.hf_config)
-    return {"quant_method": "modelopt", **found}
 
 
 def _chosen(chooser: Chooser, ctx: FormatContext) -> WeightFormat[Options]:

@@ -16,7 +16,7 @@ from pegboard.toolkit.model.kv_config import weights_are_plain
 from pegboard.toolkit.model.kv_groups import grouped, groups_of
 from pegboard.toolkit.model.model_config import check_model_config, flag, number, size
 from pegboard.toolkit.model.moe_spec import MoeDefaults, MoeSpec, moe_from_config
-from pegboard.toolkit.model.rope_spec import AXES, RopeDefaults, RopeSpec, rope_from_config
+from pegboard.toolkit.model.rope_spec import AXES, RopeDefaults, RopeSpec, rope_from_config, without_dual_chunks
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "relu")
 """Values of `hidden_act` that `layers.activation` knows."""
@@ -27,6 +27,8 @@ class _Windows(enum.Enum):
 
     NONE = "none"
     ALL = "all"
+    LISTED = "listed"
+    """Those that `layer_types` lists, all without it: with it transformers takes a Mistral for a Ministral."""
     SWITCHED = "switched"
     """All, where the config enables them."""
     BY_LAYER = "by layer"
@@ -81,7 +83,7 @@ _QWEN3_VL = _Family(
 
 _FAMILIES = {
     "LlamaForCausalLM": _Family(bias_option=True, mlp_bias_option=True),
-    "MistralForCausalLM": _Family(kv_heads=8, max_position=131072, windows=_Windows.ALL),
+    "MistralForCausalLM": _Family(kv_heads=8, max_position=131072, windows=_Windows.LISTED),
     "MixtralForCausalLM": _Family(
         kv_heads=8,
         max_position=131072,
@@ -175,11 +177,12 @@ class DecoderSpec:
         architecture = _architecture(config)
         family = _FAMILIES[architecture]
         text = _text_config(config, family)
+        _check_causal(config, text)
         if not coded:
             _refuse_quantised(config, text)
         hidden = size(text, "hidden_size")
         heads, kv_heads, head_dim = _heads(text, family, hidden)
-        max_position = size(text, "max_position_embeddings", family.max_position)
+        max_position = without_dual_chunks(size(text, "max_position_embeddings", family.max_position), text)
         rope = rope_from_config(text, head_dim, max_position, family.rope)
         layers = size(text, "num_hidden_layers")
         bias = family.bias_option and flag(text, "attention_bias")
@@ -233,8 +236,9 @@ class DecoderSpec:
         if context_length is not None and context_length > self.max_position:
             raise ModelError(
                 f"context_length {context_length} is above the {self.max_position} tokens of this model's config.json "
-                "(max_position_embeddings, times the factor of yarn); lower it, or raise max_position_embeddings there "
-                "if the rope parameters are meant for that"
+                "(max_position_embeddings, or what yarn extends it to; with dual_chunk_attention_config what the model "
+                "was trained with); lower it, or raise max_position_embeddings there if the rope parameters are meant "
+                "for that"
             )
         layers = self.layer_specs()
         return ModelSpec(
@@ -263,6 +267,18 @@ def _text_config(config: Mapping[str, object], family: _Family) -> Mapping[str, 
     """Return the part of a config that describes the decoder: `text_config`, or all of it in older files."""
     text = config.get("text_config") if family.tower else None
     return text if isinstance(text, Mapping) and text else config
+
+
+def _check_causal(*parts: Mapping[str, object]) -> None:
+    """Raise ModelError for a model that attends in both directions, as encoders for embeddings made of decoders do.
+    transformers takes any false value for that, null too.
+    """
+    for part in parts:
+        if not part.get("is_causal", True):
+            raise ModelError(
+                f"config.json: is_causal is {part['is_causal']!r:.80}: the model attends to later tokens as well, "
+                "which is not supported; serve an embedding model with causal attention"
+            )
 
 
 def _refuse_quantised(*parts: Mapping[str, object]) -> None:
@@ -310,20 +326,27 @@ def _windows(config: Mapping[str, object], family: _Family, layers: int) -> tupl
     """Sliding windows per layer, see `_Windows`."""
     if family.windows is _Windows.NONE:
         return (None,) * layers
-    if family.windows is _Windows.ALL:
+    types = config.get("layer_types")
+    if family.windows in (_Windows.ALL, _Windows.LISTED):
         value = config.get("sliding_window", family.window)
-        return (None if value is None else size(config, "sliding_window", family.window),) * layers
+        window = None if value is None else size(config, "sliding_window", family.window)
+        listed = family.windows is _Windows.LISTED and types is not None
+        return _of_types(types, window, layers) if listed else (window,) * layers
     if not flag(config, "use_sliding_window") or config.get("sliding_window", 4096) is None:
         return (None,) * layers
     window = size(config, "sliding_window", 4096)
     if family.windows is _Windows.SWITCHED:
         return (window,) * layers
-    types = config.get("layer_types")
     if types is None:
         first = config.get("max_window_layers", family.window_layers)
         if type(first) is not int:
             raise ModelError(f"config.json: max_window_layers must be an integer, found {first!r:.80}")
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
+    return _of_types(types, window, layers)
+
+
+def _of_types(types: object, window: int | None, layers: int) -> tuple[int | None, ...]:
+    """Return the windows of layers whose types the config lists."""
     if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
         raise ModelError(f"config.json: layer_types must be a list of names, found {types!r:.80}")
     if len(types) != layers:

@@ -64,7 +64,11 @@ TABLES = {
 }  # fmt: skip
 """The numbers of codes that are looked up."""
 _AT_ONCE = 2**20
-"""Numbers that become float32 at once."""
+"""Numbers that become float32 at once: so few that a CPU's caches hold them."""
+_AT_ONCE_ON_GPU = 2**24
+"""On a GPU ten launches are needed for each such piece, and a decode step has some for each matrix: 0.2 GB beside a
+matrix is little.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +152,7 @@ def exact(layout: Layout, codes: Codes, dtype: torch.dtype) -> Tensor:
     if layout.code is Code.PLAIN:
         return codes.codes.to(dtype)
     rows, cols = codes.codes.shape[0], codes.codes.shape[1] * (2 if layout.code.packed else 1)
-    high = layout.block[0]
-    # Whole blocks of rows, or rows of one block.
-    step = max(_AT_ONCE // cols, 1)
-    step = -(-step // high) * high if high < rows else step
+    step = rows_at_once(layout, rows, cols, codes.codes.device)
     found = torch.empty(rows, cols, dtype=dtype, device=codes.codes.device)
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
@@ -162,6 +163,13 @@ def exact(layout: Layout, codes: Codes, dtype: torch.dtype) -> Tensor:
             values.mul_(_spread(codes.scales, part, layout, codes, cols))
         found[part] = values
     return found
+
+
+def rows_at_once(layout: Layout, rows: int, cols: int, device: torch.device) -> int:
+    """Return how many rows of a matrix become numbers at once: whole blocks of rows, or rows of one block."""
+    high = layout.block[0]
+    step = max((_AT_ONCE_ON_GPU if device.type == "cuda" else _AT_ONCE) // cols, 1)
+    return -(-step // high) * high if high < rows else step
 
 
 def _numbers(code: Code, codes: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.toolkit.model.hf_files import read_json_object
+from pegboard.toolkit.model.kv_config import weights_are_plain
 
 _LAYERS, _WIDTH, _HEADS, _VOCABULARY, _POSITIONS, _EXPERTS = 1024, 2**24, 2**16, 2**28, 2**31 - 1, 2**16
 
@@ -53,7 +54,8 @@ _NUMBERS_EVERYWHERE = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "
 
 
 def read_model_config(directory: Path) -> dict[str, Any]:
-    """Read the config.json of a model directory.
+    """Read the config.json of a model directory. Where it does not say how weights or KV are quantised, and ModelOpt's
+    hf_quant_config.json does, that is its `quantization_config`.
 
     Raises ModelError where it is missing, is not a JSON object, or holds what no model's config can.
     """
@@ -62,7 +64,18 @@ def read_model_config(directory: Path) -> dict[str, Any]:
         raise ModelError(f"{directory} has no config.json, so it is not a model directory")
     config = read_json_object(file)
     check_model_config(config, str(file))
+    if not config.get("quantization_config") and (told := _told_apart(directory)):
+        config["quantization_config"] = told
     return config
+
+
+def _told_apart(directory: Path) -> dict[str, object]:
+    """Return what older exports of ModelOpt say of quantised weights and KV in a file of its own; empty for neither."""
+    found = read_json_object(directory / "hf_quant_config.json").get("quantization")
+    if not isinstance(found, Mapping):
+        return {}
+    told = {"quant_method": "modelopt", **found}
+    return told if found.get("quant_algo") or weights_are_plain(told) else {}
 
 
 def check_model_config(config: Mapping[str, object], file: str = "config.json") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,11 +10,16 @@ from dataclasses import dataclass
 from pegboard.core.interfaces.errors import ModelError
 from pegboard.toolkit.model.model_config import flag, number, size
 
+logger = logging.getLogger(__name__)
+
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 """The rope types that `inverse_frequencies` knows, under transformers' names."""
 
 AXES = 3
 """Axes of a position in a prompt with media: time, height and width."""
+
+DUAL_CHUNKS = "dual_chunk_attention_config"
+"""Key of a config whose model attends in chunks of positions where a context is long."""
 
 _PLACE = "config.json: rope parameters"
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention", "linear_attention"})
@@ -67,10 +73,34 @@ class RopeSpec:
 
 
 def lengthened(max_position: int, original: int | None, factor: float) -> int:
-    """Return the context of a model with yarn, in tokens. A config whose `max_position_embeddings` still says what the
-    model was trained with, which is Qwen's recipe, means that times the factor, as in vLLM.
+    """Return the context of a model with yarn, in tokens: what it was trained with times the factor, as in vLLM, or
+    more where `max_position_embeddings` says so.
+
+    That key has the whole context in some configs (DeepSeek-V3), and in Qwen's recipe, which adds yarn alone, the one
+    before: 32,768 in Qwen2.5, and 40,960 in Qwen3, which has room for an answer beside the 32,768 of the training.
     """
-    return int(max_position * factor) if factor > 1 and original in (None, max_position) else max_position
+    return max(max_position, int((original or max_position) * factor)) if factor > 1 else max_position
+
+
+def without_dual_chunks(max_position: int, config: Mapping[str, object]) -> int:
+    """Return the context that a model has with ordinary attention, in tokens: dual chunk attention (Qwen2.5-1M; An et
+    al. 2024) is the same up to the context of the training, and is not supported beyond. Raises ModelError where the
+    config does not say how long that was.
+    """
+    given = config.get(DUAL_CHUNKS)
+    if given is None:
+        return max_position
+    if not isinstance(given, Mapping):
+        raise ModelError(f"config.json: {DUAL_CHUNKS} must be an object, found {given!r:.80}")
+    return min(max_position, size(given, "original_max_position_embeddings", file=f"config.json: {DUAL_CHUNKS}"))
+
+
+def tell_dual_chunks(hf_config: Mapping[str, object], context: int) -> None:
+    """Say in the log that a config asks for dual chunk attention, if it does, and so has this `context` and no more."""
+    stated = hf_config.get("max_position_embeddings")
+    if hf_config.get(DUAL_CHUNKS) is not None and isinstance(stated, int) and stated > context:
+        text = "%s is not supported, so prompt and output together are limited to %d tokens, not to %d"
+        logger.warning(text, DUAL_CHUNKS, context, stated)
 
 
 def _yarn_scale(factor: float, mscale: float) -> float:

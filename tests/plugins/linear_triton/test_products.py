@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ import torch
 from torch import Tensor
 
 from pegboard.core.interfaces.errors import ModelError
+from pegboard.plugins.linear_triton import products
+from pegboard.plugins.linear_triton.experts import CodedExperts, stacked
 from pegboard.plugins.linear_triton.options import TritonProductsOptions
 from pegboard.plugins.linear_triton.products import TritonProducts
-from pegboard.plugins.linear_triton.slabs import slabs_of
+from pegboard.plugins.linear_triton.slabs import Slabs, slabs_of
 from pegboard.plugins.quantization.api import LinearContext
+from pegboard.toolkit.kernels.experts import grouped
 from pegboard.toolkit.kernels.launch import Launch, observed
 from pegboard.toolkit.model.layouts import Code, Codes, Layout, exact
 from pegboard.toolkit.model.linear import LinearMethod, Part, Site
@@ -104,6 +108,56 @@ def test_groups_that_no_power_of_two_divides_are_padded() -> None:
     for most in (0, 8):
         found = product([(layout, codes)], most_tokens=most).apply(x)
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)
+
+
+BEYOND = 3
+"""Rows of NaN after scales."""
+
+
+def guarded(slabs: Slabs | None) -> Slabs | None:
+    """Return the same with NaN stored after the scales: what reads beyond them does not stay finite."""
+    if slabs is None:
+        return None
+    flat = slabs.scales.flatten()
+    after = flat.new_full((BEYOND * slabs.scales.shape[-1],), float("nan"))
+    return replace(slabs, scales=torch.cat([flat, after])[: len(flat)].view(slabs.scales.shape))
+
+
+@pytest.mark.parametrize(("group", "cols"), [(192, 192), (96, 192), (96, 96), (576, 576), (320, 640), (320, 300)])
+def test_padding_has_scales(group: int, cols: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups that are odd multiples of a span end within a slab: the rest of its columns has no weights, and is
+    multiplied all the same.
+    """
+    monkeypatch.setattr(products, "slabs_of", lambda name, parts: guarded(slabs_of(name, parts)))
+    monkeypatch.setattr(products, "stacked", lambda slabs: guarded(stacked(slabs)))
+    layout = Layout(Code.UINT4, (1, group), zeros=True)
+    codes, x = drawn(layout, cols=cols), torch.randn(3, cols)
+    expected = x.double() @ exact(layout, codes, torch.float64).T
+    for most in (0, 8):
+        found = product([(layout, codes)], most_tokens=most).apply(x)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)
+    site = Site(0, (Part("experts.*.up", ROWS),), cols, experts=2)
+    other = drawn(layout, cols=cols, seed=1)
+    experts = TritonProducts(TritonProductsOptions(), CPU).build_experts(site, [[(layout, other)], [(layout, codes)]])
+    assert isinstance(experts, CodedExperts)
+    groups = grouped(torch.tensor([[1], [1], [1]], dtype=torch.int32), 2)
+    found = experts.apply(x, groups, gather=True)
+    torch.testing.assert_close(found.double(), expected[groups.rows], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("code", [Code.UINT4, Code.E4M3, Code.INT8])
+@pytest.mark.parametrize("group", [0, 16, 24, 32, 48, 64, 96, 128, 192, 320, 576])
+def test_each_span_has_scales(code: Code, group: int) -> None:
+    """Whatever the columns. The kernels take the block span * SPAN // GROUP."""
+    for cols in (48, 96, 192, 200, 576, 640):
+        layout = Layout(code, (1, group), zeros=code is Code.UINT4)
+        scales = torch.ones(layout.grid(2, cols))
+        zeros = torch.zeros(scales.shape, dtype=torch.uint8) if layout.zeros else None
+        numbers = torch.zeros(2, cols // 2 if code.packed else cols, dtype=torch.uint8)
+        slabs = slabs_of("layer.0", [(layout, Codes(numbers, scales, zeros))])
+        last = (slabs.width - slabs.span) // slabs.group if slabs.group else 0
+        assert last < slabs.scales.shape[0], (group, cols)
+        assert slabs.zeros is None or slabs.zeros.shape == slabs.scales.shape
 
 
 @pytest.mark.parametrize(

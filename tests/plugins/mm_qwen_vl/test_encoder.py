@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import random
 import subprocess
 import sys
@@ -23,6 +25,10 @@ from pegboard.plugins.mm_qwen_vl.encoder import QwenVLEncoder
 from pegboard.plugins.mm_qwen_vl.patches import patches_of
 from pegboard.plugins.mm_qwen_vl.pixel_spec import PixelSpec
 from pegboard.plugins.mm_qwen_vl.vision_spec import VisionSpec
+from pegboard.plugins.quantization.api import FormatContext, LinearContext
+from pegboard.plugins.quantization.formats.fp8 import Fp8
+from pegboard.plugins.quantization.torch_products import TorchProducts
+from pegboard.toolkit.model.coded import SERVICE, QuantizedWeights, slots_of
 from tests.plugins.mm_qwen_vl.models import NORMALISED
 from tests.plugins.mm_qwen_vl.vision_cases import (
     CPU,
@@ -36,6 +42,7 @@ from tests.plugins.mm_qwen_vl.vision_cases import (
     video,
     with_pixels,
 )
+from tests.plugins.quantization.published import WRITERS, published
 
 TOLERANCE = 1e-4
 """Of states about 1 large, in float32. Sums in another order make about 5e-6."""
@@ -193,6 +200,20 @@ def test_weights_that_a_tower_does_not_know_are_refused(checkpoints: Path, tmp_p
     )
     tensors = {name: tensor for name, tensor in tensors.items() if "visual" not in name}
     assert "has no vision weights" in error()
+
+
+def test_quantised_towers_are_those_of_their_exact_weights(checkpoints: Path, tmp_path: Path) -> None:
+    """Bit by bit: the gated MLPs of Qwen2.5-VL's tower are quantised with the rest of the model."""
+    coded, meant = published(tmp_path / "written", vl_checkpoint(checkpoints, "qwen2_5_vl"), WRITERS["fp8 blocks"])
+    slots, config = slots_of(coded), json.loads((coded / "config.json").read_text("utf-8"))
+    assert slots["model.visual.blocks.0.mlp.up_proj.weight"].dtype is torch.float8_e4m3fn
+    made = Fp8(NoOptions(), FormatContext(config["quantization_config"], slots))
+    linears = TorchProducts(NoOptions(), LinearContext(CPU, torch.float32))
+    services = {SERVICE: QuantizedWeights(made.matrices(), made.unused(), slots, linears)}
+    encoder = QwenVLEncoder(NoOptions(), dataclasses.replace(context(coded), services=services))
+    encoder.load()
+    cases = with_pixels([image(14, 10, 6), video(14, 2, 4, 4)])
+    assert difference(encoded(encoder, cases), encoded(loaded(meant), cases)) == 0
 
 
 def test_load_comes_first(checkpoints: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from pegboard.conformance.model_family.base import TOLERANCE
@@ -87,6 +88,28 @@ def test_a_type_of_its_own_with_a_known_architecture(tmp_path: Path) -> None:
     family, network = loaded(ctx)
     family.probe(network, probe_run(network, family.spec, ctx))
     assert torch.equal(network.reference_logits([5, 9, 7]), expected)
+
+
+def test_a_mistral_that_lists_types_of_layers_is_a_ministral(tmp_path: Path) -> None:
+    """As Ministral-8B-Instruct-2410 does: its layers differ, and transformers' own auto class makes a Ministral."""
+    prefix, fields = SERVED["mistral"]
+    directory = save(tmp_path, prefix, fields)
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    config = json.loads((directory / "config.json").read_text("utf-8")) | {"layer_types": types}
+    (directory / "config.json").write_text(json.dumps(config), "utf-8")
+    ctx = context(directory)
+    assert ctx.architecture == "MistralForCausalLM"
+    assert TransformersFamily.supports(None, ctx) is None  # type: ignore[arg-type]
+    family, network = loaded(ctx)
+    assert [layer.window for layer in family.spec.layers] == [None, 16, None]
+    run = probe_run(network, family.spec, ctx)
+    family.probe(network, run)
+    prompt = probe_prompts(family.spec)[0]
+    reference = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt])).logits[0]
+    assert len(prompt) > 16
+    assert float(relative_errors(run.logits([prompt])[0], expected).max()) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -192,6 +215,8 @@ def bare(**changes: Any) -> ModelContext:
         ({"architectures": ["BertLMHeadModel"], "model_type": "bert"}, "neither causal nor a sliding window"),
         ({"architectures": ["MixtralForCausalLM"]}, "does not go with model_type 'llama'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised"),
+        ({"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}}, None),
+        ({"quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}}, None),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, None),
         (
             {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_hidden_layers": 4},
@@ -202,6 +227,8 @@ def bare(**changes: Any) -> ModelContext:
         ({"architectures": ["DiffLlamaForCausalLM"], "model_type": "diffllama"}, "more than once"),
         ({"architectures": ["XGLMForCausalLM"], "model_type": "xglm"}, ""),
         ({"num_hidden_layers": 0}, "never calls"),
+        ({"is_causal": False}, "neither causal nor a sliding window"),
+        ({"is_causal": False, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}, "neither causal"),
         ({"rms_norm_eps": {"__float__": "Infinity"}}, None),
     ],
 )
@@ -225,14 +252,27 @@ def test_rope_that_changes_with_length_needs_a_short_context() -> None:
     assert TransformersFamily.supports(None, dataclasses.replace(ctx, context_length=64)) is None  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("original", "length"), [(64, 256), (16, 64)])
-def test_yarn_lengthens_what_a_config_left_at_the_original(original: int, length: int) -> None:
+@pytest.mark.parametrize(("original", "length"), [(64, 256), (48, 192), (16, 64), (8, 64)])
+def test_yarn_lengthens_the_original_context(original: int, length: int) -> None:
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": original}
     ctx = bare(max_position_embeddings=64, rope_parameters=rope)
     assert examine(ctx)[1] == length
     assert examine(dataclasses.replace(ctx, context_length=length))[1] == length
     with pytest.raises(NotServable, match=f"has positions for {length} tokens"):
         examine(dataclasses.replace(ctx, context_length=length + 1))
+
+
+def test_dual_chunks_are_ordinary_attention_up_to_the_original_context(caplog: pytest.LogCaptureFixture) -> None:
+    ctx = bare(max_position_embeddings=1010, dual_chunk_attention_config={"original_max_position_embeddings": 262})
+    assert TransformersFamily(NoOptions(), ctx).spec.max_context_len == 262
+    assert "dual_chunk_attention_config is not supported, so prompt and output together are limited to 262 tokens" in (
+        caplog.text
+    )
+    with pytest.raises(NotServable, match="has positions for 262 tokens"):
+        examine(dataclasses.replace(ctx, context_length=263))
+    reason = TransformersFamily.supports(None, bare(dual_chunk_attention_config={"chunk_size": 8}))  # type: ignore[arg-type]
+    assert reason is not None
+    assert "dual_chunk_attention_config: original_max_position_embeddings must be a positive integer" in reason
 
 
 @pytest.mark.parametrize("size", [2, 3, 8, 19])

@@ -147,6 +147,20 @@ def test_through_transformers(architecture: str, name: str, written: Write) -> N
     assert torch.equal(logits(coded, use="transformers"), logits(meant, use="transformers"))
 
 
+def test_a_mistral_that_lists_types_of_layers(written: Write) -> None:
+    """Which transformers makes a Ministral of, quantised or not. The text is longer than the window."""
+    coded, meant = written("fp8 blocks", "mistral", sliding_window=8)
+    everywhere = logits(meant)
+    for directory in (coded, meant):
+        config = json.loads((directory / "config.json").read_text("utf-8"))
+        config["layer_types"] = ["full_attention", "sliding_attention"]
+        (directory / "config.json").write_text(json.dumps(config), "utf-8")
+    found = logits(coded, use="transformers")
+    assert not torch.allclose(found, everywhere, rtol=0.01)
+    assert torch.equal(found, logits(meant, use="transformers"))
+    torch.testing.assert_close(found, logits(meant), rtol=1e-4, atol=1e-4)
+
+
 def test_absorbed_matrices_of_latents(written: Write) -> None:
     """That of DeepSeek-V3 is quantised as any other matrix, and is taken by the exact numbers of its codes."""
     coded, meant = written("fp8 blocks", "deepseek_v3", head_dim=8)
@@ -166,6 +180,18 @@ def test_a_config_in_a_file_of_its_own(written: Write) -> None:
     )
     for use in ("dense", "transformers"):
         assert torch.equal(logits(coded, use=use), logits(meant, use=use))
+
+
+@pytest.mark.parametrize("use", ["dense", "transformers"])
+def test_keys_and_values_alone_in_a_file_of_its_own(use: str, written: Write, caplog: pytest.LogCaptureFixture) -> None:
+    """Weights are plain then, and the start says for which KV the checkpoint was made."""
+    _, meant = written("awq")
+    expected = logits(meant, use=use)
+    told = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (meant / "hf_quant_config.json").write_text(json.dumps(told), "utf-8")
+    with caplog.at_level("INFO"):
+        assert torch.equal(logits(meant, use=use), expected)
+    assert "the checkpoint was made for fp8_e4m3" in caplog.text
 
 
 def test_a_part_that_is_plain(written: Write) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,6 +181,36 @@ def test_qwen_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) 
     assert tuple(kinds) == windows
 
 
+MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"sliding_window": 8, "layer_types": MIXED}, (None, 8, 8, None)),
+        ({"layer_types": MIXED}, (None, 4096, 4096, None)),
+        ({"sliding_window": 8, "layer_types": None}, (8,) * 4),
+        ({"sliding_window": 8}, (8,) * 4),
+        ({"sliding_window": None, "layer_types": ["full_attention"] * 4}, (None,) * 4),
+    ],
+)
+def test_mistral_windows(changes: dict[str, Any], windows: tuple[int | None, ...], tmp_path: Path) -> None:
+    """A Mistral that lists types of layers is a Ministral, as Ministral-8B-Instruct-2410's config.json is read."""
+    from transformers import AutoConfig
+
+    config = {**SMALL, "model_type": "mistral", "num_key_value_heads": 2, **changes}
+    assert spec("MistralForCausalLM", **config).windows == windows
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 4
+    assert tuple(theirs.sliding_window if kind == "sliding_attention" else None for kind in kinds) == windows
+
+
+def test_mixtral_lists_no_types() -> None:
+    """transformers gives a Mixtral's window to all layers, whatever else its config has."""
+    assert spec("MixtralForCausalLM", num_key_value_heads=2, sliding_window=8, layer_types=MIXED).windows == (8,) * 4
+
+
 def test_the_pipelines_view() -> None:
     model = spec("MistralForCausalLM", sliding_window=8, num_key_value_heads=2).model_spec(
         context_length=50, eos_token_ids=frozenset({7})
@@ -197,15 +229,19 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     [
         (128, YARN, 512),
         (512, YARN, 512),
-        (256, YARN, 256),
+        (160, YARN, 512),
+        (1024, YARN, 1024),
+        (256, {**YARN, "factor": 1.0}, 256),
         (128, {"type": "yarn", "factor": 4.0}, 512),
         (128, {**YARN, "factor": 2.5}, 320),
         (128, {"type": "linear", "factor": 4.0}, 128),
         (128, None, 128),
     ],
 )
-def test_yarn_lengthens_what_a_config_left_at_the_original(most: int, rope: Any, context: int) -> None:
-    """Qwen's recipe for long contexts. Angles are those of transformers, at the last position, too."""
+def test_yarn_lengthens_the_original_context(most: int, rope: Any, context: int) -> None:
+    """Qwen's recipe for long contexts: Qwen2.5's config.json says 32,768 positions, Qwen3's 40,960. Angles are those of
+    transformers, at the last position, too.
+    """
     from transformers import Qwen2Config
     from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
@@ -222,6 +258,21 @@ def test_yarn_lengthens_what_a_config_left_at_the_original(most: int, rope: Any,
         assert torch.equal(own.squeeze(1), their[0, :, : own.shape[-1]])
 
 
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_dual_chunks_are_ordinary_attention_up_to_the_original_context(architecture: str) -> None:
+    """Qwen2.5-7B-Instruct-1M says 1,010,000 positions, and was trained with 262,144."""
+    chunks = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
+    given = {"max_position_embeddings": 1010000, "num_key_value_heads": 4, "dual_chunk_attention_config": chunks}
+    model = spec(architecture, **given)
+    assert model.model_spec().max_context_len == 262144
+    with pytest.raises(ModelError, match=r"context_length 262145 is above the 262144 tokens .*dual_chunk"):
+        model.model_spec(context_length=262145)
+    assert spec(architecture, **{**given, "max_position_embeddings": 1000}).max_position == 1000
+    for wrong in ({"chunk_size": 8192}, "on"):
+        with pytest.raises(ModelError, match="dual_chunk_attention_config"):
+            spec(architecture, **{**given, "dual_chunk_attention_config": wrong})
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -236,6 +287,8 @@ def test_yarn_lengthens_what_a_config_left_at_the_original(most: int, rope: Any,
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised checkpoints .*'gptq'"),
         ({"rope_scaling": {"type": "spiral"}}, "rope type 'spiral'"),
         ({"rope_scaling": {"type": "mrope"}}, "rope type 'mrope'"),
+        ({"is_causal": False}, "is_causal is False: the model attends to later tokens"),
+        ({"is_causal": None}, "is_causal is None"),
     ],
 )
 def test_what_is_not_understood_is_named(changes: dict[str, Any], message: str) -> None:
@@ -248,12 +301,14 @@ def test_what_is_not_understood_is_named(changes: dict[str, Any], message: str) 
     [
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 4 layers"),
         ({"layer_types": ["linear_attention"] * 4}, "layer types linear_attention"),
+        ({"layer_types": "all"}, "layer_types must be a list of names, found 'all'"),
         ({"sliding_window": 0}, "sliding_window must be a positive integer"),
     ],
 )
-def test_windows_that_are_not_understood(changes: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "MistralForCausalLM"])
+def test_windows_that_are_not_understood(architecture: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        spec("Qwen2ForCausalLM", **{"use_sliding_window": True, "num_key_value_heads": 4, **changes})
+        spec(architecture, **{"use_sliding_window": True, "num_key_value_heads": 4, **changes})
 
 
 @pytest.mark.parametrize(
@@ -262,6 +317,7 @@ def test_windows_that_are_not_understood(changes: dict[str, Any], message: str) 
         ({"text_config": {"hidden_size": 0}}, "hidden_size must be a positive integer, found 0"),
         ({"text_config": {**WIDE, "quantization_config": {"quant_method": "fp8"}}}, "quantised .*'fp8'"),
         ({"text_config": {**WIDE, "quantization_config": "fp8"}}, "quantised .*'fp8'"),
+        ({"text_config": {**WIDE, "is_causal": False}}, "is_causal is False"),
         ({"rope_parameters": {"mrope_section": [2, 3, 2]}}, r"mrope_section .* together 8 .* found \[2, 3, 2\]"),
         ({"rope_parameters": {"mrope_section": [4, 4]}}, "mrope_section must be 3 numbers"),
         ({"rope_parameters": {"mrope_section": [9, -1, 0]}}, "mrope_section must be 3 numbers"),

@@ -10,7 +10,7 @@ import numpy as np
 
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, GateOptions
 from pegboard.core.interfaces.errors import ConfigError, Problem
-from pegboard.core.interfaces.stage import Column, Interest, Stage, Wait
+from pegboard.core.interfaces.stage import Column, Interest, Sent, Stage, Wait
 from pegboard.plugins.adapters.api import COLUMN
 from pegboard.plugins.adapters.gate import AdapterGate
 from pegboard.plugins.adapters.messages import NAME, BatchSlots
@@ -115,6 +115,15 @@ class Adapters(Stage):
         assert isinstance(numbers, np.ndarray)
         used = [slot for slot in np.unique(numbers).tolist() if slot]
         return BatchSlots(numbers, step.batch.extend_lens, {slot: self.slots.uid(slot) for slot in used})
+
+    def send(self, req: Req, start: int, stop: int) -> Sent | None:
+        """With the end of a request whose adapter has failed: its name, if that means no adapter any more."""
+        if not req.finished:
+            return None
+        adapter = USE.of(req).adapter
+        if adapter is None or not adapter.error or adapter.name in self.store.names:
+            return None
+        return Sent(adapter.name)
 
     def info(self) -> Mapping[str, object]:
         return {"names": {name: adapter.path for name, adapter in self.store.names.items()}}

@@ -80,9 +80,11 @@ class Adapters(Stage):
         adapter = USE.of(req).adapter
         self._reqs.discard(req)
         if adapter is not None:
-            adapter.totals.requests += 1
-            adapter.totals.prompt_tokens += req.input_len
-            adapter.totals.generation_tokens += req.output_len
+            totals = self.store.totals_of(adapter.name)
+            totals.requests += 1
+            totals.prompt_tokens += req.input_len
+            totals.generation_tokens += req.output_len
+            totals.refused += bool(adapter.error)
             self.store.unuse(adapter)
 
     def unload(self, name: str, *, force: bool = False) -> Adapter:
@@ -133,10 +135,10 @@ class Adapters(Stage):
         return {
             "loaded": sum(one.kept for one in loaded),
             "host_bytes": self.store.host_bytes,
-            "adapter_evictions": self.store.evictions,
+            "adapter_evictions_total": self.store.evictions,
             "slots_in_use": self.slots.in_use,
             "waiting_for_slots": self.slots.waiting,
-            "slot_retractions": self.retractions,
+            "slot_retractions_total": self.retractions,
         }
 
     def idle_error(self) -> str | None:

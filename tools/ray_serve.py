@@ -31,7 +31,7 @@ from pegboard.toolkit.system.bound_command import bound_command
 
 HOP = frozenset(
     (
-        *("connection", "host", "keep-alive", "proxy-authenticate", "proxy-authorization"),
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization"),
         *("te", "trailer", "transfer-encoding", "upgrade"),
     )
 )

@@ -134,9 +134,10 @@ class Ready(Message):
 
 
 class StartFailed(Message):
-    """The scheduler could not start; `message` is for the operator."""
+    """The scheduler could not start; `message` is for the operator. `temporary`: another start may mend it."""
 
     message: str
+    temporary: bool = False
 
 
 ToScheduler = TokenizedRequest | TokenizedBatch | AbortRequest | ControlRequest | Shutdown

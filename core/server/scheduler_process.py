@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.interfaces.errors import PegboardError, Temporary
 from pegboard.core.interfaces.messages import (
     AbortRequest,
     FromScheduler,
@@ -140,7 +140,7 @@ def _serve(orders: Orders, wire: SchedulerWire) -> int:
         built.prepare_memory(resolved.engine.memory.prepare_seconds)
         built.hooks.call.engine_started(info=info, engine=built.view)
     except PegboardError as error:
-        wire.send([StartFailed(message=str(error))])
+        wire.send([StartFailed(message=str(error), temporary=isinstance(error, Temporary))])
         return 1
     except Exception as error:
         logger.exception("the scheduler could not start")

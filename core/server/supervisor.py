@@ -95,7 +95,7 @@ class SchedulerProcess:
                 await asyncio.wait({hearing}, timeout=_LAST_WORDS)
             if not hearing.done():
                 end = self.last_words or describe_exit(ending.result())
-                raise PegboardError(f"the scheduler process {end} while it was starting")
+                raise Temporary(f"the scheduler process {end} while it was starting")
             ready = _ready(hearing.result())
             self._listens = True
             return ready
@@ -275,7 +275,7 @@ def describe_exit(code: int) -> str:
 def _ready(messages: list[FromScheduler]) -> Ready:
     first = messages[0]
     if isinstance(first, StartFailed):
-        raise PegboardError(first.message)
+        raise Temporary(first.message) if first.temporary else PegboardError(first.message)
     if not isinstance(first, Ready):
         raise PegboardError(f"the scheduler process began with {type(first).__name__} instead of Ready")
     return first

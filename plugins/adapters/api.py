@@ -86,6 +86,12 @@ class AdapterBackend(abc.ABC, Generic[OptionsT]):
         take seconds.
         """
 
+    def host_bytes(self, prepared: object, matrices: int) -> int:
+        """Return the bytes of the host that an adapter takes as `prepare` has made it; `matrices` are those of its
+        matrices in the type of the model.
+        """
+        return matrices
+
     @abc.abstractmethod
     def activate(self, slot: int, prepared: object) -> None:
         """Put an adapter into a slot, in the place of what is there: batches that begin from now on find it. Short."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.frontend import FrontendStage
@@ -12,15 +14,18 @@ from pegboard.plugins.adapters.options import MAX_NAME
 from pegboard.toolkit.http.model_names import ADAPTER, AddedModels
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, ModelInfo
+    from pegboard.core.interfaces.client import EmbedRequest, GenerateRequest, ModelInfo, OutputChunk
 
 _PARAM = f"params.{ADAPTER}"
 
 
 class KnownAdapters(AddedModels):
-    """The adapters that requests may name, with their directories, as the scheduler said last."""
+    """The adapters that requests may name, with their directories, as the scheduler said last. `checked` says that APIs
+    take no other names of models than those that are known.
+    """
 
     def __init__(self, names: Mapping[str, str]) -> None:
+        self.checked = False
         self.names: Mapping[str, str] = {}
         self._ever: set[str] = set()
         self.learn(names)
@@ -29,6 +34,10 @@ class KnownAdapters(AddedModels):
         """Take what the scheduler says now."""
         self.names = dict(names)
         self._ever |= names.keys()
+
+    def forget(self, name: str) -> None:
+        """Take an adapter away whose files could not be read again."""
+        self.names = {known: path for known, path in self.names.items() if known != name}
 
     def meant(self, model: str, served_name: str) -> str | None:
         """Return the adapter that a request means by its `model`; None: the model itself. One that has been unloaded
@@ -59,4 +68,12 @@ class AdapterFrontend(FrontendStage):
             if not isinstance(said, str) or not 0 < len(said) <= MAX_NAME:
                 raise InvalidRequest(f"{_PARAM} must be the name of an adapter", param=_PARAM)
             return said
-        return self._known.meant(request.model, info.served_name)
+        meant = self._known.meant(request.model, info.served_name)
+        if meant is None and not self._known.checked and info.named(request.model) not in info.names:
+            # The scheduler knows it, or refuses it: it is not the model.
+            return request.model.removeprefix(f"{info.served_name}:")
+        return meant
+
+    def finish(self, chunk: OutputChunk, whole: msgspec.Raw | None, rows: Sequence[msgspec.Raw]) -> None:
+        if whole is not None:
+            self._known.forget(msgspec.msgpack.decode(whole, type=str))

@@ -113,4 +113,5 @@ class AdapterHooks:
         if self._known is not None:
             from pegboard.plugins.adapters.routes import Routes
 
+            self._known.checked = True
             app.router.routes.extend(Routes(client, self._known).router().routes)

@@ -148,4 +148,5 @@ class AdapterPart(DevicePart):
             raise ModelError(f"{path} is not a directory")
         read = self._reader.read(path)
         prepared = self._backend.prepare(read.weights)
-        return Loaded(uid, digest=read.digest, rank=read.rank, nbytes=read.nbytes), prepared
+        nbytes = self._backend.host_bytes(prepared, read.nbytes)
+        return Loaded(uid, digest=read.digest, rank=read.rank, nbytes=nbytes), prepared

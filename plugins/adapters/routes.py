@@ -70,6 +70,7 @@ class Routes:
     def __init__(self, client: EngineClient, known: KnownAdapters) -> None:
         self._client = client
         self._known = known
+        self._loads: set[asyncio.Task[None]] = set()
 
     def router(self) -> APIRouter:
         router = api_router(tags=["adapters"], dependencies=[ADMIN])
@@ -90,10 +91,20 @@ class Routes:
             raise InvalidRequest(f"{body.lora_name!r} is the model's own name", param="lora_name")
         args = {"name": body.lora_name, "path": body.lora_path, "pinned": body.pinned}
         begun = await self._client.control("load_adapter", {**args, "replace": body.replace or body.load_inplace})
-        state = await self._followed(begun["uid"], "loading")
-        if state["state"] == "failed":
-            raise InvalidRequest(str(state["error"]), param="lora_path", code="adapter_failed")
+        task = asyncio.ensure_future(self._loaded(begun["uid"]))
+        self._loads.add(task)
+        task.add_done_callback(self._loads.discard)
+        # Its end is noted also where the client leaves.
+        await asyncio.shield(task)
         return await self._changed(f"the adapter {body.lora_name!r} is loaded")
+
+    async def _loaded(self, uid: object) -> None:
+        """Wait for the end of a load. Requests may name the adapter meanwhile, and wait, too. Raises InvalidRequest."""
+        await self._refresh()
+        state = await self._followed(uid, "loading")
+        if state["state"] == "failed":
+            await self._refresh()
+            raise InvalidRequest(str(state["error"]), param="lora_path", code="adapter_failed")
 
     async def unload(self, request: Request) -> Response:
         body = await parse_body(request, UnloadBody)
@@ -122,9 +133,11 @@ class Routes:
             pause = min(2 * pause, _LONGEST_LOOK)
 
     async def _changed(self, message: str) -> Response:
-        await self._refresh()
-        return json_response({"success": True, "message": message, "loaded_adapters": dict(self._known.names)})
+        ready = await self._refresh()
+        return json_response({"success": True, "message": message, "loaded_adapters": ready})
 
-    async def _refresh(self) -> None:
+    async def _refresh(self) -> dict[str, str]:
+        """Learn which adapters requests may name; return those that are loaded."""
         told = await self._client.control("list_adapters")
-        self._known.learn({one["name"]: one["path"] for one in told["adapters"] if one["state"] == "ready"})
+        self._known.learn({one["name"]: one["path"] for one in told["adapters"]})
+        return {one["name"]: one["path"] for one in told["adapters"] if one["state"] == "ready"}

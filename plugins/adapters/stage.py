@@ -10,7 +10,7 @@ import numpy as np
 
 from pegboard.core.interfaces.admission_gate import AdmissionGate, AdmissionGateContext, GateOptions
 from pegboard.core.interfaces.errors import ConfigError, Problem
-from pegboard.core.interfaces.stage import Column, Interest, Stage, Wait
+from pegboard.core.interfaces.stage import Column, Interest, Sent, Stage, Wait
 from pegboard.plugins.adapters.api import COLUMN
 from pegboard.plugins.adapters.gate import AdapterGate
 from pegboard.plugins.adapters.messages import NAME, BatchSlots
@@ -80,9 +80,11 @@ class Adapters(Stage):
         adapter = USE.of(req).adapter
         self._reqs.discard(req)
         if adapter is not None:
-            adapter.totals.requests += 1
-            adapter.totals.prompt_tokens += req.input_len
-            adapter.totals.generation_tokens += req.output_len
+            totals = self.store.totals_of(adapter.name)
+            totals.requests += 1
+            totals.prompt_tokens += req.input_len
+            totals.generation_tokens += req.output_len
+            totals.refused += bool(adapter.error)
             self.store.unuse(adapter)
 
     def unload(self, name: str, *, force: bool = False) -> Adapter:
@@ -116,6 +118,15 @@ class Adapters(Stage):
         used = [slot for slot in np.unique(numbers).tolist() if slot]
         return BatchSlots(numbers, step.batch.extend_lens, {slot: self.slots.uid(slot) for slot in used})
 
+    def send(self, req: Req, start: int, stop: int) -> Sent | None:
+        """With the end of a request whose adapter has failed: its name, if that means no adapter any more."""
+        if not req.finished:
+            return None
+        adapter = USE.of(req).adapter
+        if adapter is None or not adapter.error or adapter.name in self.store.names:
+            return None
+        return Sent(adapter.name)
+
     def info(self) -> Mapping[str, object]:
         return {"names": {name: adapter.path for name, adapter in self.store.names.items()}}
 
@@ -124,10 +135,10 @@ class Adapters(Stage):
         return {
             "loaded": sum(one.kept for one in loaded),
             "host_bytes": self.store.host_bytes,
-            "adapter_evictions": self.store.evictions,
+            "adapter_evictions_total": self.store.evictions,
             "slots_in_use": self.slots.in_use,
             "waiting_for_slots": self.slots.waiting,
-            "slot_retractions": self.retractions,
+            "slot_retractions_total": self.retractions,
         }
 
     def idle_error(self) -> str | None:

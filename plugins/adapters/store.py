@@ -16,13 +16,16 @@ State = Literal["loading", "ready", "leaving", "failed", "gone"]
 
 _REMEMBERED = 256
 """How many adapters that have failed or are gone `state` still knows."""
+_TOTALS = 1024
+"""Names of which totals are kept, beside those that requests may have: the others have been used longest ago."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """Of requests that have ended."""
+    """Of the requests for a name that have ended, whichever adapter it meant, and of those `refused` because of it."""
 
     requests: int = 0
+    refused: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
 
@@ -53,7 +56,6 @@ class Adapter:
     """Whether it is being read."""
     asked: int = 0
     """When it was loaded, or a request last asked for it, as a count of such events."""
-    totals: Totals = field(default_factory=Totals)
 
     def shown(self) -> dict[str, object]:
         """Return what operators are told."""
@@ -86,6 +88,8 @@ class AdapterStore:
         self._dropped: list[int] = []
         self._next = 1
         self._asked = 0
+        self.totals: dict[str, Totals] = {}
+        """By name, the one used last at the end."""
         self.evictions = 0
         """How often an adapter was let go of for want of memory."""
         self.ask: Callable[[Work], object] = _not_yet
@@ -108,6 +112,13 @@ class AdapterStore:
     def failed(self) -> Sequence[Adapter]:
         """The last of those whose load has failed."""
         return [adapter for adapter in self._past.values() if adapter.state == "failed"]
+
+    def totals_of(self, name: str) -> Totals:
+        """Return the totals of a name, which outlive its adapters."""
+        found = self.totals[name] = self.totals.pop(name, None) or Totals()
+        if len(self.totals) > _TOTALS + len(self.names):
+            del self.totals[next(one for one in self.totals if one not in self.names)]
+        return found
 
     def _add(self, name: str, path: str, *, pinned: bool = False) -> Adapter:
         made = self._all[self._next] = Adapter(self._next, name, path, pinned)

@@ -264,5 +264,8 @@ class AdapterContract(ContractSuite):
                 assert torch.equal(part.a, kept.a)
                 assert torch.equal(part.b, kept.b)
 
+    def test_it_says_what_an_adapter_takes(self, backend: AdapterBackend) -> None:
+        assert backend.host_bytes(backend.prepare(adapter(1)), 1000) > 0
+
     def test_it_says_what_slots_take(self, backend: AdapterBackend) -> None:
         assert backend.device_bytes >= 0

@@ -82,6 +82,7 @@ class NativeAdapter:
         self._halves = [matrices.halves for matrices in packed.values()]
         pieces = [(number, name, getattr(matrices, name)) for number, matrices in packed.items() for name in ("a", "b")]
         self._memory = _memory(sum(_rounded(piece.numel(), _LINE) for _, _, piece in pieces))
+        self.nbytes = self._memory.nbytes
         at = 0
         for number, name, piece in pieces:
             place = self._memory[at : at + piece.numel()]

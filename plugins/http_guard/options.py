@@ -20,8 +20,9 @@ class GuardFields(SectionFields):
     """Further names of the server that clients without a key may use (their Host header, without a port), such as the
     name of a proxy in front of it; `*`: any. Not used if the server has keys."""
     request_timeout: Annotated[float, Field(gt=0)] = 120.0
-    """Seconds in which a client must send a request, headers and body together; a slower client gets 408. If a client
-    reads nothing of its answer for this time, its connection is closed."""
+    """Seconds in which a client must send a request, headers and body together; a slower client gets 408. A file, such
+    as new weights, may take longer if 16 KiB per second arrive. If a client reads nothing of its answer for this time,
+    its connection is closed."""
     max_body_values: PositiveInt = 1024 * 1024
     """Maximum number of values in a request body: an item of a list counts one, a string four, a list, an object or a
     name in an object eight. A body with more gets 413, before it is parsed."""

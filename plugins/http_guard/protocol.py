@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.http_guard.connections import SLOW_GRACE, SPARE, SPARE_SECONDS, no_connection_left
+from pegboard.toolkit.http.bodies import ANY_SIZE, MOST_BODY
 from pegboard.toolkit.http.errors import answer_error
 from pegboard.toolkit.http.protocol import StreamingProtocol
 from pegboard.toolkit.system.log_lines import LimitedLog, quoted
@@ -33,18 +34,24 @@ MAX_OVERHEAD = 16
 """Bytes on the wire per byte of a body, beside those of the head: chunks of a single byte take six, and trailers, which
 the parser collects without a bound as well, must fit in."""
 
+LEAST_FILE_RATE = 16 * 1024
+"""Bytes per second in which a file must arrive, over each `server.request_timeout`."""
+
 _malformed = LimitedLog(logger, most=10, seconds=60.0)
 
 
 class BoundedHttpProtocol(StreamingProtocol):
     """Refuses requests whose line and headers are too large (431) or that take too long to arrive (408), and ends
     connections whose client does not read its answer. What comes to a spare place is marked so for the application.
+    A file (a route that declares STREAMED) has as long as it takes, while it arrives at LEAST_FILE_RATE.
     """
 
     _in_head = True
     _head_bytes = 0
     _arrived = 0
     _body_bytes = 0
+    _seen_bytes = 0
+    """Bytes of the body that had arrived when its time was last extended."""
     _begun = False
     """Whether a request has begun and not ended yet."""
     _deadline: asyncio.TimerHandle | None = None
@@ -116,7 +123,11 @@ class BoundedHttpProtocol(StreamingProtocol):
             return
         answering = not self._is_quiet()
         if self._begun and not self._in_head and not self.flow.read_paused:
-            self._too_late(self._request_timeout)
+            if self._file_arrives():
+                self._seen_bytes = self._body_bytes
+                self._watch()
+            else:
+                self._too_late(self._request_timeout, self._rate_needed())
         elif self.flow.read_paused or answering:
             # It is us who do not read; or an answer is under way that the next request must not cut off.
             self._watch()
@@ -124,6 +135,18 @@ class BoundedHttpProtocol(StreamingProtocol):
             self._too_late(self._request_timeout)
         else:
             self.transport.close()
+
+    def _takes_file(self) -> bool:
+        """Return whether what arrives is a file that the application reads: one that it has answered is not."""
+        return not self._is_quiet() and self.scope.get("extensions", {}).get(MOST_BODY) == ANY_SIZE
+
+    def _file_arrives(self) -> bool:
+        """Return whether enough of a file has come since its time was last extended."""
+        return self._takes_file() and self._body_bytes - self._seen_bytes >= LEAST_FILE_RATE * self._request_timeout
+
+    def _rate_needed(self) -> str:
+        rate = f"{LEAST_FILE_RATE // 1024} KiB per second"
+        return f" (a file may take longer, if {rate} arrive)" if self._takes_file() else ""
 
     def _too_late(self, seconds: float, why: str = "") -> None:
         message = f"the request did not arrive within {seconds:g} s{why}"
@@ -177,7 +200,7 @@ class BoundedHttpProtocol(StreamingProtocol):
 
     def on_message_begin(self) -> None:
         self._in_head = self._begun = True
-        self._head_bytes = self._arrived = self._body_bytes = 0
+        self._head_bytes = self._arrived = self._body_bytes = self._seen_bytes = 0
         if self._deadline is None and not self._place.spare:
             self._watch()
         super().on_message_begin()

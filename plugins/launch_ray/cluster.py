@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import ray
 
-from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.interfaces.errors import PegboardError, Temporary
 
 _PREFIX = "pegboard-ray-"
 _ROOTS = (Path(tempfile.gettempdir()), Path("/tmp"))
@@ -28,7 +28,12 @@ class Cluster:
     """This process is the driver of one job, until `leave`. Where the cluster was started for it, that ends, too."""
 
     def __init__(self, address: str | None, cpus: int) -> None:
-        """Join the cluster at this address; None: start one with so many CPUs. Raises PegboardError."""
+        """Join the cluster at this address; None: start one with so many CPUs. Raises PegboardError, of which Temporary
+        says that the cluster is not up.
+        """
+        if ray.is_initialized():
+            # Its actors and objects would end with this job.
+            raise PegboardError("this process is in a session of Ray already; start the engine in a process of its own")
         self._folder: Path | None = None
         try:
             with _signals_kept():
@@ -36,7 +41,9 @@ class Cluster:
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
             self.leave()
             what = "a Ray cluster cannot be started" if address is None else f"the Ray cluster {address!r} is not there"
-            raise PegboardError(f"{what}: {' '.join(str(error).split())}") from error
+            # An address that cannot be one stays so; a cluster may come up.
+            kind = PegboardError if address is None or isinstance(error, ValueError) else Temporary
+            raise kind(f"{what}: {' '.join(str(error).split())}") from error
 
     def _join(self, address: str | None, cpus: int) -> None:
         if address is not None:

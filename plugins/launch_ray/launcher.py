@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.interfaces.errors import PegboardError, Temporary
 from pegboard.plugins.launch_ray.actor import RankActor
 from pegboard.plugins.launch_ray.cluster import Cluster
 from pegboard.plugins.launch_ray.options import RayOptions
@@ -69,12 +69,12 @@ class Ray(RankLauncher[RayOptions]):
         return ctx.too_few_cores() if options.address is None else None
 
     def _reserve(self) -> PlacementGroup:
-        """Return room for all ranks but this one. Raises PegboardError where the cluster has none in time."""
+        """Return room for all ranks but this one. Raises Temporary where the cluster has none in time."""
         ranks, bundle = self.ctx.size - 1, {"CPU": float(self._threads), **self.options.resources}
         group = placement_group([dict(bundle) for _ in range(ranks)], strategy=self.options.strategy)
         if not group.wait(self.options.timeout):
             remove_placement_group(group)
-            raise PegboardError(
+            raise Temporary(
                 f"the Ray cluster has no room for {ranks} ranks with {bundle} each ({self.options.strategy}) within "
                 f"{self.options.timeout:g} s; it has {_of_interest(ray.cluster_resources())}, of which "
                 f"{_of_interest(ray.available_resources())} are free"

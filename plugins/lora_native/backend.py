@@ -37,6 +37,11 @@ class NativeAdapters(AdapterBackend[NoOptions]):
         factors = {number: [_factors(part) for part in parts] for number, parts in weights.sites.items()}
         return NativeAdapter(self._sites, factors)
 
+    def host_bytes(self, prepared: object, matrices: int) -> int:
+        # Ranks are filled up to 16.
+        assert isinstance(prepared, NativeAdapter)
+        return prepared.nbytes
+
     def activate(self, slot: int, prepared: object) -> None:
         assert isinstance(prepared, NativeAdapter)
         self._slots[slot] = prepared

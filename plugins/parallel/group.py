@@ -117,6 +117,13 @@ class Group:
         self._wait(lambda: self.lost is not None or all(phase in member.done for member in self.members), None)
         self._check()
 
+    def raise_if_lost(self) -> None:
+        """After an error that a lost rank may have caused: raise GroupLost, with the reason, if there is one or comes
+        soon.
+        """
+        self._wait(lambda: self.lost is not None, SYNC_SECONDS)
+        self._check()
+
     def room(self) -> int:
         """Wait until all have said for how many pages of KV they have memory; return the least. Raises GroupLost."""
         said: Callable[[], list[int]] = lambda: [one.num_pages for one in self.members if one.num_pages is not None]  # noqa: E731

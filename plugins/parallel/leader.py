@@ -86,7 +86,12 @@ class Leader(Followers):
         group.send(encode(Start(num_pages, *table)))
         group.wait_for("start")
         # Longer than a rank may be silent: what the group finds out is told, and not that a collective ended.
-        self._meet(2 * self._timeout)
+        try:
+            self._meet(2 * self._timeout)
+        except Exception:
+            # What is known here is that they did not meet in time.
+            group.raise_if_lost()
+            raise
         self._part.around = group.within
         group.serving = True
         executor = RanksExecutor(local, group, Encoder(*table), self.close)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeGuard, TypeVar, get_args
 
 from msgspec import Meta, ValidationError, convert
@@ -11,6 +12,7 @@ from msgspec import Meta, ValidationError, convert
 from pegboard.core.interfaces.engine_view import PauseMode
 from pegboard.core.interfaces.errors import InvalidRequest, Unsupported
 from pegboard.plugins.weight_updates.messages import (
+    ASK_AGAIN,
     TAGS,
     Announced,
     Check,
@@ -20,10 +22,12 @@ from pegboard.plugins.weight_updates.messages import (
     Leave,
     Meeting,
     Numbers,
+    Origin,
     Read,
     Release,
     Tag,
 )
+from pegboard.plugins.weight_updates.source import origin_of
 from pegboard.plugins.weight_updates.update import Order, Update
 
 if TYPE_CHECKING:
@@ -39,8 +43,6 @@ NotNegative = Annotated[int, Meta(ge=0)]
 MEMORY = "memory"
 """By which memory that was given back keeps the scheduler paused."""
 _MOST_NUMBERS = 100_000
-_EVERY = 0.05
-"""Seconds between two looks at whether the ranks of a group have met."""
 
 
 class Controls:
@@ -52,9 +54,12 @@ class Controls:
         self._stage = stage
         self._allowed = groups
         self._view: EngineView
-        self._last = directory  # where the weights of now can be read again, "" if nowhere
+        self._last = origin_of(Path(directory))
+        """Where the weights of now can be read again; None: nowhere."""
         self._released: set[Tag] = set()
         self._busy = False
+        self._used = ""
+        """The group that an update, or a meeting, that is under way has to do with."""
 
     def add_to(self, engine: EngineView) -> None:
         self._view = engine
@@ -72,9 +77,20 @@ class Controls:
         by those that the trainer of a `group` broadcasts: `announced`, a list of name, type and shape.
 
         `mode` says what becomes of the requests that are there (see `EngineView.pause`): `retract` by default, so that
-        they are computed again with the new weights and go on. Without `partial` all tensors must be there.
+        they are computed again with the new weights and go on. Without `partial` all tensors must be there, and in any
+        case where the weights of now have no meaning, or are not there. A group whose trainer is refused is left.
         """
-        self._check_free()
+        try:
+            self._check_free()
+            order = self._ordered(args)
+        except InvalidRequest:
+            # The trainer broadcasts what was refused.
+            if (group := args.get("group")) and isinstance(group, str) and group != self._used:
+                self._stage.ask(Leave(group))
+            raise
+        return self._begun(order, _of(args, "group", ""))
+
+    def _ordered(self, args: dict[str, object]) -> Order:
         path, file, partial = _of(args, "path", ""), _of(args, "file", ""), _of(args, "partial", False)
         tensors = args.get("tensors")
         if tensors is not None and not _are_tensors(tensors):
@@ -90,27 +106,26 @@ class Controls:
             text = "in_place does not work with a prefix cache that keeps prefixes beyond the device: what is computed "
             text += "with the new weights would be kept as if with those of before; use retract"
             raise InvalidRequest(text, param="mode")
-        self._check_whole(partial=partial)
-        last = path if path and not partial else ""
-        order = Order(Check(path, file, tensors, announced, partial), mode, self._version(args))
-        return self._begun(order, last)
+        whole = self._why_whole() if partial else ""
+        return Order(Check(path, file, tensors, announced, partial and not whole), mode, self._version(args), whole)
 
-    def _begun(self, order: Order, last: str) -> Update:
-        def then() -> None:
-            self._last = last
+    def _begun(self, order: Order, group: str = "") -> Update:
+        def then(origin: Origin | None) -> None:
+            self._last = None if order.check.partial else origin
             self._taken_again("weights")
 
         made = Update(self._stage, self._view, order, then, self._over)
-        self._busy = True
+        self._busy, self._used = True, group
         return made
 
     def _over(self) -> None:
-        self._busy = False
+        self._busy, self._used = False, ""
 
-    def _check_whole(self, *, partial: bool) -> None:
-        why = "an update has failed" if self._stage.broken else "their memory was given back"
-        if partial and (self._stage.broken or "weights" in self._released):
-            raise InvalidRequest(f"all weights are needed, since {why}", param="partial")
+    def _why_whole(self) -> str:
+        """Return why an update must bring all weights; "": it need not."""
+        if self._stage.broken:
+            return "an update has failed"
+        return "their memory was given back" if "weights" in self._released else ""
 
     def _version(self, args: dict[str, object]) -> str:
         """Return the version that the weights will have: what is said, or a number."""
@@ -160,7 +175,7 @@ class Controls:
             )
             raise InvalidRequest(text, param="rank_offset")
         self._stage.ask(Join(meeting))
-        self._busy = True
+        self._busy, self._used = True, meeting.name
         return Meets(self._stage, self._over)
 
     def leave(self, args: dict[str, object]) -> dict[str, object]:
@@ -206,8 +221,8 @@ class Controls:
         return {"released_bytes": found}
 
     def resume(self, args: dict[str, object]) -> dict[str, object] | Later:
-        """Take the memory of `tags` again. Weights are read from where they came from; if they came as tensors, they
-        wait for an update.
+        """Take the memory of `tags` again. Weights are read from where they came from; if they came as tensors, or the
+        files are not the same any more, they wait for an update.
         """
         self._check_free()
         tags = _tags(args)
@@ -215,9 +230,10 @@ class Controls:
             self._taken_again("kv_cache")
         if "weights" not in tags or "weights" not in self._released:
             return {}
-        if not self._last:
+        origin = self._last
+        if origin is None or origin_of(Path(origin.directory)) != origin:
             return {"waits_for": "update_weights"}
-        return self._begun(Order(Check(self._last), "retract", self._stage.version), self._last)
+        return self._begun(Order(Check(origin.directory, origin=origin), "retract", self._stage.version))
 
     def _taken_again(self, tag: Tag) -> None:
         self._released.discard(tag)
@@ -237,7 +253,7 @@ class Meets:
         if time.monotonic() < self._next:
             return None
         # Asking waits for the step under way.
-        self._next = time.monotonic() + _EVERY
+        self._next = time.monotonic() + ASK_AGAIN
         try:
             found = self._stage.ask(Joining())
         except BaseException:

@@ -13,15 +13,19 @@ from pegboard.toolkit.http.weight_version import ServedWeights
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import ModelInfo, OutputChunk
+    from pegboard.plugins.weight_updates.uploads import Uploads
 
 
 class WeightFrontend(FrontendStage):
-    """Puts the version of the weights into what answers have from stages, once it is another than that of the start."""
+    """Puts the version of the weights into what answers have from stages, once it is another than that of the start.
+    Closes `uploads`.
+    """
 
     name = NAME
 
-    def __init__(self, known: ServedWeights) -> None:
+    def __init__(self, known: ServedWeights, uploads: Uploads) -> None:
         self._known = known
+        self._uploads = uploads
 
     def service(self, info: ModelInfo) -> ServedWeights:
         """Return what is known, from the engine's start on."""
@@ -31,3 +35,6 @@ class WeightFrontend(FrontendStage):
     def finish(self, chunk: OutputChunk, whole: msgspec.Raw | None, rows: Sequence[msgspec.Raw]) -> None:
         if whole is not None:
             chunk.extra = {**(chunk.extra or {}), **msgspec.msgpack.decode(whole, type=dict[str, str])}
+
+    def close(self) -> None:
+        self._uploads.close()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.options import Options
     from pegboard.core.interfaces.stage import DevicePart, Stage, StageContext
     from pegboard.plugins.weight_updates.controls import Controls
+    from pegboard.plugins.weight_updates.uploads import Uploads
     from pegboard.toolkit.http.weight_version import ServedWeights
 
 
@@ -28,7 +29,7 @@ class WeightUpdateHooks:
         self._section = options.section(WeightUpdateFields).weight_updates
         self._controls: Controls | None = None
         self._known: ServedWeights | None = None
-        self._scratch = Path()
+        self._uploads: Uploads | None = None
 
     @hookimpl
     def pipeline_stages(self, ctx: StageContext) -> list[Stage]:
@@ -64,14 +65,15 @@ class WeightUpdateHooks:
         if not self._section.enabled:
             return []
         from pegboard.plugins.weight_updates.frontend import WeightFrontend
+        from pegboard.plugins.weight_updates.uploads import Uploads
         from pegboard.toolkit.http.weight_version import ServedWeights
 
-        self._known, self._scratch = ServedWeights(), ctx.scratch
-        return [WeightFrontend(self._known)]
+        self._known, self._uploads = ServedWeights(), Uploads(ctx.scratch)
+        return [WeightFrontend(self._known, self._uploads)]
 
     @hookimpl
     def register_routes(self, app: fastapi.FastAPI, client: EngineClient) -> None:
-        if self._known is not None:
+        if self._known is not None and self._uploads is not None:
             from pegboard.plugins.weight_updates.routes import Routes
 
-            app.router.routes.extend(Routes(client, self._known, self._scratch).router().routes)
+            app.router.routes.extend(Routes(client, self._known, self._uploads).router().routes)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 NAME = "weight_updates"
 Tag = Literal["kv_cache", "weights"]
 TAGS: tuple[Tag, ...] = get_args(Tag)
+ASK_AGAIN = 0.05
+"""Seconds between two questions how far a check is, or whether the ranks of a group have met."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,20 @@ class Announced:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """A `directory` of weights, links resolved, and `stamps` of its files, by path: what differs once a file is written
+    to, or replaced.
+    """
+
+    directory: str
+    stamps: Mapping[str, tuple[int, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """Work: compare new weights with what the model expects, in a thread. They are those of a directory, of one file
     that the API's process has written, `tensors`, or `announced` by a trainer, of which the first has to come, too.
-    Without `partial` none may be missing.
+    Without `partial` none may be missing. With an `origin` the directory must have the files that it had then.
     """
 
     directory: str = ""
@@ -46,6 +58,7 @@ class Check:
     tensors: Mapping[str, torch.Tensor] | None = None
     announced: Announced | None = None
     partial: bool = False
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +117,14 @@ Work = Check | Poll | Write | Forget | Read | Release | Join | Joining | Leave
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """How far a check, or a meeting, is: with an `error` nothing has changed. So many `tensors` are to be written."""
+    """How far a check, or a meeting, is: with an `error` nothing has changed. `tensors` are to be written; those of a
+    directory are those of `origin`.
+    """
 
     done: bool
     error: str = ""
     tensors: int = 0
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,9 +106,11 @@ class WeightPart(DevicePart):
     def _check(self, order: Check) -> None:
         try:
             self._source = source = self._opened(order)
+            if order.origin is not None and source.origin != order.origin:
+                raise ModelError(f"the files in {order.directory} are not those that the weights came from")
             self._left = check(source, self._store, partial=order.partial)
             source.wait()
-            self._checked = Checked(done=True, tensors=len(self._left))
+            self._checked = Checked(done=True, tensors=len(self._left), origin=source.origin)
         except (ModelError, OSError) as error:
             self._checked = Checked(done=True, error=str(error))
         except Exception as error:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
+import contextlib
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from fastapi import Query, Request, Response
@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.weight_updates.controls import MAX_VERSION
-from pegboard.plugins.weight_updates.messages import NAME, Tag
+from pegboard.plugins.weight_updates.messages import Tag
 from pegboard.toolkit.http.answers import json_response
 from pegboard.toolkit.http.bodies import RequestModel, parse_body
 from pegboard.toolkit.http.errors import ClientDisconnected
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from pegboard.core.interfaces.client import EngineClient
+    from pegboard.plugins.weight_updates.uploads import Uploads
     from pegboard.toolkit.http.weight_version import ServedWeights
 
+Upload = AbstractContextManager[object]
 Mode = Literal["retract", "abort", "in_place"]
 GROUP = "weight_update_group"
 GroupName = Annotated[str, Field(min_length=1, max_length=256)]
@@ -129,12 +131,12 @@ class Done(BaseModel):
 
 
 class Routes:
-    """The routes. `known` learns of each update; tensors pass through files in `scratch`."""
+    """The routes. `known` learns of each update; tensors pass through `uploads`."""
 
-    def __init__(self, client: EngineClient, known: ServedWeights, scratch: Path) -> None:
+    def __init__(self, client: EngineClient, known: ServedWeights, uploads: Uploads) -> None:
         self._client = client
         self._known = known
-        self._scratch = scratch
+        self._uploads = uploads
         self._tasks: set[asyncio.Task[Mapping[str, object]]] = set()
 
     def router(self) -> APIRouter:
@@ -146,7 +148,8 @@ class Routes:
         router.post("/update_weights_from_disk", summary=disk, openapi_extra=docs, responses=updated)(self.from_disk)
         docs = {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}}
         path = "/update_weights_from_tensor"
-        add = router.post(path, summary=tensor, openapi_extra=docs, responses=updated, dependencies=[STREAMED])
+        kept = {**updated, **error_responses(404, 408, 409, 507)}
+        add = router.post(path, summary=tensor, openapi_extra=docs, responses=kept, dependencies=[STREAMED])
         add(self.from_tensor)
         self._add_groups(router)
         docs = body_docs(NameBody, {"name": "model.norm.weight"})
@@ -200,6 +203,9 @@ class Routes:
     async def from_trainer(self, request: Request) -> Response:
         body = await parse_body(request, BroadcastBody)
         if not len(body.names) == len(body.dtypes) == len(body.shapes):
+            # The trainer broadcasts what is refused.
+            with contextlib.suppress(InvalidRequest):
+                await self._client.control("destroy_weights_group", {"name": body.group_name})
             raise InvalidRequest("names, dtypes and shapes must be of one length", param="names")
         announced = list(zip(body.names, body.dtypes, body.shapes, strict=True))
         mode = "abort" if body.abort_all_requests else body.mode
@@ -225,49 +231,42 @@ class Routes:
                 "the body must be a safetensors file (application/octet-stream); pickled tensors are not taken",
                 code="not_safetensors",
             )
-        file = self._scratch / f"{NAME}-{uuid.uuid4().hex}.safetensors"
-        try:
-            await self._kept(request, file)
-        except BaseException:
-            file.unlink(missing_ok=True)
-            raise
+        with contextlib.ExitStack() as upload:
+            file = upload.enter_context(self._uploads.turn())
+            try:
+                await self._uploads.keep(request.stream(), file)
+            except ClientDisconnect:
+                raise ClientDisconnected from None
+            kept = upload.pop_all()
         args = {"file": str(file), "mode": mode, "partial": partial, "weight_version": weight_version}
-        return await self._updated(args, {}, file)
+        return await self._updated(args, {}, kept)
 
-    async def _kept(self, request: Request, file: Path) -> None:
-        """Write a body to a file as it comes."""
-        self._scratch.mkdir(parents=True, exist_ok=True)
+    async def _updated(
+        self, args: dict[str, object], names: Mapping[str, str], upload: Upload | None = None
+    ) -> Response:
         try:
-            with file.open("xb") as stream:
-                async for piece in request.stream():
-                    await asyncio.to_thread(stream.write, piece)
-        except ClientDisconnect:
-            raise ClientDisconnected from None
-
-    async def _updated(self, args: dict[str, object], names: Mapping[str, str], file: Path | None = None) -> Response:
-        try:
-            found = await self._told("update_weights", args, file)
+            found = await self._told("update_weights", args, upload)
         except InvalidRequest as error:
             raise error.called(names) from None
         return json_response({"success": True, "message": "the weights are replaced", **found})
 
-    async def _told(self, action: str, args: dict[str, object], file: Path | None = None) -> Mapping[str, object]:
-        """Run an action that may replace weights, and note what it says of them: also where the client leaves."""
-        task = asyncio.ensure_future(self._run(action, args, file))
+    async def _told(self, action: str, args: dict[str, object], upload: Upload | None = None) -> Mapping[str, object]:
+        """Run an action that may replace weights, and note what it says of them: also where the client leaves. An
+        upload ends with it.
+        """
+        task = asyncio.ensure_future(self._run(action, args, upload or nullcontext()))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
-    async def _run(self, action: str, args: dict[str, object], file: Path | None) -> Mapping[str, object]:
-        try:
-            found = await self._client.control(action, args)
-        except InvalidRequest as error:
-            if error.code == BROKEN:
-                self._known.fault = error.message
-            raise
-        finally:
-            if file is not None:
-                file.unlink(missing_ok=True)
+    async def _run(self, action: str, args: dict[str, object], upload: Upload) -> Mapping[str, object]:
+        with upload:
+            try:
+                found = await self._client.control(action, args)
+            except InvalidRequest as error:
+                if error.code == BROKEN:
+                    self._known.fault = error.message
+                raise
         if "weight_version" in found:
             self._known.learn(found["weight_version"])
         return found

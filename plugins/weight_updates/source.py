@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from pegboard.core.interfaces.errors import ModelError
+from pegboard.plugins.weight_updates.messages import Origin
 from pegboard.toolkit.model.hf_files import read_json_object
 from pegboard.toolkit.model.weights import CODES, StoredTensor, checkpoint_files, read_header, read_into
 
@@ -43,6 +44,10 @@ class Source(Protocol):
     def tensors(self) -> Mapping[str, Offered]:
         """All of them by name, in the order in which they are read best."""
 
+    @property
+    def origin(self) -> Origin | None:
+        """The directory from which they can be read again; None: there is none."""
+
     def read(self, name: str, memory: torch.Tensor | None) -> torch.Tensor | None:
         """Return one of them, None if it has not come yet. It is in the `memory` of its place in the model if that
         saves a copy; otherwise the next one may take its memory. Raises ModelError.
@@ -64,6 +69,8 @@ class Source(Protocol):
 class _Here:
     """Of a source that can be read at once, and to its end."""
 
+    origin: Origin | None = None
+
     def wait(self) -> None:
         """Wait for nothing."""
 
@@ -78,10 +85,12 @@ class _Here:
 
 
 class FileSource(_Here):
-    """Tensors of safetensors files; `files` have those names at least. Raises ModelError."""
+    """Tensors of safetensors files, perhaps of a `directory`; `files` have those names at least. Raises ModelError."""
 
-    def __init__(self, files: Mapping[Path, Sequence[str]]) -> None:
+    def __init__(self, files: Mapping[Path, Sequence[str]], directory: Path | None = None) -> None:
         self._stamps = {file: _stamp(file) for file in files}
+        if directory is not None:
+            self.origin = _origin(directory, self._stamps)
         self._stored: dict[str, tuple[Path, StoredTensor]] = {}
         self._memory = torch.empty(0, dtype=torch.uint8)
         for file, promised in files.items():
@@ -121,6 +130,20 @@ def memory_for(stored: StoredTensor, memory: torch.Tensor) -> torch.Tensor:
     return memory if memory.numel() >= stored.nbytes else torch.empty(stored.nbytes, dtype=torch.uint8)
 
 
+def origin_of(directory: Path) -> Origin | None:
+    """Return a directory with weights as it is now; None if it has none that can be read."""
+    directory = directory.resolve()
+    try:
+        files = checkpoint_files(directory)
+    except (ModelError, OSError):
+        return None
+    return _origin(directory, {file: _stamp(file) for file in files})
+
+
+def _origin(directory: Path, stamps: Mapping[Path, tuple[int, int, int]]) -> Origin:
+    return Origin(str(directory), {str(file): stamp for file, stamp in stamps.items()})
+
+
 def _stamp(file: Path) -> tuple[int, int, int]:
     """Return what differs once a file is written to, or replaced: also (0, 0, 0), if it is gone."""
     try:
@@ -143,7 +166,7 @@ def of_directory(directory: Path, hf_config: Mapping[str, object]) -> FileSource
                 f"{directory / 'config.json'}: {key} is {config[key]!r:.100}, the served model's is "
                 f"{hf_config.get(key)!r:.100}: only weights can be replaced"
             )
-    return FileSource(checkpoint_files(directory))
+    return FileSource(checkpoint_files(directory), directory)
 
 
 class MemorySource(_Here):

@@ -118,4 +118,4 @@ class WeightUpdates(Stage):
         return {"version": self.version}
 
     def figures(self) -> Mapping[str, float]:
-        return {"updates": self.updates, "broken": bool(self.broken)}
+        return {"updates_total": self.updates, "broken": bool(self.broken)}

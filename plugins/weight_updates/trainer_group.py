@@ -111,6 +111,8 @@ class _Arriving:
 class GroupSource:
     """The tensors that a trainer has announced, which it broadcasts in that order."""
 
+    origin = None
+
     def __init__(self, group: TrainerGroup, announced: Announced, most: int, timeout: float) -> None:
         """`most` numbers may be in a tensor; `timeout` seconds may pass until one has come. Raises ModelError."""
         self._group = group

@@ -9,7 +9,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.plugins.weight_updates.messages import NAME, Check, Checked, Forget, Poll, Work, Write, Written
+from pegboard.plugins.weight_updates.messages import (
+    ASK_AGAIN,
+    NAME,
+    Check,
+    Checked,
+    Forget,
+    Origin,
+    Poll,
+    Work,
+    Write,
+    Written,
+)
 from pegboard.toolkit.http.weight_version import BROKEN
 from pegboard.toolkit.system.blame import in_words
 
@@ -25,18 +36,28 @@ _SLICE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What an update is to do: which weights, what becomes of the requests that are there, and the new version."""
+    """What an update is to do: which weights, what becomes of the requests that are there, and the new version. `whole`
+    says why all tensors are needed although the caller has allowed `partial`; "": they are not.
+    """
 
     check: Check
     mode: PauseMode
     version: str
+    whole: str = ""
 
 
 class Update:
-    """Answers once it is through. `then` is called if all went well, `over` in any case."""
+    """Answers once it is through. `then` is called with where the weights came from, if all went well, and `over` in
+    any case.
+    """
 
     def __init__(
-        self, stage: WeightUpdates, view: EngineView, order: Order, then: Callable[[], None], over: Callable[[], None]
+        self,
+        stage: WeightUpdates,
+        view: EngineView,
+        order: Order,
+        then: Callable[[Origin | None], None],
+        over: Callable[[], None],
     ) -> None:
         self._stage = stage
         self._view = view
@@ -60,17 +81,17 @@ class Update:
 
     def _run(self) -> Generator[None, None, dict[str, object]]:
         try:
-            tensors = yield from self._checked()
+            checked = yield from self._checked()
             began = time.monotonic()
             yield from self._written()
             self._stage.updated(self._order.version)
-            self._then()
+            self._then(checked.origin)
             self._view.resume(NAME)
             self._drop_prefixes()
         finally:
             self._over()
             self._ask(Forget())
-        seconds = round(time.monotonic() - began, 3)
+        seconds, tensors = round(time.monotonic() - began, 3), checked.tensors
         logger.info("weights: %d tensors replaced in %.2f s, version %s", tensors, seconds, self._order.version)
         return {"weight_version": self._order.version, "tensors": tensors, "seconds": seconds}
 
@@ -81,16 +102,21 @@ class Update:
         except Exception:
             logger.exception("the prefix cache has failed to forget prefixes of the weights before")
 
-    def _checked(self) -> Generator[None, None, int]:
-        """Wait for the check; the number of tensors. Raises InvalidRequest: nothing has changed."""
+    def _checked(self) -> Generator[None, None, Checked]:
+        """Wait for the check. Raises InvalidRequest: nothing has changed."""
         while True:
             found = self._ask(Poll())
             assert isinstance(found, Checked)
             if found.error:
-                raise InvalidRequest(found.error, code="bad_weights")
+                why = self._order.whole
+                note = f" (all weights are needed, since {why})" if why else ""
+                raise InvalidRequest(found.error + note, code="bad_weights", param="partial" if why else None)
             if found.done:
-                return found.tensors
-            yield
+                return found
+            # Asking waits for the step under way.
+            again = time.monotonic() + ASK_AGAIN
+            while time.monotonic() < again:
+                yield
 
     def _written(self) -> Generator[None, None, None]:
         """Stop steps and write, some tensors each turn. Raises InvalidRequest."""

@@ -263,6 +263,7 @@ def test_nginx_passes_on_what_comes() -> None:
     assert "gzip off;" in NGINX
     assert 'proxy_set_header Connection "";' in NGINX
     assert "proxy_http_version 1.1;" in NGINX
+    assert "proxy_next_upstream error http_503;" in NGINX, "a POST that has been sent is not sent again"
 
 
 def test_files_that_compose_mounts_are_there() -> None:

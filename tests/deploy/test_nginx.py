@@ -1,4 +1,4 @@
-"""deploy/nginx.conf in a real nginx, where there is one: streams pass by the event, refusals go to the other server."""
+"""deploy/nginx.conf in a real nginx, where there is one: streams pass by the event, and no POST is sent twice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Upstream:
 
             def do_POST(self) -> None:
                 outer.asked += 1
-                self.rfile.read(int(self.headers["content-length"]))
+                self.rfile.read(int(self.headers.get("content-length", 0)))
                 if outer.status != 200:
                     self.send_response(outer.status)
                     self.send_header("content-length", "0")
@@ -52,6 +52,8 @@ class Upstream:
                 assert outer.go.wait(60)
                 self.event("two")
                 self.wfile.write(b"0\r\n\r\n")
+
+            do_GET = do_POST  # noqa: N815 - as the base class calls it
 
             def event(self, text: str) -> None:
                 data = f"data: {text}\n\n".encode()
@@ -119,13 +121,24 @@ def test_each_event_passes_when_it_comes(client: httpx.Client, upstreams: list[U
         assert list(events) == ["data: two"]
 
 
-def test_what_one_refuses_the_other_gets(client: httpx.Client, upstreams: list[Upstream]) -> None:
+def test_what_one_refuses_is_not_sent_to_the_other(client: httpx.Client, upstreams: list[Upstream]) -> None:
+    """A 503 can be the end of a request that made a scheduler fail, and would fail the other's."""
     refusing, serving = upstreams
     refusing.status = 503
     serving.go.set()
+    assert {client.post("/v1/completions", json={}).status_code for _ in range(6)} == {200, 503}
+    assert refusing.asked + serving.asked == 6
+    assert refusing.asked > 1  # it is asked again: a full queue is short
+    assert {client.get("/v1/models").status_code for _ in range(6)} == {200}
+
+
+def test_a_server_that_is_not_there_gets_nothing(client: httpx.Client, upstreams: list[Upstream]) -> None:
+    gone, serving = upstreams
+    gone.http.shutdown()
+    gone.http.server_close()
+    serving.go.set()
     assert {client.post("/v1/completions", json={}).status_code for _ in range(6)} == {200}
     assert serving.asked == 6
-    assert refusing.asked > 1  # it is asked again: a full queue is short
 
 
 def test_refusals_of_all_are_passed_on(client: httpx.Client, upstreams: list[Upstream]) -> None:

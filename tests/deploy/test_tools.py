@@ -108,7 +108,9 @@ HEALTHY = [
     *histogram("time_to_first_token_seconds", slow=False),
     *histogram("inter_token_latency_seconds", slow=False),
     series("pegboard_num_requests_waiting", MODEL, "100x54 0 100x5"),
-    series("pegboard_retractions_total", MODEL, "0+1x60"),
+    series("pegboard_retractions_total", MODEL, "0+201x60"),
+    # Nearly all of them for a slot, and not for want of memory.
+    series("pegboard_stages_total", {**MODEL, "figure": "adapters_slot_retractions"}, "0+200x60"),
     series("pegboard_requests_accepted_total", MODEL, "0+1000x60"),
     series("pegboard_plugin_failures_total", {**MODEL, "contract": "sampler", "provider": "x"}, "3x60"),
     series("pegboard_book_errors_total", MODEL, "0x60"),

@@ -136,6 +136,28 @@ def test_names(models: Models) -> None:
                 engine.run([GenerateRequest(prompt=PROMPTS[1], sampling=sampling, params={"adapter": bad})])
 
 
+def test_names_of_what_was_loaded_later(models: Models) -> None:
+    """They never mean the model: not while it is loaded, nor for what is not there, nor for what has gone."""
+    sampling = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True)
+    directory = models.adapters["a0"].parent
+
+    def asked(model: str) -> GenerateRequest:
+        return GenerateRequest(prompt=PROMPTS[1], sampling=sampling, model=model)
+
+    with Engine.from_config(models.config([], adapters={"directories": [str(directory)]})) as engine:
+        for name in ("a2", "base:a3"):
+            with pytest.raises(InvalidRequest, match="there is no adapter") as refused:
+                engine.run([asked(name)])
+            assert refused.value.status == 404
+            plain = name.removeprefix("base:")
+            engine.control("load_adapter", name=plain, path=str(models.adapters[plain]))
+            assert agrees(models.network(plain), PROMPTS[1], engine.run([asked(name)])[0].token_ids)
+        engine.control("unload_adapter", name="a2")
+        with pytest.raises(InvalidRequest, match="there is no adapter"):
+            engine.embed([PROMPTS[1]], model="a2")
+        assert agrees(models.network(None), PROMPTS[1], engine.run([asked(str(models.base))])[0].token_ids)
+
+
 def test_embeddings(models: Models) -> None:
     with Engine.from_config(models.config(["a0"])) as engine:
         own, other, again = (engine.embed([PROMPTS[0]], params=params) for params in ({}, {"adapter": "a0"}, {}))
@@ -189,7 +211,7 @@ def test_adapters_share_less_memory_than_they_take(models: Models) -> None:
         ]
         for name, output in zip(names, engine.run(asked), strict=True):
             assert agrees(models.network(name), PROMPTS[1], output.token_ids)
-        assert engine.stats()["adapter_evictions"] > 4
+        assert engine.stats()["adapter_evictions_total"] > 4
 
 
 def test_a_damaged_adapter_stops_the_start(models: Models, tmp_path: Path) -> None:

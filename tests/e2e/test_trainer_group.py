@@ -94,6 +94,25 @@ def test_tokens_are_those_of_a_fresh_start(
         assert refused(engine, "destroy_weights_group", name=GROUP).status == 404
 
 
+def test_a_trainer_whose_weights_were_released_brings_all_of_them(
+    base: Path, other: Path, teaches: Trainer, port: int, tmp_path: Path
+) -> None:
+    """Although `partial`, the default of the route, is true. A refusal before the check leaves the group, too."""
+    tensors = tensors_of(other)
+    names = sorted(tensors)
+    with serving(base) as engine:
+        join(engine, port)
+        engine.control("release_memory", tags=["weights"])
+        teaches.send(saved(tensors, tmp_path), names)
+        engine.control("update_weights", **announced(tensors, names), partial=True)
+        assert teaches.heard() == "sent"
+        assert tokens_of(engine) == fresh(other)
+        teaches.send(tmp_path / "new.safetensors", names[:1])
+        assert refused(engine, **announced(tensors, names[:1]), mode="gently").param == "mode"
+        assert teaches.heard() == "failed"
+        assert refused(engine, "destroy_weights_group", name=GROUP).status == 404
+
+
 @pytest.mark.full
 def test_what_does_not_fit_changes_nothing(base: Path, teaches: Trainer, port: int, tmp_path: Path) -> None:
     """The trainer learns of it, as the group is gone."""

@@ -435,6 +435,30 @@ def test_memory_is_given_back_and_requests_wait(base: Path, other: Path, arrange
         assert tokens_of(engine) == wanted
 
 
+@pytest.mark.parametrize("change", ["link", "file"])
+def test_files_that_are_others_when_memory_is_taken_again(base: Path, other: Path, tmp_path: Path, change: str) -> None:
+    """Other weights would be served under the version of those before."""
+    first, link = tmp_path / "first", tmp_path / "latest"
+    shutil.copytree(other, first)
+    link.symlink_to(first)
+    settings = config(base)
+    settings["weight_updates"]["directories"] = [str(tmp_path)]
+    with Engine.from_config(settings) as engine:
+        engine.control("update_weights", path=str(link))
+        engine.control("release_memory", tags=["weights"])
+        if change == "link":
+            shutil.copytree(base, tmp_path / "second")
+            link.unlink()
+            link.symlink_to(tmp_path / "second")
+            engine.control("resume_memory")
+            assert tokens_of(engine) == fresh(other), "those that were there before"
+        else:
+            shutil.copy(base / "model.safetensors", first / "model.safetensors")
+            assert engine.control("resume_memory") == {"waits_for": "update_weights"}
+            engine.control("update_weights", path=str(link))
+            assert tokens_of(engine) == fresh(base)
+
+
 def test_memory_is_not_given_back_while_requests_run(base: Path) -> None:
     """Unless generation is paused, and they are retracted; both have to go on then."""
     with Engine.from_config(config(base)) as engine:

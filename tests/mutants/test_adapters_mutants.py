@@ -180,6 +180,11 @@ class WritesACopy(Wrapped):
         found.add(site, x, out.contiguous())
 
 
+class TakesNothing(TorchAdapters):
+    def host_bytes(self, prepared, matrices):
+        return 0
+
+
 class NegativeBytes(TorchAdapters):
     device_bytes = -1
 
@@ -210,6 +215,7 @@ CAUGHT = {
     TakesRowsAsTheyLie: "test_rows_with_gaps",
     WritesACopy: "test_rows_with_gaps",
     NegativeBytes: "test_it_says_what_slots_take",
+    TakesNothing: "test_it_says_what_an_adapter_takes",
 }
 MUTANTS = [Mutant(cls, suite=AdapterContract, caught_by=test) for cls, test in CAUGHT.items()]
 

@@ -6,12 +6,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pegboard.core.interfaces.errors import PegboardError
 from pegboard.plugins.parallel import group as module
 from pegboard.plugins.parallel.api import RankHandle
 from pegboard.plugins.parallel.group import Group, GroupLost, Member
+from pegboard.plugins.parallel.leader import Leader
 from pegboard.plugins.parallel.messages import Failed, Link, encode
 from pegboard.toolkit.system.last_words import keep_last_words
 
@@ -157,3 +161,25 @@ def test_a_short_message_never_waits(pair: tuple[socket.socket, socket.socket]) 
     pair[1].close()
     with pytest.raises(OSError, match=r"(?i)pipe|reset"):
         link.try_send(b"ping")
+
+
+def test_a_rank_that_dies_while_ranks_meet_is_the_reason(pair: tuple[socket.socket, socket.socket]) -> None:
+    """And not that the communicator has waited in vain."""
+
+    class Meeting(Leader):
+        def __init__(self, group: Group) -> None:
+            """Has one rank, which fails while this one waits for it."""
+            parts: Any = SimpleNamespace(connect=self.wait, address=None)
+            self._group, self._timeout, self._axes, self._launcher = group, 60.0, parts, parts
+
+        def wait(self, meeting: Path, timeout: float) -> None:
+            Link(pair[1]).send(encode(Failed("RuntimeError: a drill")))
+            raise PegboardError("the ranks did not meet")
+
+    group = Group(timeout=60.0)
+    group.members.append(Member(1, Link(pair[0]), Stopped(pair[1]), done={"come", "start"}))
+    group.watch()
+    local: Any = None
+    with pytest.raises(GroupLost, match="failed: RuntimeError: a drill"):
+        Meeting(group).lead(local, 1, (1, 1))
+    group.close()

@@ -168,6 +168,8 @@ def test_what_the_server_says_is_passed_on(address: str) -> None:
     assert refused.status_code == 400
     assert refused.json()["error"]["param"]
     assert httpx.get(f"{address}/no/such/route", timeout=PATIENCE).status_code == 404
+    rebound = httpx.get(f"{address}/v1/models", headers={"host": "rebound.example"}, timeout=PATIENCE)
+    assert (rebound.status_code, rebound.json()["error"]["code"]) == (403, "unknown_host")
     models = httpx.get(f"{address}/v1/models?x=1", timeout=PATIENCE)
     assert models.json()["data"]
     assert models.headers["content-type"] == "application/json"

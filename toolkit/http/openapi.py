@@ -47,6 +47,7 @@ _MEANINGS = {
     501: "This server does not offer it.",
     503: "The server is starting, stopping or full; try again later.",
     504: "The request waited too long.",
+    507: "There is no room on the disk.",
 }
 ERROR_SCHEMA = "#/components/schemas/ErrorAnswer"
 """Where the server's OpenAPI document has ErrorAnswer."""

@@ -76,7 +76,7 @@ _BODY_NAMES = {
 }
 _BODY_IGNORED = frozenset(
     {
-        *("model", "messages", "prompt", "user", "metadata", "store", "stream_options", "service_tier"),
+        *("messages", "prompt", "user", "metadata", "store", "stream_options", "service_tier"),
         *("safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     }
 )
@@ -104,7 +104,8 @@ _URLS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 @dataclass(frozen=True, slots=True)
 class Line:
     """One request of the file. It has a `prompt` (text or token ids) or `messages`. `index` counts requests from 0,
-    `number` lines from 1. Equal digests are equal requests, with equal options, to the same model.
+    `number` lines from 1. Equal digests are equal requests, with equal options, to the same model. `model` is what the
+    line calls it, or an adapter for it; "": nothing.
     """
 
     index: int
@@ -114,6 +115,7 @@ class Line:
     messages: list[dict[str, Any]]
     sampling: SamplingParams
     digest: str
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +191,10 @@ def parse_line(raw: bytes, index: int, number: int, defaults: Defaults) -> Line 
     except RecursionError:
         problem = "it is nested too deeply"
     else:
-        digest = _digest([defaults.model, asked.prompt, asked.messages, msgspec.to_builtins(sampling, str_keys=True)])
-        return Line(index, number, name, asked.prompt, asked.messages, sampling, digest)
+        plain = msgspec.to_builtins(sampling, str_keys=True)
+        named = [asked.model] if asked.model else []
+        digest = _digest([defaults.model, asked.prompt, asked.messages, plain, *named])
+        return Line(index, number, name, asked.prompt, asked.messages, sampling, digest, asked.model)
     return BadLine(index, number, name, problem, hashlib.sha256(raw).hexdigest()[:16])
 
 
@@ -202,6 +206,7 @@ class _Asked:
     messages: list[dict[str, Any]]
     sampling: Mapping[str, Any]
     where: str
+    model: str = ""
 
 
 def _object(raw: bytes) -> dict[str, Any]:
@@ -231,7 +236,7 @@ def _asked(data: Mapping[str, Any], defaults: Defaults) -> _Asked:
         raise ValueError(f"unknown key {unknown[0]!r}; a line has {', '.join(sorted(known))}")
     if batch:
         body, params = _body(data)
-        return _Asked(*_question(body, defaults), params, "body")
+        return _Asked(*_question(body, defaults), params, "body", body["model"])
     sampling = data.get("sampling_params") or {}
     if not isinstance(sampling, dict):
         raise ValueError("sampling_params must be an object")
@@ -260,7 +265,7 @@ def _question(body: Mapping[str, Any], defaults: Defaults) -> tuple[str | list[i
 
 
 def _body(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Return a line of OpenAI's batch format: its body, and the sampling parameters in it."""
+    """Return a line of OpenAI's batch format: its question and model, and the sampling parameters in it."""
     url, body = data.get("url", "/v1/chat/completions"), data.get("body")
     if url not in _URLS:
         raise ValueError(f"url must be one of {', '.join(_URLS)}, got {str(url)[:64]!r}")
@@ -270,9 +275,12 @@ def _body(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
         raise ValueError("body must be an object")
     if _URLS[url] not in body:
         raise ValueError(f"body.{_URLS[url]} is missing")
+    model = body.get("model") or ""
+    if not isinstance(model, str):
+        raise ValueError("body.model must be a string")
     sampling: dict[str, Any] = {}
     for key, value in body.items():
-        if value is None or key in _BODY_IGNORED or _asks_nothing(key, value):
+        if value is None or key == "model" or key in _BODY_IGNORED or _asks_nothing(key, value):
             continue
         if key == "response_format":
             sampling |= _response_format(value)
@@ -280,7 +288,7 @@ def _body(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
             sampling[name] = value
         else:
             raise ValueError(f"body.{key} is not supported offline, only by a server")
-    return {_URLS[url]: body[_URLS[url]]}, sampling
+    return {_URLS[url]: body[_URLS[url]], "model": model}, sampling
 
 
 def _asks_nothing(key: str, value: object) -> bool:

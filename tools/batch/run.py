@@ -145,12 +145,13 @@ class Run:
 
     def _task(self, line: Line) -> _Task:
         if not line.messages:
-            return _Task(line, GenerateOutput(""), None, GenerateRequest(prompt=line.prompt, sampling=line.sampling))
+            asked = GenerateRequest(prompt=line.prompt, sampling=line.sampling, model=line.model)
+            return _Task(line, GenerateOutput(""), None, asked)
         if self._interlocutor is None:
             self._interlocutor = Interlocutor(self._engine)
         prompt = self._interlocutor.prompt(line.messages)
         sampling = self._interlocutor.sampling(line.sampling)
-        request = GenerateRequest(prompt=prompt, sampling=sampling, add_special_tokens=False)
+        request = GenerateRequest(prompt=prompt, sampling=sampling, add_special_tokens=False, model=line.model)
         return _Task(line, GenerateOutput(""), self._interlocutor.reader(prompt, sampling), request)
 
     def _send(self, task: _Task) -> None:

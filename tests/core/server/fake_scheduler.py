@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from pegboard.core.interfaces.client import ModelInfo
-from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.errors import ModelError, Temporary
 from pegboard.core.interfaces.messages import (
     AbortRequest,
     Accepted,
@@ -183,6 +183,10 @@ def build(resolved: Any, scratch: Path, kind: type[FakeScheduler] = FakeSchedule
 
 def build_nothing(resolved: Any, scratch: Path) -> Any:
     raise ModelError("this model is from another planet; choose one from here")
+
+
+def build_no_cluster(resolved: Any, scratch: Path) -> Any:
+    raise Temporary("the cluster is not up")
 
 
 def build_badly(resolved: Any, scratch: Path) -> Any:

@@ -17,7 +17,7 @@ from pegboard.conformance.checkpoints import write_tiny_tokenizer
 from pegboard.conformance.fake_client import FakeTokenizer
 from pegboard.core.config.compose import ResolvedConfig, compose
 from pegboard.core.interfaces.client import ModelInfo
-from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.interfaces.errors import PegboardError, Temporary
 from pegboard.core.server import supervisor as module
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.core.server.supervisor import Backoff, Silence, Supervisor
@@ -216,3 +216,17 @@ def test_silence_counts_only_once_it_has_loaded(resolved: ResolvedConfig, tmp_pa
 
     run(scene())
     assert nothing_is_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("builder", "temporary"), [("build_and_die", True), ("build_no_cluster", True), ("build_nothing", False)]
+)
+def test_what_another_start_may_mend(resolved: ResolvedConfig, builder: str, temporary: bool) -> None:
+    """The command exits by 1 then, after which a service manager starts it again; a wrong model stays wrong."""
+
+    async def scene() -> None:
+        with pytest.raises(PegboardError) as raised:
+            await Supervisor(resolved, builder=f"fake_scheduler:{builder}").start()
+        assert isinstance(raised.value, Temporary) == temporary
+
+    run(scene())

@@ -21,7 +21,8 @@ def test_figures_of_each_adapter() -> None:
     used = store.use("a")
     store.use("b")
     used.holders["1"] = Req("1", np.array([1]), SamplingParams())
-    used.totals.requests, used.totals.prompt_tokens, used.totals.generation_tokens = 3, 40, 50
+    totals = store.totals_of("a")
+    totals.requests, totals.prompt_tokens, totals.generation_tokens = 3, 40, 50
     registry = CollectorRegistry()
     registry.register(AdapterMetrics(store))
 
@@ -33,6 +34,18 @@ def test_figures_of_each_adapter() -> None:
     assert [told(name, "b") for name in (*names, "generation_tokens_total")] == [0, 1, 0, 0, 0, 0]
     store.unload("a")
     assert told("requests", "a") is None, "requests cannot have it any more"
+    assert told("requests_finished_total", "a") == 3, "a total never falls"
+    store.load("a", "/other")
+    store.totals_of("a").requests += 1
+    assert told("requests_finished_total", "a") == 4, "whichever adapter the name means"
+
+
+def test_totals_of_names_that_are_not_used_any_more_are_not_kept_for_ever() -> None:
+    store = AdapterStore({"first": "/a"}, 100, 2)
+    for number in range(2000):
+        store.totals_of("first" if number == 0 else str(number)).requests += 1
+    assert len(store.totals) < 1100
+    assert store.totals["first"].requests == 1, "requests may have it"
 
 
 def test_they_are_registered_where_there_are_adapters() -> None:

@@ -102,6 +102,24 @@ def test_a_load_that_fails() -> None:
     assert rig.post("/load_lora_adapter", {"lora_name": "a", "lora_path": "/a"})[0] == 200
 
 
+def test_requests_may_name_an_adapter_that_is_being_loaded() -> None:
+    """They wait for it. Where the load fails, nothing is left of the name."""
+    rig = Rig()
+    control, seen = rig.client.control, []
+
+    async def looked(action: str, args: dict[str, Any] | None = None) -> dict[str, Any]:
+        if action == "adapter_state":
+            seen.append(dict(rig.known.names))
+        return await control(action, args)
+
+    rig.client.control = looked  # type: ignore[method-assign]
+    for path, status in (("/bad", 400), ("/a", 200)):
+        assert rig.post("/load_lora_adapter", {"lora_name": "a", "lora_path": path})[0] == status
+        assert seen[0] == {"a": path}
+        assert list(rig.known.names) == (["a"] if status == 200 else [])
+        seen.clear()
+
+
 def test_refusals() -> None:
     rig = Rig()
     rig.post("/load_lora_adapter", {"lora_name": "a", "lora_path": "/a"})
@@ -184,3 +202,5 @@ def test_a_name_that_was_unloaded_meanwhile_is_not_the_model() -> None:
     ]
     assert known.root_of("a") is None
     assert known.root_of("b") == "/b"
+    known.forget("b")
+    assert known.root_of("b") is None

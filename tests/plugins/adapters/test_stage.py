@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+import numpy as np
 import pytest
 
 from pegboard.conformance.stage import StageContract
-from pegboard.core.interfaces.stage import Stage
+from pegboard.core.interfaces.req import Req
+from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.interfaces.stage import Sent, Stage
+from pegboard.core.interfaces.status import FinishReason, FinishType
 from pegboard.core.interfaces.step import AnySource, CoreServices
 from pegboard.plugins.adapters.options import AdapterSection
+from pegboard.plugins.adapters.slots import USE
 from pegboard.plugins.adapters.stage import Adapters
 from tests.plugins.adapters.test_store import Far
 
@@ -39,3 +44,19 @@ class TestAdapters(StageContract):
 
     def feature(self) -> object:
         return next(self._names)
+
+
+def test_a_request_whose_adapter_has_failed_says_so() -> None:
+    """So that the name is not offered any more; not if another adapter has it since."""
+    stage, far = Adapters(AdapterSection(directories=["/"])), Far()
+    stage.store.ask = far.ask
+    stage.store.load("a", "/a")
+    req = Req("1", np.array([1]), SamplingParams())
+    USE.of(req).adapter = stage.store.use("a")
+    assert stage.send(req, 0, 0) is None
+    far.end(1, "it is missing")
+    stage.store.refresh()
+    req.output.finish_reason = FinishReason(FinishType.ABORT)
+    assert stage.send(req, 0, 0) == Sent("a")
+    stage.store.load("a", "/a")
+    assert stage.send(req, 0, 0) is None

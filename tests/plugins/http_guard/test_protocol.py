@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from pegboard.plugins.http_guard.protocol import MAX_HEAD_BYTES, MAX_HEADERS
+from pegboard.plugins.http_guard.protocol import LEAST_FILE_RATE, MAX_HEAD_BYTES, MAX_HEADERS
+from pegboard.toolkit.http.bodies import ANY_SIZE, MOST_BODY
 from pegboard.toolkit.http.server import HttpServer
 from tests.plugins.http_guard.guarded import guarding
 
@@ -37,6 +38,8 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.began.set()
+        if scope["path"] == "/file":
+            scope.setdefault("extensions", {})[MOST_BODY] = ANY_SIZE
         size, more = 0, self.reads
         while more:
             message = await receive()
@@ -231,6 +234,50 @@ def test_dripping_does_not_help() -> None:
                 writer.write(b"x: y\r\n")
                 await asyncio.sleep(SOON / 20)
             await refused(reader, 408, "too_slow")
+
+    run(scene, SOON)
+
+
+@pytest.mark.parametrize("path", [b"/file", b"/"])
+def test_a_file_takes_as_long_as_it_needs(path: bytes) -> None:
+    """While it arrives; prompts do not."""
+    piece = b"x" * int(LEAST_FILE_RATE * SOON)
+    count = 40
+
+    async def scene(app: App, dial: Dial) -> None:
+        reader, writer = await dial()
+        writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (path, count * len(piece)))
+        with contextlib.suppress(ConnectionError):
+            for _ in range(count):
+                if reader.at_eof() or reader._buffer:  # type: ignore[attr-defined]
+                    break
+                writer.write(piece)
+                await asyncio.sleep(SOON / 10)
+        if path == b"/file":
+            assert (await answer(reader))[2] == str(count * len(piece)).encode()
+        else:
+            await refused(reader, 408, "too_slow")
+
+    run(scene, SOON)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_file_that_drips_ends(answered: bool) -> None:
+    """And one that is not read, since its request was refused, has no time of its own."""
+
+    async def scene(app: App, dial: Dial) -> None:
+        app.reads = not answered
+        reader, writer = await dial()
+        writer.write(b"POST /file HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n")
+        if answered:
+            assert (await answer(reader))[0] == 200
+        piece = b"x" * int(LEAST_FILE_RATE * SOON) if answered else b"x"
+        with contextlib.suppress(ConnectionError):
+            while not (reader.at_eof() or reader._buffer):  # type: ignore[attr-defined]
+                writer.write(piece)
+                await asyncio.sleep(SOON / 20)
+            if not answered:
+                await refused(reader, 408, "too_slow")
 
     run(scene, SOON)
 

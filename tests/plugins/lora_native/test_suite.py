@@ -28,6 +28,13 @@ class TestNativeAdapters(AdapterContract):
         self.check(backend, adapters, [1, 2, 1], [count, 3, count])
         self.check(backend, adapters, [1, 0, 2] * count, [1] * 3 * count)
 
+    def test_ranks_that_are_filled_up_are_counted(self) -> None:
+        """Of `a`, a rank of 1 takes the memory of 16."""
+        backend = self.make(torch.bfloat16)
+        prepared = backend.prepare(adapter(1, {0: (1, None, None)}))
+        rows, cols = SITES[0].parts[0].rows, SITES[0].cols
+        assert backend.host_bytes(prepared, 2 * (rows + cols)) >= 2 * (rows + 16 * cols)
+
 
 def test_each_backend_has_its_runner() -> None:
     own, other = (

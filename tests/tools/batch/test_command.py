@@ -140,6 +140,18 @@ class TestLines:
         plain, line = ({"custom_id": "a", "body": {**BODY, **fields}} for fields in ({}, more))
         assert good(line).digest == good(plain).digest
 
+    def test_the_model_of_a_body_is_asked_for(self) -> None:
+        """It may be an adapter."""
+        body = {"messages": [{"role": "user", "content": "Hi"}]}
+        named, plain = (parse({"custom_id": "a", "body": {**body, **more}}) for more in ({"model": "sql"}, {}))
+        assert isinstance(named, Line)
+        assert isinstance(plain, Line)
+        assert (named.model, plain.model) == ("sql", "")
+        assert named.digest != plain.digest
+        bad = parse({"custom_id": "a", "body": {**body, "model": 5}})
+        assert isinstance(bad, BadLine)
+        assert bad.problem == "body.model must be a string"
+
     def test_equal_digests_are_equal_requests(self) -> None:
         line = {"prompt": "Hi", "id": "a"}
         same = [line, {**line, "id": "b"}, {**line, "sampling_params": {"max_new_tokens": 8}}]

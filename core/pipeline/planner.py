@@ -151,10 +151,10 @@ class Planner:
         self.parked[req] = self.clock()
 
     def resume(self, req: Req) -> None:
-        """Take back a parked request: it is in the next batch, or in the queue if it was retracted meanwhile."""
+        """Take back a parked request: it is in the next batch, or first in the queue if it was retracted meanwhile."""
         del self.parked[req]
         if req.status is ReqStatus.RETRACTED:
-            self.enqueue(req)
+            self.enqueue(req, first=True)
         else:
             self.running.join([req])
 

@@ -52,6 +52,9 @@ class Wait(enum.Enum):
     """Other requests may be admitted in its place."""
     STOP = "stop"
     """Nothing further is admitted to this prefill."""
+    SHORT = "short"
+    """STOP, since others have the memory that the stage keeps for requests (`unplaced` takes it back). Where the policy
+    preempts, requests give theirs up, one after the other until it suffices; and so do requests that are parked."""
     HOLD = "hold"
     """STOP, for a step of the stage's own; while nothing is admitted, others are asked, so that it serves all."""
 

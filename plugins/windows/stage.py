@@ -68,7 +68,7 @@ class Windows(Stage):
         planned = [sum(found) for found in zip(*self._planned.values(), strict=True)]
         take, pages = self.pages.room(req, start, take, planned or [0] * len(self.pages.groups))
         if take <= 0:
-            return Wait.STOP
+            return Wait.SHORT
         self._planned[req.rid] = pages
         return take
 

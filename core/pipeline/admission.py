@@ -123,7 +123,7 @@ class PrefillAdder:
         take = self._chunk(left)
         if result is AddResult.CONTINUE and self._points.clips:
             take, result = self._clipped(req, start, take, left)
-            if result is AddResult.CONTINUE and (self._held or (take < left and has_chunked)):
+            if result is not AddResult.OTHER and (self._held or (take < left and has_chunked)):
                 result = AddResult.LATER
         if result is AddResult.CONTINUE:
             result = self._place(req, found, start + take)

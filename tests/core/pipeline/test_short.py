@@ -136,6 +136,38 @@ def test_a_prompt_in_chunks_gets_the_place_of_one_that_is_parked() -> None:
     run_all(harness, asked)
 
 
+def test_none_gives_way_while_a_step_of_a_stage_comes_first() -> None:
+    """Nothing is admitted then, so what others would give up were for nothing."""
+
+    class Holds(Stage):
+        name = "holds"
+        on = False
+
+        def arrive(self, req: Req, message: TokenizedRequest) -> Interest | None:
+            return Interest(look=False) if message.rid == "held" else None
+
+        def clip(self, req: Req, start: int, take: int) -> int | Wait:
+            return Wait.HOLD if self.on else take
+
+    holds = Holds()
+    harness = Harness(joining=[holds, Places(2)], policy="priority")
+    asked = {f"low{number}": ([1, number, 3], 30) for number in range(2)}
+    for rid, (prompt, n) in asked.items():
+        harness.submit(rid, prompt, n, **IGNORE)
+    for _ in range(3):
+        harness.step()
+    holds.on = True
+    for rid, priority in (("held", 9), ("high", 5)):
+        asked[rid] = ([1, priority, 9], 4)
+        harness.submit(rid, *asked[rid], priority=priority, **IGNORE)
+    for _ in range(3):
+        harness.step()
+    assert harness.scheduler.counters.preemptions == 0
+    holds.on = False
+    run_all(harness, asked)
+    assert harness.scheduler.counters.preemptions == 2
+
+
 @LOOPS
 @pytest.mark.parametrize("made", [StateHarness, WindowHarness])
 def test_an_urgent_request_gets_state_slots_and_window_pages(loop: str, made: Any) -> None:

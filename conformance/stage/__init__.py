@@ -196,6 +196,30 @@ class StageContract:
             stage.begin_plan()  # what was noted for one plan ends with it
             assert _size(stage) == before, "clip() keeps something; it is asked for requests that are not admitted, too"
 
+    def test_memory_that_is_short_comes_back(self) -> None:
+        """Where clip() answers SHORT for a request, it does so no more once all others have given theirs up."""
+        stage = self.make_stage()
+        if type(stage).clip is Stage.clip:
+            pytest.skip("it does not clip")
+        with ended(self.rig(stage)) as rig:
+            for number in range(7):
+                rig.submit(f"s{number}", [number, *PROMPTS["r1"]], 40, {stage.name: self.feature()})
+            for _ in range(12):
+                rig.step()
+            planner, waiting = rig.scheduler.planner, list(rig.scheduler.waiting)
+            stage.begin_plan()
+            short = next((req for req in waiting if stage.clip(req, 0, req.seq_len) is Wait.SHORT), None)
+            if short is None:
+                pytest.skip("it has room for all requests of this test, or no memory of its own")
+            for req in [*planner.running.reqs, *([] if planner.chunked is None else [planner.chunked])]:
+                planner.retract(req)
+            stage.begin_plan()
+            found = stage.clip(short, 0, short.seq_len)
+            assert found is not Wait.SHORT, "clip() answers SHORT while no request has memory"
+            rig.run()
+            lacking = [rid for rid in rig.outputs if len(rig.tokens(rid)) < 40]
+            assert not lacking, f"requests {lacking} have not got all of their tokens"
+
     def test_bound_ahead_answers_within_what_it_is_asked(self) -> None:
         stage = self.make_stage()
         if type(stage).bound_ahead is Stage.bound_ahead:

@@ -21,7 +21,8 @@ class Pending(Protocol[R_co]):
 
 
 class Executor(ABC):
-    """Runs batches, and the work of stages, in the order in which they are submitted, never two at a time.
+    """Runs batches, and the work of stages, in the order in which they are submitted, never two at a time but in
+    several `lanes`.
 
     All that it is given is plain values and arrays, so that a provider may send it to other processes. One thread calls
     it, that of the scheduler's loop.
@@ -29,7 +30,8 @@ class Executor(ABC):
 
     lanes: int = 1
     """How many batches it computes at once, where they are for different requests. With more than one, the loop
-    `overlap` has each decode step compute a token for so large a share of the requests."""
+    `overlap` has each decode step compute a token for so large a share of the requests. Calls of device parts for
+    different batches then alternate; a stage's work, and a batch that needs tokens of the one before, run alone."""
 
     @abstractmethod
     def submit(self, work: ModelWorkerBatch | StageWork) -> Pending[object]:

@@ -52,6 +52,9 @@ class Wait(enum.Enum):
     """Other requests may be admitted in its place."""
     STOP = "stop"
     """Nothing further is admitted to this prefill."""
+    SHORT = "short"
+    """STOP, since others have the memory that the stage keeps for requests (`unplaced` takes it back). Where the policy
+    preempts, requests give theirs up, one after the other until it suffices; and so do requests that are parked."""
     HOLD = "hold"
     """STOP, for a step of the stage's own; while nothing is admitted, others are asked, so that it serves all."""
 
@@ -335,8 +338,12 @@ class Stage:
 
 
 class DevicePart:
-    """Where batches run: called in launch order, on every rank. What it raises fails the batch, so that halves are
-    tried. A payload is read on each call and must not be changed.
+    """Where batches run, on every rank. What it raises fails the batch, so that halves are tried. A payload is read on
+    each call and must not be changed.
+
+    Batches begin in the order of their launch, and the calls for one of them have the order below. Where the executor
+    has several `lanes`, a batch begins while another one waits for other ranks within `execute`, so that calls for two
+    batches alternate: keep what a later call for a batch needs by its payload, not as that of the newest batch.
 
     It gets the payloads of the Stage of its name; or, with `loads`, those of a prefix cache that names it as its
     `loader`.

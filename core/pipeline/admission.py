@@ -10,7 +10,6 @@ import enum
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.batch import PrefillItem
-from pegboard.core.interfaces.req import NO_ROW
 from pegboard.core.interfaces.stage import Wait
 from pegboard.core.pipeline.growth import survives
 from pegboard.core.pipeline.points import Points
@@ -33,6 +32,8 @@ class AddResult(enum.Enum):
     """It was added: offer the next one."""
     NO_TOKEN = "no_token"
     """Memory is spoken for: stop until something finishes."""
+    SHORT = "short"
+    """NO_TOKEN, for memory of a stage's own."""
     OTHER = "other"
     """This prefill is full (input or chunk budget, rows): stop for this step."""
     LATER = "later"
@@ -122,14 +123,12 @@ class PrefillAdder:
         take = self._chunk(left)
         if result is AddResult.CONTINUE and self._points.clips:
             take, result = self._clipped(req, start, take, left)
-            if result is AddResult.CONTINUE and (self._held or (take < left and has_chunked)):
+            if result is not AddResult.OTHER and (self._held or (take < left and has_chunked)):
                 result = AddResult.LATER
         if result is AddResult.CONTINUE:
             result = self._place(req, found, start + take)
         if result is AddResult.CONTINUE:
             self._accept(req, start, take, take < left, found)
-        elif req.kv.row == NO_ROW:
-            self._memory.unmatch(req)
         else:
             self._memory.release(req, keep=False)
         return result
@@ -237,6 +236,8 @@ class PrefillAdder:
         if found is Wait.HOLD:
             self._held = True
             return 0, AddResult.OTHER if self.items else AddResult.LATER
+        if found is Wait.SHORT:
+            return take, AddResult.SHORT  # as many, once others have given up memory
         if isinstance(found, Wait):
             return 0, AddResult.LATER if found is Wait.SKIP else AddResult.OTHER
         if found < left:

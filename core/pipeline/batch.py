@@ -124,9 +124,8 @@ class BatchBuilder:
         ahead: Ahead | None = None,
     ) -> Step:
         """Make a prefill, with decodes of the running batch mixed in at its end, and tokens `ahead` of these, if any.
-        Requests whose prompt is through join the running batch; with `split`, only by
-        `CoreServices.join`. The items of running
-        requests are all the tokens that they have to compute. Without `items` it is a decode with tokens ahead.
+        Requests whose prompt is through join the running batch; with `split`, only by `CoreServices.join`. The items of
+        running requests are all the tokens that they have to compute. Without `items` it is a decode with tokens ahead.
         """
         number = next(self.numbers)
         active = running.decoding(stamp) if mixed else np.empty(0, np.int64)

@@ -105,7 +105,8 @@ class GuardedPolicy:
     def victims(self, running: Sequence[Req]) -> Sequence[Req]:
         """Name one at least: the last one that joined, where the policy names none."""
         try:
-            named = [req for req in _requests(self._policy.victims(list(running))) if req in running]
+            here = set(running)
+            named = [req for req in _requests(self._policy.victims(list(running))) if req in here]
         except Exception:
             self._failed("victims", "last come, first to go")
             named = []

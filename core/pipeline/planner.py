@@ -135,7 +135,7 @@ class Planner:
         known before its next step, or it may gain several tokens, or a stage wants to go on from what it gains.
         """
         has_ahead = isinstance(in_flight, Step) and in_flight.ahead is not None
-        waits = has_ahead or self.running.waits_for(in_flight.number, HISTORY)
+        waits = has_ahead or (self.running.lanes == 1 and self.running.waits_for(in_flight.number, HISTORY))
         return waits or self.builder.points.must_settle(self.running.reqs, in_flight)
 
     def ahead(self, in_flight: BaseStep | None) -> Ahead | None:
@@ -151,10 +151,10 @@ class Planner:
         self.parked[req] = self.clock()
 
     def resume(self, req: Req) -> None:
-        """Take back a parked request: it is in the next batch, or in the queue if it was retracted meanwhile."""
+        """Take back a parked request: it is in the next batch, or first in the queue if it was retracted meanwhile."""
         del self.parked[req]
         if req.status is ReqStatus.RETRACTED:
-            self.enqueue(req)
+            self.enqueue(req, first=True)
         else:
             self.running.join([req])
 

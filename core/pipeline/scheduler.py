@@ -210,7 +210,6 @@ class Scheduler:
             # Before anything is shared: their KV may be what is wrong.
             for req in unsampled(step, result):
                 self.requests.end(req, self._unsampled.reason(req), keep=False)
-
         if ran:
             self.counters.generated_tokens += result.tokens.shape[0]
             if batch.tokens is not result.tokens and batch.tokens is not None:

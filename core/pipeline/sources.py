@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pegboard.core.pipeline.planner import Planner
     from pegboard.core.pipeline.recovery import Recovery
 
+_SHORT = frozenset({AddResult.NO_TOKEN, AddResult.SHORT})
 _QUEUED = frozenset({ReqStatus.WAITING, ReqStatus.RETRACTED})
 
 
@@ -98,7 +99,7 @@ class Prefill(BatchSource):
             if result is AddResult.LATER:
                 passed = planner.chunked
             elif result is not AddResult.CONTINUE:
-                if result is AddResult.NO_TOKEN:
+                if result in _SHORT:
                     planner.gives_way()
                 return None
         self._admit(adder, passed is not None or any(item.partial for item in adder.items), in_flight)
@@ -148,10 +149,10 @@ class Prefill(BatchSource):
                 result = adder.add(req, has_chunked=has_chunked)
             if result is AddResult.LATER:
                 continue
-            if result is not AddResult.CONTINUE and self._pushed_out(adder, req, result, in_flight, has_chunked):
+            while result is not AddResult.CONTINUE and self._pushed_out(adder, req, result, in_flight, has_chunked):
                 result = adder.add(req, has_chunked=has_chunked)
             if result is not AddResult.CONTINUE:
-                self._short = adder.rows_full or result is AddResult.NO_TOKEN
+                self._short = adder.rows_full or result in _SHORT
                 break
             admitted.add(id(req))
             self._admitted(adder.items[-1], now)
@@ -170,9 +171,9 @@ class Prefill(BatchSource):
     def _pushed_out(
         self, adder: PrefillAdder, req: Req, result: AddResult, in_flight: BaseStep | None, has_chunked: bool
     ) -> bool:
-        """Retract running requests so that `req` fits. Only where that is known to be enough."""
+        """Retract running requests for `req`: as many as are known to suffice, one for a stage, which is then asked."""
         planner = self._planner
-        if not planner.policy.preempts or not (result is AddResult.NO_TOKEN or adder.rows_full):
+        if not planner.policy.preempts or not (result in _SHORT or adder.rows_full):
             return False
         if not adder.could_take(req, has_chunked=has_chunked):
             return False

@@ -73,7 +73,7 @@ class States(Stage):
         if USE.of(req).own or req.rid in self._planned:
             return take
         if self._room() < self.slots.each:
-            return Wait.STOP
+            return Wait.SHORT
         self._planned.add(req.rid)
         return take
 

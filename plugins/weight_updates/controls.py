@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,12 +30,16 @@ from pegboard.plugins.weight_updates.messages import (
 )
 from pegboard.plugins.weight_updates.source import origin_of
 from pegboard.plugins.weight_updates.update import Order, Update
+from pegboard.toolkit.http.weight_version import BROKEN
+from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
     import torch
 
     from pegboard.core.interfaces.engine_view import EngineView, Later
     from pegboard.plugins.weight_updates.stage import WeightUpdates
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T", str, bool, int)
 MODES: tuple[PauseMode, ...] = get_args(PauseMode)
@@ -123,9 +128,9 @@ class Controls:
 
     def _why_whole(self) -> str:
         """Return why an update must bring all weights; "": it need not."""
-        if self._stage.broken:
-            return "an update has failed"
-        return "their memory was given back" if "weights" in self._released else ""
+        if "weights" in self._released:
+            return "their memory was given back"
+        return "an update has failed" if self._stage.broken else ""
 
     def _version(self, args: dict[str, object]) -> str:
         """Return the version that the weights will have: what is said, or a number."""
@@ -207,18 +212,33 @@ class Controls:
         self._view.settle()
         try:
             if "kv_cache" in tags:
-                self._view.drop_prefixes()
-            found = self._stage.ask(Release(tags))
-            self._released.update(tags)
-            if "kv_cache" in tags:
+                # First, so that nothing is found of what was given back where that fails half-way.
                 self._stage.forget_prefixes()
-        except Unsupported as error:
-            raise InvalidRequest(f"memory cannot be given back: {error}", param="tags") from None
+                self._view.drop_prefixes()
+            return {"released_bytes": self._given_back(tags)}
         finally:
             if not self._released:
                 self._view.resume(MEMORY)
+
+    def _given_back(self, tags: tuple[Tag, ...]) -> dict[str, int]:
+        """Have memory given back. Where that fails, what was in it has no meaning any more, and counts as given
+        back.
+        """
+        try:
+            found = self._stage.ask(Release(tags))
+        except Unsupported as error:
+            raise InvalidRequest(f"memory cannot be given back: {error}", param="tags") from None
+        except Exception as error:
+            logger.exception("memory could not be given back")
+            self._released.update(tags)
+            text = f"giving memory back has failed, take it again ({', '.join(tags)})"
+            if "weights" in tags:
+                self._stage.broke(in_words(error), text)
+            code = BROKEN if "weights" in tags else "release_failed"
+            raise InvalidRequest(f"{text}: {in_words(error)}", code=code, status=500) from error
+        self._released.update(tags)
         assert isinstance(found, dict)
-        return {"released_bytes": found}
+        return found
 
     def resume(self, args: dict[str, object]) -> dict[str, object] | Later:
         """Take the memory of `tags` again. Weights are read from where they came from; if they came as tensors, or the

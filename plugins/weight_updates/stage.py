@@ -108,9 +108,11 @@ class WeightUpdates(Stage):
                 self._rename(req, self.name, self.epoch)
                 _WEIGHTS.of(req).epoch = self.epoch
 
-    def broke(self, reason: str) -> None:
-        """Note that the weights have no meaning. All requests end with status 503."""
-        self.broken = f"an update of the weights has failed, send another one: {reason}"
+    def broke(self, reason: str, what: str = "an update of the weights has failed, send another one") -> None:
+        """Note that the weights have no meaning: `what` has happened for a `reason`. All requests end with status
+        503.
+        """
+        self.broken = f"{what}: {reason}"
         for req in list(self._alive.values()):
             self._end(req, FinishReason(FinishType.ABORT, message=self.broken, status=503, code=BROKEN))
 

@@ -105,13 +105,15 @@ class WindowPages:
         """Give requests what the pass over their tokens [start, stop) reads and writes: the same again for one that
         runs once more. Return, by group, the places of the row table int64 [n] that are new.
 
-        Raises RuntimeError where the pages before a request's first token are not kept, and StepLost where pages do not
-        suffice: several tokens of a running request are computed at once. It then waits again, and is admitted as
-        others are.
+        Raises StepLost where the pages before a request's first token are not kept, or not its own yet, and where pages
+        do not suffice: several tokens of a running request are computed at once. The requests then wait again, and are
+        admitted as others are.
         """
         new = np.flatnonzero(~self._seated[rows]).tolist()
-        for place in new:
-            self._seat(reqs[place], int(rows[place]), int(starts[place]))
+        # All of them first: where one is not there, no request has pages of which the device is not told.
+        tails = [self._tail(reqs[place], int(starts[place])) for place in new]
+        for place, tail in zip(new, tails, strict=True):
+            self._seat(reqs[place], int(rows[place]), int(starts[place]), tail)
         lacking = [group.missing(rows, stops) for group in self.groups]
         for group, missing in zip(self.groups, lacking, strict=True):
             if missing.sum() > group.available:
@@ -122,11 +124,20 @@ class WindowPages:
             found.append(np.concatenate([*begun, self._extend(group, rows, missing)]))
         return found
 
-    def _seat(self, req: Req, row: int, start: int) -> None:
+    def _tail(self, req: Req, start: int) -> Tail | None:
+        """Return the tail that a request without pages begins behind. Raises StepLost where it is not kept, and where
+        the request was admitted with fewer cached tokens: the step before has failed, and the request is still to get
+        pages when that step runs again.
+        """
+        if not start:
+            return None
+        tail = None if start > req.kv.prefix_len else self.tails.use(req, start)
+        if tail is None:
+            raise StepLost(f"the window before token {start} of {req} is not kept")
+        return tail
+
+    def _seat(self, req: Req, row: int, start: int, tail: Tail | None) -> None:
         """Give a request that has just got its row the pages before its first token."""
-        tail = self.tails.use(req, start) if start else None
-        if start and tail is None:
-            raise RuntimeError(f"the window before token {start} of {req} is not kept")
         limit, use = req.seq_len + req.remaining_tokens, USE.of(req)
         for number, group in enumerate(self.groups):
             pages = _NONE if tail is None else tail.pages[number]

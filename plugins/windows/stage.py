@@ -34,6 +34,8 @@ class Windows(Stage):
         """Made with as many pages as the pool has."""
         self._planned: dict[str, list[int]] = {}
         """By request, the pages of each group that it gets if this plan takes it in."""
+        self._promised: list[int] = []
+        """Their sums, by group."""
         self._changes: dict[int, list[NDArray[np.int64]]] = {}
         """By step, the places of the row tables that are new, as long as it is not known that they have arrived."""
 
@@ -41,6 +43,7 @@ class Windows(Stage):
         memory = core.ask(self.name, Ask())
         assert isinstance(memory, Memory)
         self.pages = self._make(memory)
+        self.begin_plan()
         return ()
 
     def gate(self, ctx: AdmissionGateContext) -> None:
@@ -59,17 +62,20 @@ class Windows(Stage):
     # ---- a plan ----------------------------------------------------------------------------------------------------
     def begin_plan(self) -> None:
         self._planned.clear()
+        self._promised = [0] * len(self.pages.groups)
 
     def resumable(self, req: Req, length: int) -> int:
         return self.pages.found(req, length)
 
     def clip(self, req: Req, start: int, take: int) -> int | Wait:
-        self._planned.pop(req.rid, None)
-        planned = [sum(found) for found in zip(*self._planned.values(), strict=True)]
-        take, pages = self.pages.room(req, start, take, planned or [0] * len(self.pages.groups))
+        before = self._planned.pop(req.rid, None)
+        if before is not None:
+            self._promised = [one - own for one, own in zip(self._promised, before, strict=True)]
+        take, pages = self.pages.room(req, start, take, self._promised)
         if take <= 0:
-            return Wait.STOP
+            return Wait.SHORT
         self._planned[req.rid] = pages
+        self._promised = [one + own for one, own in zip(self._promised, pages, strict=True)]
         return take
 
     # ---- a step ----------------------------------------------------------------------------------------------------

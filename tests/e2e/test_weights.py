@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import ConfigError, InvalidRequest
 from pegboard.core.interfaces.messages import ControlReply, ControlRequest
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.plugins.memory_paged.pool import MHAPool
 from pegboard.plugins.weight_updates.source import FileSource, MemorySource
+from pegboard.toolkit.model.weight_memory import WeightMemory
 from tests.plugins.adapters.peft_files import agrees, merged, write_adapter
 
 PROMPTS = ([40, 41, 42, 43, 50, 51, 52, 53, 54] * 2, [70, 71, 40, 41, 90], list(range(100, 135)))
@@ -193,7 +195,11 @@ def test_requests_do_not_stay_in_place_beside_tiers(base: Path, other: Path) -> 
         assert "use retract" in refused(engine, path=str(other), mode="in_place").message
 
 
-def test_windows_are_not_read_from_memory_that_was_given_back(checkpoints: Path) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_windows_are_not_read_from_memory_that_was_given_back(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Not even where giving it back fails half-way: requests wait then, until it is taken again."""
     path = tiny_checkpoint(checkpoints, "mistral", num_hidden_layers=2)
     more = {
         "memory": {"max_total_tokens": 512, "page_size": 4, "window_pages": True},
@@ -201,9 +207,26 @@ def test_windows_are_not_read_from_memory_that_was_given_back(checkpoints: Path)
     }
     with Engine.from_config(config(path, more=more)) as engine:
         before = [tokens_of(engine), tokens_of(engine)]
-        engine.control("release_memory", tags=["kv_cache"])
+        if fails:
+            monkeypatch.setattr(MHAPool, "release", failing_late(MHAPool.release))
+            error = refused(engine, "release_memory", tags=["kv_cache"])
+            assert (error.status, error.code) == (500, "release_failed")
+            assert engine.stats()["paused"] is True
+        else:
+            engine.control("release_memory", tags=["kv_cache"])
         engine.control("resume_memory", tags=["kv_cache"])
+        assert engine.stats()["paused"] is False
         assert [tokens_of(engine), tokens_of(engine)] == before
+
+
+def failing_late(release: Callable[[MHAPool], int]) -> Callable[[MHAPool], int]:
+    """Give memory back, and raise then."""
+
+    def fails(pool: MHAPool) -> int:
+        release(pool)
+        raise OSError("the system says no")
+
+    return fails
 
 
 @pytest.mark.full
@@ -457,6 +480,33 @@ def test_files_that_are_others_when_memory_is_taken_again(base: Path, other: Pat
             assert engine.control("resume_memory") == {"waits_for": "update_weights"}
             engine.control("update_weights", path=str(link))
             assert tokens_of(engine) == fresh(base)
+
+
+def test_weights_that_were_given_back_in_part(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is answered from what is left of them, until they are read again."""
+    release = WeightMemory.release
+
+    def fails(self: WeightMemory, tensors: Iterable[torch.Tensor]) -> int:
+        release(self, list(tensors)[:2])
+        raise OSError("the system says no")
+
+    wanted = fresh(base)
+    with Engine.from_config(config(base)) as engine:
+        assert tokens_of(engine) == wanted
+        with monkeypatch.context() as patched:
+            patched.setattr(WeightMemory, "release", fails)
+            error = refused(engine, "release_memory")
+        assert (error.status, error.code) == (500, "weights_broken")
+        assert "the system says no" in error.message
+        assert engine.stats()["paused"] is True
+        with pytest.raises(InvalidRequest, match="the system says no") as raised:
+            answers(engine)
+        assert (raised.value.status, raised.value.code) == (503, "weights_broken")
+        assert refused(engine, "get_weights_by_name", name="model.norm.weight").code == "no_weights"
+        engine.control("resume_memory")
+        assert engine.stats()["paused"] is False
+        assert tokens_of(engine) == wanted
+        assert engine.stats()["book_errors"] == 0
 
 
 def test_memory_is_not_given_back_while_requests_run(base: Path) -> None:

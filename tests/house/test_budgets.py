@@ -12,18 +12,18 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 18_660,
+    "conformance": 18_685,
     "core.cli": 180,
     "core.config": 1_990,
     "core.engine": 2_160,
     "core.frontend": 930,
-    "core.interfaces": 6_300,
+    "core.interfaces": 6_306,
     "core.pipeline": 5_805,
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 75_350,
-    "toolkit": 20_065,
+    "plugins": 75_385,
+    "toolkit": 20_085,
     "tools": 12_400,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -190,6 +190,43 @@ class ClipsAndKeeps(Good):
         return take
 
 
+class Short(Good):
+    """Has two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: set[str] = set()
+        self.planned: set[str] = set()
+
+    def unplaced(self, req: Req) -> None:
+        super().unplaced(req)
+        self.taken.discard(req.rid)
+
+    def begin_plan(self) -> None:
+        self.planned.clear()
+
+    def clip(self, req: Req, start: int, take: int) -> int | Wait:
+        if req.rid not in self.planned | self.taken and len(self.planned | self.taken) >= 2:
+            return Wait.SHORT
+        self.planned.add(req.rid)
+        return take
+
+    def pack(self, step: StepView, extras: BatchExtras) -> object | None:
+        self.taken.update(req.rid for req in step.batch.reqs if req.flags & self.flag)
+        return super().pack(step, extras)
+
+
+class ShortUntilTheEnd(Short):
+    """Takes places back where requests end, not where they are retracted."""
+
+    def unplaced(self, req: Req) -> None:
+        if req.finished:
+            super().unplaced(req)
+
+    def clip(self, req: Req, start: int, take: int) -> int | Wait:
+        return Wait.SHORT if len(self.taken - {req.rid}) >= 2 else super().clip(req, start, take)
+
+
 class HoldsForAPlan(Good):
     """Not broken: what it notes ends with the plan."""
 
@@ -353,7 +390,7 @@ def run(made: Callable[[], Stage], test: str) -> None:
 
 
 TESTS = [name for name in vars(StageContract) if name.startswith("test_")]
-ORIGINALS: dict[str, type[Stage]] = {"adopted": Adopts, "resumable": Resumes, "bound_ahead": Bounds}
+ORIGINALS: dict[str, type[Stage]] = {"adopted": Adopts, "resumable": Resumes, "bound_ahead": Bounds, "short": Short}
 BOUND = "test_bound_ahead_answers_within_what_it_is_asked"
 MUTANTS: list[tuple[type[Stage], str, str]] = [
     (SeesARequestTwice, "test_a_request_is_known_once", "that arrived once"),
@@ -363,6 +400,7 @@ MUTANTS: list[tuple[type[Stage], str, str]] = [
     (ClipsToMore, "test_clip_answers_within_what_it_is_asked", "from 0 to 1, or a Wait"),
     (ClipsAndKeeps, "test_clip_answers_within_what_it_is_asked", r"clip\(\) keeps something"),
     (NotesForEver, "test_clip_answers_within_what_it_is_asked", r"clip\(\) keeps something"),
+    (ShortUntilTheEnd, "test_memory_that_is_short_comes_back", "answers SHORT while no request has memory"),
     (ResumesFurther, "test_resumable_answers_within_what_it_is_asked", "from 0 to 1"),
     (ResumesBeforeWhatItSaid, "test_resumable_answers_within_what_it_is_asked", "and of 1 tokens 0"),
     (ResumesAndKeeps, "test_resumable_answers_within_what_it_is_asked", r"resumable\(\) keeps something"),

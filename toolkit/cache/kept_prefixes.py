@@ -38,11 +38,14 @@ class KeptPrefixes(Generic[T]):
         return len(self._kept)
 
     def longest(self, req: Req, most: int) -> T | None:
-        """Return the longest that is kept of a request's tokens, of `most` tokens at most."""
+        """Return the longest that is kept of a request's tokens, of `most` tokens at most. It counts as used now, since
+        a request that begins behind it may be planned.
+        """
         lengths = [length for length in self._lengths if length <= most]
         found = digests(req, lengths)
         for length in sorted(lengths, reverse=True):
             if (kept := self._kept.get(found[length])) is not None:
+                self._kept.move_to_end(found[length])
                 return kept
         return None
 

@@ -43,6 +43,8 @@ class GroupModel(FakeModel):
         super().__init__(rows, num_slots)
         self.wrong: list[str] = []
         self.late: Any = lambda work: False
+        self.undone: set[int] = set()
+        """Numbers of steps that are undone, whatever they read: the step before each of them was not run."""
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
         before = len(self.wrong)
@@ -53,6 +55,8 @@ class GroupModel(FakeModel):
             del self.wrong[before:]
             self.spoil(work)
             raise
+        if work.bid in self.undone:
+            del self.wrong[before:]
         if self.late(work):
             raise RuntimeError("out of luck, late")
         return result

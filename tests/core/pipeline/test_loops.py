@@ -11,8 +11,11 @@ import pytest
 
 from pegboard.core.interfaces.forward import ForwardMode
 from pegboard.core.interfaces.messages import AbortRequest
+from pegboard.core.pipeline.flags import HISTORY
+from pegboard.core.pipeline.points import encoded
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from tests.core.pipeline.harness import EOS, Harness, oracle, prompts
+from tests.core.pipeline.test_constraints import Counting
 
 
 def test_a_step_is_launched_before_the_one_before_is_settled() -> None:
@@ -46,6 +49,35 @@ def test_lanes_compute_for_different_requests_at_once() -> None:
     assert all(one == other for one, other in zip(steady, steady[2:], strict=False)), "a request keeps its lane"
     for name, prompt in prompts.items():
         assert harness.tokens(name) == oracle(prompt, 12, ignore_eos=True)
+
+
+def test_lanes_overlap_where_tokens_have_to_be_known() -> None:
+    """No request is in two steps that are under way, so all of its tokens are known when its next step is planned: also
+    those that a constraint forces, and those of a request that is parked meanwhile.
+    """
+    harness = Harness(loop="overlap", lanes=2, joining=[Counting(late=1, ahead=2)])
+    asked = {name: [number, 2, 3] for number, name in enumerate("abcde")}
+    for name, prompt in asked.items():
+        harness.submit(name, prompt, 40, sampling={"ignore_eos": True})
+    for number in range(2):
+        harness.submit(f"bound{number}", [130, 28], 40, features={"counting": encoded(True)})
+    planner, behind = harness.scheduler.planner, list[bool]()
+    plan = planner.plan
+
+    def noted(in_flight: Any) -> Any:
+        if planner.running.any(HISTORY) and in_flight is not None:
+            behind.append((step := plan(in_flight)) is not None)
+            return step
+        return plan(in_flight)
+
+    planner.plan = noted  # type: ignore[method-assign]
+    harness.run()
+    assert len(behind) > 20
+    assert sum(behind) > 0.8 * len(behind), "steps wait for the results of those before them"
+    for name, prompt in asked.items():
+        assert harness.tokens(name) == oracle(prompt, 40, ignore_eos=True)
+    for number in range(2):
+        assert harness.tokens(f"bound{number}") == list(range(130, 158))
 
 
 def test_lanes_take_turns_while_a_prompt_is_computed() -> None:

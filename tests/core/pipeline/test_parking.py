@@ -63,6 +63,29 @@ def test_memory_is_given_away_only_after_a_while(long: bool) -> None:
     assert harness.tokens("b") == oracle([2] * 16, 6, ignore_eos=True)
 
 
+def test_one_that_gave_way_goes_on_before_those_that_wait() -> None:
+    """It is retracted while it is parked, and a third request waits when it is resumed."""
+    clock = ManualClock()
+    harness = Harness(tokens=24, run=1, cache="none", parts={"clock": clock})
+    harness.submit("a", [1] * 9, 12, **IGNORE)
+    for _ in range(3):
+        harness.step()
+    req = parked(harness, "a")
+    clock.advance(GIVE_WAY_SECONDS * 2)
+    for rid, token in (("b", 2), ("c", 3)):
+        harness.submit(rid, [token] * 16, 6, **IGNORE)
+    for _ in range(3):
+        harness.step()
+    assert req.status is ReqStatus.RETRACTED
+    assert [one.rid for one in harness.scheduler.waiting] == ["c"]
+    harness.scheduler.planner.resume(req)
+    assert [one.rid for one in harness.scheduler.waiting] == ["a", "c"]
+    harness.run()
+    assert list(harness.outputs) == ["b", "a", "c"]
+    for rid, token, length, n in (("a", 1, 9, 12), ("b", 2, 16, 6), ("c", 3, 16, 6)):
+        assert harness.tokens(rid) == oracle([token] * length, n, ignore_eos=True)
+
+
 def test_a_prompt_in_chunks_gets_the_memory_of_one_that_is_parked() -> None:
     clock = ManualClock()
     harness = Harness(tokens=24, run=1, cache="none", chunk=4, parts={"clock": clock})

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pegboard.core.interfaces.batch import BatchExtras
+from pegboard.core.interfaces.messages import TokenizedRequest
+from pegboard.core.interfaces.req import Req
+from pegboard.core.interfaces.stage import Interest, Stage, StepView
+from pegboard.core.interfaces.step import StepLost
 from pegboard.core.pipeline.executor import Done
 from pegboard.plugins.windows.messages import NAME, Memory
 from pegboard.plugins.windows.pages import WindowPages
@@ -20,6 +26,21 @@ from tests.core.pipeline.harness import IGNORE, FakeModel, Harness, oracle
 from tests.plugins.windows.window_harness import WindowHarness
 
 
+class Packs(Stage):
+    """Takes part in all requests, and calls `does` whenever it packs a step."""
+
+    name = "packs"
+
+    def __init__(self, does: Callable[[StepView], None]) -> None:
+        self.does = does
+
+    def arrive(self, req: Req, message: TokenizedRequest) -> Interest:
+        return Interest(look=False)
+
+    def pack(self, step: StepView, extras: BatchExtras) -> None:
+        self.does(step)
+
+
 class TestGames(GroupGames):
     ample = {"windows": (20,), "count": 300}
 
@@ -30,12 +51,23 @@ class TestGames(GroupGames):
         settings, windows = arrangement(rng), rng.choice([(5,), (1,), (9,), (3, 16)])
         least = max(most_pages(window, settings["page_size"]) for window in windows)
         count = least + rng.choice([0, 1, 4, least, 3 * least, 40])
-        return WindowHarness(windows=windows, count=count, **settings)
+        self.packs = Packs(lambda step: None)
+        return WindowHarness(windows=windows, count=count, before=[self.packs], **settings)
 
     def lose(self, harness: Any, luck: random.Random, rng: random.Random) -> None:
-        """Passes may fail before their changes of tables have arrived."""
+        """Passes may fail before their changes of tables have arrived, and steps before windows are packed."""
         lost = rng.choice([0.0, 0.0, 0.1])
+        apart = random.Random(str(rng.getstate()[1][:4]))  # the games are otherwise what they were
+        unpacked = apart.choice([0.0, 0.0, 0.1])
         harness.paged.lost = lambda work: len(work.rows) > 1 and luck.random() < lost
+
+        def packs(step: StepView) -> None:
+            if len(step.batch.reqs) > 1 and apart.random() < unpacked:
+                if harness.scheduler.settings.loop == "overlap":
+                    harness.paged.undone.add(step.number + 1)
+                raise RuntimeError("out of luck, before windows")
+
+        self.packs.does = packs
 
 
 # ---- prefixes -------------------------------------------------------------------------------------------------------
@@ -130,6 +162,78 @@ def test_several_known_tokens_wait_for_pages(loop: str) -> None:
     assert harness.tokens("b") == oracle(own(2, 9), 30, ignore_eos=True)
     rest = 69 - len(known)
     assert reqs["a"].tokens.view().tolist() == known + oracle(known, rest, ignore_eos=True)
+
+
+# ---- steps that fail before a request has pages ----------------------------------------------------------------------
+
+
+def test_a_chunk_does_not_begin_behind_a_tail_before_the_chunk_before_it() -> None:
+    """The step with a prompt's first chunk fails before windows are packed, and the one with the second chunk, which
+    was launched behind it, finds a tail that an earlier request of the same tokens has left.
+    """
+    failing = False
+
+    def fails(step: StepView) -> None:
+        nonlocal failing
+        if failing and len(step.batch.reqs) > 1:
+            failing = False
+            raise RuntimeError("out of luck, before windows")
+
+    settings = {"cache": "none", "chunk": 16, "loop": "overlap", "prefill_first": True}
+    harness = WindowHarness(before=[Packs(fails)], windows=(3,), count=40, **settings)
+    for turn in ("before", "after"):
+        failing = turn == "after"
+        asked = {f"short {turn}": own(1 if failing else 2, 4), f"long {turn}": SHARED[:60]}
+        TestGames().ask(harness, asked, 6)
+    assert harness.scheduler.counters.failed_batches == 1
+
+
+def test_a_tail_that_goes_before_its_step_is_packed_costs_a_plan() -> None:
+    """Two requests are planned, the second of them behind a tail. It is gone when the step is packed: both are planned
+    once more, and the first one has no pages of which the device was never told.
+    """
+    gone = False
+
+    def evicts(step: StepView) -> None:
+        nonlocal gone
+        if not gone and len(step.batch.reqs) == 2 and step.batch.prefix_lens[1]:
+            gone = True
+            while harness.stage.pages.tails.evict_one():
+                pass
+
+    harness = WindowHarness(before=[Packs(evicts)], count=60)
+    TestGames().ask(harness, {"before": SHARED[:40]}, 4)
+    TestGames().ask(harness, {"other": own(1, 30), "behind": [*SHARED[:40], *own(2, 9)]}, 6)
+    assert gone
+    assert harness.scheduler.counters.failed_batches == 1
+
+
+def test_no_request_has_pages_where_a_tail_of_another_one_is_gone() -> None:
+    harness = WindowHarness(count=60)
+    for rid, prompt in (("a", own(1, 30)), ("b", own(2, 30))):
+        harness.submit(rid, prompt, 4)
+    reqs = list(harness.scheduler.waiting)
+    reqs[1].kv.prefix_len = 8
+    pages, rows = harness.stage.pages, np.array([1, 2])
+    with pytest.raises(StepLost, match="the window before token 8"):
+        pages.extend(reqs, rows, np.array([0, 8]), np.array([30, 30]))
+    assert not pages.groups[0].held
+    assert pages.idle_error() is None
+
+
+def test_a_tail_that_a_plan_has_found_is_not_the_next_one_to_go() -> None:
+    harness = WindowHarness(count=200, every=1000)
+    for rid, prompt in (("a", own(1, 30)), ("b", own(2, 30))):
+        TestGames().ask(harness, {rid: prompt}, 4)
+    tails = harness.stage.pages.tails
+    assert len(tails) > 1
+    harness.submit("again", own(1, 30), 4)
+    (req,) = harness.scheduler.waiting
+    assert harness.stage.resumable(req, 29)
+    for _ in range(len(tails) - 1):
+        tails.evict_one()
+    assert harness.stage.resumable(req, 29)
+    harness.run()
 
 
 # ---- how many run ---------------------------------------------------------------------------------------------------

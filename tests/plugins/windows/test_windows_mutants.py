@@ -71,6 +71,19 @@ class KeepsTailsOnePageOff(WindowPages):
             self._gone(Tail(length, shifted))
 
 
+class BeginsBehindAnyTail(WindowPages):
+    def _tail(self, req: Req, start: int) -> Tail | None:
+        return self.tails.use(req, start) if start else None
+
+
+class SeatsBeforeAllTailsAreFound(WindowPages):
+    def extend(self, reqs: Sequence[Req], rows: Array, starts: Array, stops: Array) -> list[Array]:
+        for at in np.flatnonzero(~self._seated[rows]).tolist():
+            tail = self._tail(reqs[at], int(starts[at]))
+            self._seat(reqs[at], int(rows[at]), int(starts[at]), tail)
+        return super().extend(reqs, rows, starts, stops)
+
+
 GROUPS = [(ReachesOnePageTooFew, 1), (FreesWhatTailsHold, 1), (PromisesNothing, 6), (CountsSharedPagesOnce, 3)]
 ALL = [(FreesByWhatIsScheduled, 1), (ForgetsTheTableOfTails, 1), (KeepsTailsOnePageOff, 1)]
 
@@ -96,3 +109,15 @@ def test_tails_of_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_prefixes, "digests", by_length)
     with pytest.raises(AssertionError):
         test_windows.test_windows_of_other_tokens_are_not_taken()
+
+
+def test_chunks_behind_tails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_harness, "WindowPages", BeginsBehindAnyTail)
+    with pytest.raises(AssertionError):
+        test_windows.test_a_chunk_does_not_begin_behind_a_tail_before_the_chunk_before_it()
+
+
+def test_requests_that_have_pages_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_harness, "WindowPages", SeatsBeforeAllTailsAreFound)
+    with pytest.raises(AssertionError):
+        test_windows.test_no_request_has_pages_where_a_tail_of_another_one_is_gone()

@@ -15,7 +15,9 @@ from tests.core.pipeline.harness import Harness
 
 
 class WindowHarness(Harness):
-    """With these `windows`, and so many pages in `count` for each, which the model is built with."""
+    """With these `windows`, and so many pages in `count` for each, which the model is built with. Stages in `before`
+    stand before that of the windows.
+    """
 
     def __init__(
         self,
@@ -23,13 +25,14 @@ class WindowHarness(Harness):
         windows: Sequence[int] = (5,),
         count: int = 24,
         every: int = 8,
+        before: Sequence[Stage] = (),
         joining: Sequence[Stage] = (),
         **more: Any,
     ) -> None:
         page_size = more.get("page_size", 1)
         self.stage = Windows(lambda memory: WindowPages(windows, memory, page_size, every))
         model = type("WindowModel", (KeepsWindows,), {"windows": windows, "count": count, "page_size": page_size})
-        super().__init__(model=model, joining=[self.stage, *joining], **more)
+        super().__init__(model=model, joining=[*before, self.stage, *joining], **more)
         assert isinstance(self.model, KeepsWindows)
         self.paged = self.group_model = self.model
 

@@ -22,8 +22,8 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 75_350,
-    "toolkit": 20_065,
+    "plugins": 75_420,
+    "toolkit": 20_155,
     "tools": 12_400,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

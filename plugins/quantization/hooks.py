@@ -46,7 +46,9 @@ class QuantizationHooks:
             linears = chooser.choose(LINEAR, LinearContext(model.device, model.dtype))
             return {SERVICE: QuantizedWeights({}, (), {}, linears)}
         tensors = slots_of(model.directory)
-        chosen = _chosen(chooser, FormatContext(config, tensors))
+        # What ModelOpt keeps in a file of its own does not name it.
+        named = {"quant_method": "modelopt", **config} if "quant_algo" in config else config
+        chosen = _chosen(chooser, FormatContext(named, tensors))
         linears = chooser.choose(LINEAR, LinearContext(model.device, model.dtype))
         weights = QuantizedWeights(chosen.matrices(), chosen.unused(), tensors, linears)
         for matrix in weights.matrices.values():

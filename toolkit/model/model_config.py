@@ -69,13 +69,12 @@ def read_model_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def _told_apart(directory: Path) -> dict[str, object]:
+def _told_apart(directory: Path) -> Mapping[str, object]:
     """Return what older exports of ModelOpt say of quantised weights and KV in a file of its own; empty for neither."""
-    found = read_json_object(directory / "hf_quant_config.json").get("quantization")
-    if not isinstance(found, Mapping):
-        return {}
-    told = {"quant_method": "modelopt", **found}
-    return told if found.get("quant_algo") or weights_are_plain(told) else {}
+    for told in read_json_object(directory / "hf_quant_config.json").values():
+        if isinstance(told, Mapping) and (told.get("quant_algo") or weights_are_plain(told)):
+            return told
+    return {}
 
 
 def check_model_config(config: Mapping[str, object], file: str = "config.json") -> None:

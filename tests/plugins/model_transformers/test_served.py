@@ -99,7 +99,7 @@ def test_a_mistral_that_lists_types_of_layers_is_a_ministral(tmp_path: Path) -> 
     (directory / "config.json").write_text(json.dumps(config), "utf-8")
     ctx = context(directory)
     assert ctx.architecture == "MistralForCausalLM"
-    assert TransformersFamily.supports(None, ctx) is None  # type: ignore[arg-type]
+    assert TransformersFamily.supports(NoOptions(), ctx) is None
     family, network = loaded(ctx)
     assert [layer.window for layer in family.spec.layers] == [None, 16, None]
     run = probe_run(network, family.spec, ctx)
@@ -270,7 +270,7 @@ def test_dual_chunks_are_ordinary_attention_up_to_the_original_context(caplog: p
     )
     with pytest.raises(NotServable, match="has positions for 262 tokens"):
         examine(dataclasses.replace(ctx, context_length=263))
-    reason = TransformersFamily.supports(None, bare(dual_chunk_attention_config={"chunk_size": 8}))  # type: ignore[arg-type]
+    reason = TransformersFamily.supports(NoOptions(), bare(dual_chunk_attention_config={"chunk_size": 8}))
     assert reason is not None
     assert "dual_chunk_attention_config: original_max_position_embeddings must be a positive integer" in reason
 

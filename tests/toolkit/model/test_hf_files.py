@@ -44,9 +44,9 @@ FP8_KV = {"kv_cache_quant_algo": "FP8"}
 @pytest.mark.parametrize(
     ("own", "apart", "expected"),
     [
-        (None, {"quant_algo": "FP8", **FP8_KV}, {"quant_method": "modelopt", "quant_algo": "FP8", **FP8_KV}),
-        (None, {"quant_algo": None, **FP8_KV}, {"quant_method": "modelopt", "quant_algo": None, **FP8_KV}),
-        ({}, FP8_KV, {"quant_method": "modelopt", **FP8_KV}),
+        (None, {"quant_algo": "FP8", **FP8_KV}, {"quant_algo": "FP8", **FP8_KV}),
+        (None, {"quant_algo": None, **FP8_KV}, {"quant_algo": None, **FP8_KV}),
+        ({}, FP8_KV, FP8_KV),
         ({"quant_method": "awq"}, {"quant_algo": "FP8"}, {"quant_method": "awq"}),
         (None, {"quant_algo": None, "kv_cache_quant_algo": None}, None),
         (None, "FP8", None),

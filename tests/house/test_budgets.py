@@ -22,9 +22,9 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 75_350,
-    "toolkit": 20_065,
-    "tools": 12_400,
+    "plugins": 75_640,
+    "toolkit": 20_080,
+    "tools": 12_405,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 

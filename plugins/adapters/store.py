@@ -115,7 +115,7 @@ class AdapterStore:
 
     def totals_of(self, name: str) -> Totals:
         """Return the totals of a name, which outlive its adapters."""
-        found = self.totals[name] = self.totals.pop(name, None) or Totals()
+        found = self.totals[name] = self.totals.pop(name, Totals())
         if len(self.totals) > _TOTALS + len(self.names):
             del self.totals[next(one for one in self.totals if one not in self.names)]
         return found

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
@@ -138,7 +139,10 @@ class BoundedHttpProtocol(StreamingProtocol):
 
     def _takes_file(self) -> bool:
         """Return whether what arrives is a file that the application reads: one that it has answered is not."""
-        return not self._is_quiet() and self.scope.get("extensions", {}).get(MOST_BODY) == ANY_SIZE
+        if self._is_quiet():
+            return False
+        extensions: Mapping[str, object] = self.scope.get("extensions", {})
+        return extensions.get(MOST_BODY) == ANY_SIZE
 
     def _file_arrives(self) -> bool:
         """Return whether enough of a file has come since its time was last extended."""

@@ -51,7 +51,7 @@ class Uploads:
         try:
             self._make()
             made = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(made, "wb") as stream:  # noqa: PTH123 - it is open already
+            with os.fdopen(made, "wb") as stream:
                 async for piece in pieces:
                     await asyncio.to_thread(stream.write, piece)
         except OSError as error:

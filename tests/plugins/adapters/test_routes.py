@@ -102,7 +102,7 @@ def test_a_load_that_fails() -> None:
     assert rig.post("/load_lora_adapter", {"lora_name": "a", "lora_path": "/a"})[0] == 200
 
 
-def test_requests_may_name_an_adapter_that_is_being_loaded() -> None:
+def test_requests_may_name_an_adapter_that_is_being_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """They wait for it. Where the load fails, nothing is left of the name."""
     rig = Rig()
     control, seen = rig.client.control, []
@@ -112,7 +112,7 @@ def test_requests_may_name_an_adapter_that_is_being_loaded() -> None:
             seen.append(dict(rig.known.names))
         return await control(action, args)
 
-    rig.client.control = looked  # type: ignore[method-assign]
+    monkeypatch.setattr(rig.client, "control", looked)
     for path, status in (("/bad", 400), ("/a", 200)):
         assert rig.post("/load_lora_adapter", {"lora_name": "a", "lora_path": path})[0] == status
         assert seen[0] == {"a": path}

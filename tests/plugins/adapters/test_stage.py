@@ -48,7 +48,7 @@ class TestAdapters(StageContract):
 
 def test_a_request_whose_adapter_has_failed_says_so() -> None:
     """So that the name is not offered any more; not if another adapter has it since."""
-    stage, far = Adapters(AdapterSection(directories=["/"])), Far()
+    stage, far = Adapters(AdapterSection(directories=("/",))), Far()
     stage.store.ask = far.ask
     stage.store.load("a", "/a")
     req = Req("1", np.array([1]), SamplingParams())

@@ -108,6 +108,11 @@ async def refused(reader: asyncio.StreamReader, status: int, code: str) -> None:
         assert await reader.read() == b""
 
 
+def has_come(reader: asyncio.StreamReader) -> bool:
+    """Return whether there is an answer, or the end."""
+    return reader.at_eof() or bool(reader._buffer)  # type: ignore[attr-defined]
+
+
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
 
 
@@ -173,7 +178,7 @@ def test_what_does_not_end_is_cut_off(endless: str) -> None:
                 await writer.drain()
                 # The server is in the same loop: without this, the kernel would take megabytes before its turn.
                 await asyncio.sleep(0)
-                if reader.at_eof() or reader._buffer:  # type: ignore[attr-defined]
+                if has_come(reader):
                     break
             else:
                 pytest.fail("it takes megabytes of it")
@@ -230,7 +235,7 @@ def test_dripping_does_not_help() -> None:
         reader, writer = await dial()
         writer.write(HEAD)
         with contextlib.suppress(ConnectionError):
-            while not (reader.at_eof() or reader._buffer):  # type: ignore[attr-defined]
+            while not has_come(reader):
                 writer.write(b"x: y\r\n")
                 await asyncio.sleep(SOON / 20)
             await refused(reader, 408, "too_slow")
@@ -249,7 +254,7 @@ def test_a_file_takes_as_long_as_it_needs(path: bytes) -> None:
         writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (path, count * len(piece)))
         with contextlib.suppress(ConnectionError):
             for _ in range(count):
-                if reader.at_eof() or reader._buffer:  # type: ignore[attr-defined]
+                if has_come(reader):
                     break
                 writer.write(piece)
                 await asyncio.sleep(SOON / 10)
@@ -273,7 +278,7 @@ def test_a_file_that_drips_ends(answered: bool) -> None:
             assert (await answer(reader))[0] == 200
         piece = b"x" * int(LEAST_FILE_RATE * SOON) if answered else b"x"
         with contextlib.suppress(ConnectionError):
-            while not (reader.at_eof() or reader._buffer):  # type: ignore[attr-defined]
+            while not has_come(reader):
                 writer.write(piece)
                 await asyncio.sleep(SOON / 20)
             if not answered:

@@ -17,7 +17,7 @@ ROOMS = {
     "core.config": 1_990,
     "core.engine": 2_160,
     "core.frontend": 930,
-    "core.interfaces": 6_302,
+    "core.interfaces": 6_300,
     "core.pipeline": 5_816,
     "core.registry": 910,
     "core.server": 1_390,

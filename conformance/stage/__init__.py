@@ -13,7 +13,7 @@ A class says how to make the stage, and what a request has to ask for::
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 
+from pegboard.conformance.stage.kept import holds, size
 from pegboard.conformance.stage.rig import Parts, StageRig
 from pegboard.core.interfaces.batch import BatchExtras, ModelWorkerBatch
 from pegboard.core.interfaces.layers import ModelSpec
@@ -34,7 +35,6 @@ from pegboard.core.interfaces.step import AnySource, CoreServices
 LOOPS = pytest.mark.parametrize("loop", ["normal", "overlap"])
 PROMPTS = {f"r{n}": [(n * 7 + i) % 250 for i in range(5 + 9 * n)] for n in range(5)}
 LENGTH = 8
-MAX_DEPTH = 6
 
 
 def stage_context(**more: Any) -> StageContext:
@@ -140,7 +140,7 @@ class StageContract:
             sizes = [self.play(rig, stage, number) for number in range(3)]
         for rid in PROMPTS:
             for number in range(3):
-                assert not _holds(stage, f"{rid}-{number}"), f"it still holds {rid}-{number}, which is gone"
+                assert not holds(stage, f"{rid}-{number}"), f"it still holds {rid}-{number}, which is gone"
         assert sizes[2] <= sizes[1], f"what it keeps grows with requests that are gone: {sizes} entries"
 
     @LOOPS
@@ -160,7 +160,7 @@ class StageContract:
                 rig.model.fails = fails
                 self.submit_all(rig, f"-{number}")
                 rig.run()
-                sizes.append(_size(stage))
+                sizes.append(size(stage))
             assert rig.scheduler.counters.failed_batches >= 3
         assert sizes[2] <= sizes[1], f"what it keeps grows with steps that were undone: {sizes} entries"
 
@@ -176,7 +176,7 @@ class StageContract:
                 if rig.reqs["r"].finished:
                     pytest.skip("its requests end with their prompts")
                 rig.scheduler.planner.retract(rig.reqs["r"])
-                known.append(_holds(stage, "r"))
+                known.append(holds(stage, "r"))
             rig.run()
             assert known[-1] <= known[0], f"it holds a request that arrived once {known} times after each retraction"
 
@@ -186,7 +186,7 @@ class StageContract:
             pytest.skip("it does not clip")
         with ended(self.rig(stage)) as rig:
             rig.submit("r", PROMPTS["r4"], LENGTH, {stage.name: self.feature()})
-            req, before = rig.reqs["r"], _size(stage)
+            req, before = rig.reqs["r"], size(stage)
             for take in range(1, req.input_len + 1):
                 start = req.input_len - take
                 found = stage.clip(req, start, take)
@@ -194,7 +194,28 @@ class StageContract:
                 assert fits, f"clip(req, {start}, {take}) answers {found!r}: from 0 to {take}, or a Wait"
                 assert stage.clip(req, start, take) == found, "clip() answers something else when it is asked again"
             stage.begin_plan()  # what was noted for one plan ends with it
-            assert _size(stage) == before, "clip() keeps something; it is asked for requests that are not admitted, too"
+            assert size(stage) == before, "clip() keeps something; it is asked for requests that are not admitted, too"
+
+    def test_what_it_skips_its_clip_skips(self) -> None:
+        """In the same plan, whichever is asked first; and it keeps nothing of requests that have ended."""
+        stage = self.make_stage()
+        if type(stage).skips is Stage.skips:
+            pytest.skip("it skips no request before a prefix is looked for")
+        with ended(self.rig(stage)) as rig:
+            for number in range(7):
+                rig.submit(f"s{number}", [number, *PROMPTS["r1"]], LENGTH, {stage.name: self.feature()})
+            for _ in range(3):
+                rig.step()
+                stage.begin_plan()
+                waiting = list(rig.scheduler.waiting)
+                for req in [*waiting, *reversed(waiting)]:
+                    skips, found = stage.skips(req), stage.clip(req, 0, req.seq_len)
+                    assert not skips or found is Wait.SKIP, f"skips() answers True, and clip() {found!r}"
+                stage.begin_plan()
+            rig.run()
+            lacking = [rid for rid in rig.outputs if len(rig.tokens(rid)) < LENGTH]
+            assert not lacking, f"requests {lacking} have not got all of their tokens"
+            assert not any(holds(stage, rid) for rid in rig.outputs), "skips() keeps requests that have ended"
 
     def test_memory_that_is_short_comes_back(self) -> None:
         """Where clip() answers SHORT for a request, it does so no more once all others have given theirs up."""
@@ -232,12 +253,12 @@ class StageContract:
             assert reqs, "none of its requests runs"
             for nodes in (2, 5, 64):
                 stage.begin_plan()
-                before, most = _size(stage), np.full(len(reqs), nodes, np.int64)
+                before, most = size(stage), np.full(len(reqs), nodes, np.int64)
                 found = stage.bound_ahead(reqs, most.copy())
                 fits = found.shape == most.shape and bool(((found >= 1) & (found <= most)).all())
                 assert fits, f"bound_ahead(reqs, {most}) answers {found}: for each request from 1 to what it is asked"
                 stage.begin_plan()
-                assert _size(stage) == before, "bound_ahead() keeps something beyond the plan"
+                assert size(stage) == before, "bound_ahead() keeps something beyond the plan"
             rig.run()
 
     def test_resumable_answers_within_what_it_is_asked(self) -> None:
@@ -253,12 +274,12 @@ class StageContract:
             req = rig.reqs["r"]
             for length in range(1, req.input_len):
                 stage.begin_plan()
-                before, found = _size(stage), stage.resumable(req, length)
+                before, found = size(stage), stage.resumable(req, length)
                 assert 0 <= found <= length, f"resumable(req, {length}) answers {found}: from 0 to {length}"
                 again = stage.resumable(req, found) if found else 0
                 assert again == found, f"resumable(req, {length}) answers {found}, and of {found} tokens {again}"
                 stage.begin_plan()
-                assert _size(stage) == before, "resumable() keeps something beyond the plan"
+                assert size(stage) == before, "resumable() keeps something beyond the plan"
             rig.run()
             assert rig.tokens("r") == rig.tokens("before"), "behind a cached prefix the answer is another one"
 
@@ -327,7 +348,7 @@ class StageContract:
             rig.step()
         rig.abort(f"r2-{number}")
         rig.run()
-        return _size(stage)
+        return size(stage)
 
 
 class Lender(Stage):
@@ -368,38 +389,6 @@ def _state(req: Req) -> tuple[object, ...]:
 
 def _plain(values: Mapping[str, object]) -> dict[str, object]:
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
-
-
-def _inside(value: object, depth: int = 0) -> Iterator[object]:
-    """Yield the entries of all containers that an object of the stage holds, requests not entered."""
-    if depth > MAX_DEPTH or isinstance(value, (str, bytes, np.ndarray, type, Req)):
-        return
-    if isinstance(value, Mapping):
-        items: list[object] = [*value.keys(), *value.values()]
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        items = list(value)
-    elif type(value).__module__.partition(".")[0] in ("builtins", "torch", "numpy", "pathlib", "types", "functools"):
-        return
-    else:
-        items = list(getattr(value, "__dict__", {}).values())
-        items += [getattr(value, name) for name in getattr(type(value), "__slots__", ()) if hasattr(value, name)]
-        for item in items:
-            yield from _inside(item, depth + 1)
-        return
-    for item in items:
-        yield item
-        yield from _inside(item, depth + 1)
-
-
-def _size(stage: Stage) -> int:
-    """Return how many entries the stage's containers have."""
-    return sum(1 for _ in _inside(stage))
-
-
-def _holds(stage: Stage, rid: str) -> int:
-    """Return how often the stage's containers have a request, itself or by its id."""
-    named = (item.rid if isinstance(item, Req) else item for item in _inside(stage))
-    return sum(1 for name in named if isinstance(name, str) and name == rid)
 
 
 def _no_provider(contract: object, ctx: object) -> Any:

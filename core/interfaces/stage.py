@@ -53,8 +53,7 @@ class Wait(enum.Enum):
     STOP = "stop"
     """Nothing further is admitted to this prefill."""
     SHORT = "short"
-    """STOP, since others have the memory that the stage keeps for requests (`unplaced` takes it back). Where the policy
-    preempts, requests give theirs up, one after the other until it suffices; and so do requests that are parked."""
+    """STOP, as others have the stage's own memory: less urgent ones give theirs up (`unplaced`), so do parked ones."""
     HOLD = "hold"
     """STOP, for a step of the stage's own; while nothing is admitted, others are asked, so that it serves all."""
 
@@ -64,8 +63,7 @@ class Interest:
     """What a stage needs for a request that it takes part in. `history`: the tokens before a step are known when it is
     packed. `single`: each output token is drawn in a row of its own, so the request gets neither tokens ahead nor
     forced tokens. `constrained`: it has a TokenConstraint before it is admitted. Without `look` the stage's `send` is
-    asked only when output is sent anyway, and at the end; what its `finishers` and `compile_stops` bring is asked after
-    each token all the same.
+    asked only when output is sent anyway, and at the end; what `finishers` and `compile_stops` bring, at each token.
     """
 
     history: bool = False
@@ -229,9 +227,7 @@ class Stage:
         return length
 
     def finishers(self, req: Req) -> Iterable[Ending]:
-        """Once, at a request's first token: reasons to end it, asked at each token after stop strings and before the
-        length.
-        """
+        """Once, at a request's first token: reasons to end it, asked at each token between stop strings and length."""
         return ()
 
     def compile_stops(self, sampling: SamplingParams) -> CompiledStops | None:
@@ -249,6 +245,10 @@ class Stage:
     # ---- a plan ----------------------------------------------------------------------------------------------------
     def begin_plan(self) -> None:
         """Before each step is planned: what `clip` has noted for the plan before is out of date."""
+
+    def skips(self, req: Req) -> bool:
+        """Before a waiting request's cached prefix is looked for: return whether `clip` answers SKIP whatever it is."""
+        return False
 
     def clip(self, req: Req, start: int, take: int) -> int | Wait:
         """While a prefill is planned: return how many of tokens [start, start + take) can be computed now, `take` at
@@ -301,9 +301,7 @@ class Stage:
         """After the batch's tokens have been appended and what ends was noted."""
 
     def closed(self, step: StepView) -> None:
-        """Exactly once for each packed step, halves not counted: it is committed, all its halves are through, or it was
-        undone.
-        """
+        """Exactly once for each packed step, not halves: it is committed, its halves are through, or it is undone."""
 
     def send(self, req: Req, start: int, stop: int) -> Sent | None:
         """Whenever output is sent, tokens [start, stop) of the request's output and perhaps its end: what goes along.
@@ -338,12 +336,9 @@ class Stage:
 
 
 class DevicePart:
-    """Where batches run, on every rank. What it raises fails the batch, so that halves are tried. A payload is read on
-    each call and must not be changed.
-
-    Batches begin in the order of their launch, and the calls for one of them have the order below. Where the executor
-    has several `lanes`, a batch begins while another one waits for other ranks within `execute`, so that calls for two
-    batches alternate: keep what a later call for a batch needs by its payload, not as that of the newest batch.
+    """Where batches run: called in launch order, on every rank. What it raises fails the batch, so that halves are
+    tried. A payload is read on each call and must not be changed. With several `Executor.lanes` batches begin in that
+    order, and calls for two of them alternate: keep nothing of a batch but by its payload.
 
     It gets the payloads of the Stage of its name; or, with `loads`, those of a prefix cache that names it as its
     `loader`.

@@ -114,7 +114,7 @@ class PrefillAdder:
         """
         if self.rows_full:
             return AddResult.OTHER
-        if self._held and not self._points.clips_for(req):
+        if self._points.skips(req) or (self._held and not self._points.clips_for(req)):
             return AddResult.LATER
         found = self._memory.match(req)
         start = len(found) + found.promised

@@ -42,6 +42,7 @@ class PlanPoints:
         self.culprits = culprits or Culprits()
         self.lookback = max((stage.lookback for stage in stages), default=0)
         self.beginning = self._at("begin_plan")
+        self._skipping = self._at("skips")
         self._clipping = self._at("clip")
         self.clips = bool(self._clipping)
         """Whether some stage says how much of a prompt can be computed."""
@@ -63,6 +64,18 @@ class PlanPoints:
                 stage.begin_plan()
             except Exception as error:
                 self._log(stage, "begin_plan", error)
+
+    def skips(self, req: Req) -> bool:
+        """Return whether some stage lets a request wait while others are admitted. One that raises does."""
+        for stage in self._skipping:
+            if req.flags & stage.flag:
+                try:
+                    if stage.skips(req):
+                        return True
+                except Exception as error:
+                    self._log(stage, "skips", error)
+                    return True
+        return False
 
     def clips_for(self, req: Req) -> bool:
         """Return whether some stage says how much of a request's prompt can be computed."""

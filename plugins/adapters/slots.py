@@ -49,6 +49,8 @@ class Slots:
         """By slot, the adapter that gets it."""
         self._planned: list[Req] = []
         """Requests that hold a slot since the last plan, and may not have been taken in."""
+        self._refused: set[int] = set()
+        """Adapters, by number, for which this plan has no slot."""
 
     @property
     def in_use(self) -> int:
@@ -70,6 +72,7 @@ class Slots:
             if req.kv.row == NO_ROW:
                 self.release(req)
         self._planned = []
+        self._refused.clear()
         if self._waiting or self._draining:
             self._drain()
 
@@ -77,9 +80,8 @@ class Slots:
         """Give a request its adapter's slot; False where there is none now."""
         if req.rid in adapter.holders:
             return True
-        if not adapter.slot and not self._place(adapter):
-            return self._wait(req)
-        if adapter.slot in self._draining:
+        if (not adapter.slot and not self._place(adapter)) or adapter.slot in self._draining:
+            self._refused.add(adapter.uid)
             return self._wait(req)
         adapter.holders[req.rid] = req
         USE.of(req).output_len = req.output_len
@@ -89,6 +91,10 @@ class Slots:
         self._waiting.pop(req.rid, None)
         USE.of(req).waits_since = 0.0
         return True
+
+    def refused(self, req: Req, adapter: Adapter) -> bool:
+        """Return whether a request waits, since another one of this plan has found no slot for the adapter."""
+        return adapter.uid in self._refused and not self._wait(req)
 
     def release(self, req: Req) -> None:
         """Take the slot back from a request that has no memory now."""

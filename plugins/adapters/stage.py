@@ -107,6 +107,11 @@ class Adapters(Stage):
             self._looked = self.slots.clock()
             self.store.refresh()
 
+    def skips(self, req: Req) -> bool:
+        adapter = USE.of(req).adapter
+        assert adapter is not None
+        return self.slots.refused(req, adapter)
+
     def clip(self, req: Req, start: int, take: int) -> int | Wait:
         adapter = USE.of(req).adapter
         assert adapter is not None

@@ -227,6 +227,27 @@ class ShortUntilTheEnd(Short):
         return Wait.SHORT if len(self.taken - {req.rid}) >= 2 else super().clip(req, start, take)
 
 
+class Skips(Short):
+    """Passes over who finds no place."""
+
+    def skips(self, req: Req) -> bool:
+        return req.rid not in self.planned | self.taken and len(self.planned | self.taken) >= 2
+
+    def clip(self, req: Req, start: int, take: int) -> int | Wait:
+        return Wait.SKIP if self.skips(req) else super().clip(req, start, take)
+
+
+class SkipsWhatItWouldClip(Skips):
+    def clip(self, req: Req, start: int, take: int) -> int | Wait:
+        return min(take, 9)
+
+
+class SkipsAndKeeps(Skips):
+    def skips(self, req: Req) -> bool:
+        self.reqs[f"skipped {req.rid}"] = req
+        return super().skips(req)
+
+
 class HoldsForAPlan(Good):
     """Not broken: what it notes ends with the plan."""
 
@@ -390,7 +411,13 @@ def run(made: Callable[[], Stage], test: str) -> None:
 
 
 TESTS = [name for name in vars(StageContract) if name.startswith("test_")]
-ORIGINALS: dict[str, type[Stage]] = {"adopted": Adopts, "resumable": Resumes, "bound_ahead": Bounds, "short": Short}
+ORIGINALS: dict[str, type[Stage]] = {
+    "adopted": Adopts,
+    "resumable": Resumes,
+    "bound_ahead": Bounds,
+    "short": Short,
+    "skips": Skips,
+}
 BOUND = "test_bound_ahead_answers_within_what_it_is_asked"
 MUTANTS: list[tuple[type[Stage], str, str]] = [
     (SeesARequestTwice, "test_a_request_is_known_once", "that arrived once"),
@@ -401,6 +428,8 @@ MUTANTS: list[tuple[type[Stage], str, str]] = [
     (ClipsAndKeeps, "test_clip_answers_within_what_it_is_asked", r"clip\(\) keeps something"),
     (NotesForEver, "test_clip_answers_within_what_it_is_asked", r"clip\(\) keeps something"),
     (ShortUntilTheEnd, "test_memory_that_is_short_comes_back", "answers SHORT while no request has memory"),
+    (SkipsWhatItWouldClip, "test_what_it_skips_its_clip_skips", r"skips\(\) answers True, and clip\(\) 9"),
+    (SkipsAndKeeps, "test_what_it_skips_its_clip_skips", r"skips\(\) keeps requests"),
     (ResumesFurther, "test_resumable_answers_within_what_it_is_asked", "from 0 to 1"),
     (ResumesBeforeWhatItSaid, "test_resumable_answers_within_what_it_is_asked", "and of 1 tokens 0"),
     (ResumesAndKeeps, "test_resumable_answers_within_what_it_is_asked", r"resumable\(\) keeps something"),

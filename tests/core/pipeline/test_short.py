@@ -9,6 +9,7 @@ import pytest
 from pegboard.conformance.admission_gate import ManualClock
 from pegboard.core.interfaces.batch import BatchExtras
 from pegboard.core.interfaces.messages import TokenizedRequest
+from pegboard.core.interfaces.prefix_cache import PrefixMatch
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.stage import Interest, Stage, StepView, Wait
 from pegboard.core.interfaces.status import ReqStatus
@@ -166,6 +167,46 @@ def test_none_gives_way_while_a_step_of_a_stage_comes_first() -> None:
     holds.on = False
     run_all(harness, asked)
     assert harness.scheduler.counters.preemptions == 2
+
+
+def test_prefixes_of_requests_that_are_skipped_are_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Skips(Places):
+        def skips(self, req: Req) -> bool:
+            return len(self.taken) >= self.count
+
+    harness, looked = Harness(joining=[Skips(1)]), list[str]()
+    match = harness.memory.match
+
+    def noted(req: Req) -> PrefixMatch:
+        looked.append(req.rid)
+        return match(req)
+
+    monkeypatch.setattr(harness.memory, "match", noted)
+    asked = {f"r{number}": ([1, number, 3], 8) for number in range(20)}
+    for rid, (prompt, n) in asked.items():
+        harness.submit(rid, prompt, n, **IGNORE)
+    run_all(harness, asked)
+    assert len(looked) <= 2 * len(asked), "each plan looks for the prefixes of all that wait"
+
+
+def test_one_whose_skips_raises_waits(caplog: pytest.LogCaptureFixture) -> None:
+    class Breaks(Places):
+        broken = True
+
+        def skips(self, req: Req) -> bool:
+            if self.broken:
+                raise RuntimeError("boom")
+            return False
+
+    stage = Breaks(2)
+    harness = Harness(joining=[stage])
+    harness.submit("a", [1, 2, 3], 4, **IGNORE)
+    for _ in range(3):
+        harness.step()
+    assert [req.rid for req in harness.scheduler.waiting] == ["a"]
+    assert "skips raised" in caplog.text
+    stage.broken = False
+    run_all(harness, {"a": ([1, 2, 3], 4)})
 
 
 @LOOPS

@@ -250,3 +250,22 @@ def test_those_who_cannot_all_be_last_go_one_after_the_other() -> None:
         rig.now = 100.0 + waited
         rig.slots.begin_plan()
         assert bool(rig.slots.overdue()) == due, waited
+
+
+def test_all_who_want_an_adapter_that_was_refused_wait_without_being_asked() -> None:
+    """In this plan: its waiting requests count, and in the next one the slot may be free."""
+    rig = Rig(1)
+    first, refused, behind = rig.req("a"), rig.req("b"), rig.req("b")
+    adapter = rig.adapters["b"]
+    rig.plan(first)
+    rig.slots.begin_plan()
+    assert not rig.slots.refused(behind, adapter)
+    assert not rig.offer(refused)
+    assert rig.slots.refused(behind, adapter)
+    assert rig.slots.waiting == 2
+    assert not rig.slots.refused(first, rig.adapters["a"])
+    rig.ended(first)
+    rig.slots.begin_plan()
+    assert not rig.slots.refused(behind, adapter)
+    assert rig.offer(refused)
+    assert rig.offer(behind)

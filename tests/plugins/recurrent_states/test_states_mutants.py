@@ -84,7 +84,7 @@ MUTANTS = [
     (EvictsWhatIsReadNext, 3),
     (WritesInPlace, 0),
     (GoesOnFromWhatWasUndone, 2),
-    (FreesWhatIsReadNext, 8),
+    (FreesWhatIsReadNext, 20),
 ]
 
 

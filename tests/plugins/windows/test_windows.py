@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,15 @@ class Packs(Stage):
 
     def pack(self, step: StepView, extras: BatchExtras) -> None:
         self.does(step)
+
+
+def answer(harness: WindowHarness, asked: Mapping[str, Sequence[int]], n: int) -> None:
+    """Have requests answered, and compare."""
+    for rid, prompt in asked.items():
+        harness.submit(rid, prompt, n, **IGNORE)
+    harness.run()
+    for rid, prompt in asked.items():
+        assert harness.tokens(rid) == oracle(prompt, n, ignore_eos=True), rid
 
 
 class TestGames(GroupGames):
@@ -179,12 +188,13 @@ def test_a_chunk_does_not_begin_behind_a_tail_before_the_chunk_before_it() -> No
             failing = False
             raise RuntimeError("out of luck, before windows")
 
-    settings = {"cache": "none", "chunk": 16, "loop": "overlap", "prefill_first": True}
-    harness = WindowHarness(before=[Packs(fails)], windows=(3,), count=40, **settings)
+    harness = WindowHarness(
+        before=[Packs(fails)], windows=(3,), count=40, cache="none", chunk=16, loop="overlap", prefill_first=True
+    )
     for turn in ("before", "after"):
         failing = turn == "after"
         asked = {f"short {turn}": own(1 if failing else 2, 4), f"long {turn}": SHARED[:60]}
-        TestGames().ask(harness, asked, 6)
+        answer(harness, asked, 6)
     assert harness.scheduler.counters.failed_batches == 1
 
 
@@ -202,8 +212,8 @@ def test_a_tail_that_goes_before_its_step_is_packed_costs_a_plan() -> None:
                 pass
 
     harness = WindowHarness(before=[Packs(evicts)], count=60)
-    TestGames().ask(harness, {"before": SHARED[:40]}, 4)
-    TestGames().ask(harness, {"other": own(1, 30), "behind": [*SHARED[:40], *own(2, 9)]}, 6)
+    answer(harness, {"before": SHARED[:40]}, 4)
+    answer(harness, {"other": own(1, 30), "behind": [*SHARED[:40], *own(2, 9)]}, 6)
     assert gone
     assert harness.scheduler.counters.failed_batches == 1
 
@@ -224,7 +234,7 @@ def test_no_request_has_pages_where_a_tail_of_another_one_is_gone() -> None:
 def test_a_tail_that_a_plan_has_found_is_not_the_next_one_to_go() -> None:
     harness = WindowHarness(count=200, every=1000)
     for rid, prompt in (("a", own(1, 30)), ("b", own(2, 30))):
-        TestGames().ask(harness, {rid: prompt}, 4)
+        answer(harness, {rid: prompt}, 4)
     tails = harness.stage.pages.tails
     assert len(tails) > 1
     harness.submit("again", own(1, 30), 4)

@@ -17,14 +17,14 @@ ROOMS = {
     "core.config": 1_990,
     "core.engine": 2_160,
     "core.frontend": 930,
-    "core.interfaces": 6_300,
+    "core.interfaces": 6_310,
     "core.pipeline": 5_816,
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 75_400,
-    "toolkit": 20_085,
-    "tools": 12_400,
+    "plugins": 75_790,
+    "toolkit": 20_160,
+    "tools": 12_410,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 

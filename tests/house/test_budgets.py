@@ -12,18 +12,18 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 18_660,
+    "conformance": 18_780,
     "core.cli": 180,
     "core.config": 1_990,
-    "core.engine": 2_160,
+    "core.engine": 2_175,
     "core.frontend": 930,
     "core.interfaces": 6_300,
     "core.pipeline": 5_800,
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 75_250,
-    "toolkit": 20_040,
+    "plugins": 75_385,
+    "toolkit": 20_070,
     "tools": 12_400,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
-from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
+from pegboard.core.interfaces.forward import BatchStates, ForwardBatch, ForwardMode, KVGroupView, StateRound
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,11 +55,24 @@ def extra_shapes(batch: ForwardBatch) -> ExtraShapes | None:
     return tuple(found)
 
 
+def states_fit(states: BatchStates | None, memory: Mapping[str, torch.Tensor] | None) -> bool:
+    """Return whether the states of a decode batch can be those of a graph over `memory`: all rows are computed at once
+    and in order, and each goes on from a state. Both are None if the model keeps no states.
+    """
+    if states is None or memory is None:
+        return states is None and memory is None
+    if states.memory is not memory or len(states.rounds) != 1:
+        return False
+    (only,) = states.rounds
+    return only.fresh is None and bool((only.firsts == np.arange(len(only.firsts))).all())
+
+
 class StaticBatch:
     """A decode batch of a fixed size in a fixed place. Padding has row 0, slot 0, position 0 and a length of 1, and
     zeros in extras; all of it is written again each time, since a larger batch may have stood there before.
 
-    `row_tables` has the row table of each KV group.
+    `row_tables` has the row table of each KV group, `states` the memory of a model whose layers keep states. There,
+    padding reads and writes slot 0, which begins with zeros: so it has finite numbers at first.
     """
 
     def __init__(
@@ -69,6 +82,7 @@ class StaticBatch:
         pool: KVPool,
         attention: Attention,
         extras: ExtraShapes = (),
+        states: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         device = row_tables[0].device
 
@@ -88,6 +102,7 @@ class StaticBatch:
             kv_groups=tuple(KVGroupView(table, zeros()) for table in row_tables),
             kv_pool=pool,
             attn_backend=attention,
+            states=None if states is None else _fixed_states(states, zeros(), zeros()),
             real_size=0,
             fixed=True,
         )
@@ -105,7 +120,8 @@ class StaticBatch:
         statics, sources = self._tensors(fixed), self._tensors(batch)
         targets = [one[:count] for one in statics]
         if count < self.size:
-            padding = [self._zeros, self._zeros, self._zeros, *[self._zeros] * len(fixed.kv_groups), self._ones]
+            slots = len(fixed.kv_groups) + (2 if fixed.states is not None else 0)
+            padding = [self._zeros, self._zeros, self._zeros, *[self._zeros] * slots, self._ones]
             targets += [one[count:] for one in statics]
             sources += [one[count:] for one in (*padding, *self._extra_zeros)]
         torch._foreach_copy_(targets, sources)
@@ -116,8 +132,18 @@ class StaticBatch:
 
     def _tensors(self, batch: ForwardBatch) -> list[torch.Tensor]:
         slots = [group.out_cache_loc for group in batch.kv_groups]
+        if batch.states is not None:
+            slots += [batch.states.rounds[0].sources, batch.states.rounds[0].targets]
         extras: list[torch.Tensor] = [batch.extras[name] for name in self.batch.extras]
         return [batch.input_ids, batch.positions, batch.req_pool_indices, *slots, batch.seq_lens, *extras]
+
+
+def _fixed_states(memory: Mapping[str, torch.Tensor], sources: torch.Tensor, targets: torch.Tensor) -> BatchStates:
+    """Return the states of a decode batch that reads and writes these slots, of which the first one is cleared."""
+    for state in memory.values():
+        state[0].zero_()
+    size = len(sources)
+    return BatchStates((StateRound(np.arange(size), np.ones(size, np.int64), sources, targets, None),), memory)
 
 
 _PREFILL_STEPS = ((16, 32), (32, 128), (64, 512), (128, 1024), (256, 2048))

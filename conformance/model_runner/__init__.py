@@ -22,6 +22,7 @@ from pegboard.conformance.model_runner.fakes import Rig, ScriptedProcessor, Scri
 from pegboard.conformance.model_runner.overlay import RunnerOverlayTests
 from pegboard.conformance.model_runner.prefill_graphs import RunnerPrefillGraphTests
 from pegboard.conformance.model_runner.ranks import RunnerRankTests
+from pegboard.conformance.model_runner.state_graphs import RunnerStateGraphTests
 from pegboard.conformance.model_runner.taps import RunnerTapTests
 from pegboard.conformance.model_runner.trees import RunnerTreeTests
 from pegboard.conformance.model_runner.updates import RunnerUpdateTests
@@ -37,6 +38,7 @@ class ModelRunnerContract(
     RunnerPrefillGraphTests,
     RunnerOverlayTests,
     RunnerRankTests,
+    RunnerStateGraphTests,
     RunnerTapTests,
     RunnerTreeTests,
     RunnerUpdateTests,

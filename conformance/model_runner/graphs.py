@@ -158,7 +158,7 @@ class RunnerGraphTests(RunnerSuite):
             graph_sizes=sizes,
         )
         runner = self.build(context, **options)
-        runner.start(run.pool, *map(torch.from_numpy, run.tables))
+        runner.start(run.pool, *map(torch.from_numpy, run.tables), states=run.slots.memory or None)
         network.tokens.clear()
         return Rig(runner, run)
 

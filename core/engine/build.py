@@ -49,6 +49,7 @@ from pegboard.core.pipeline.results import ResultProcessor
 from pegboard.core.pipeline.scheduler import Scheduler
 from pegboard.core.pipeline.shared import CommonPrefix
 from pegboard.core.pipeline.unsampled import Unsampled
+from pegboard.core.worker.device_parts import state_memory
 from pegboard.core.worker.worker import Worker
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
 from pegboard.toolkit.model.dtypes import resolve_dtype
@@ -285,7 +286,7 @@ def _worker(chosen: Chosen, loaded: Loaded, rows: ReqToTokenPool, hooks: Hooks, 
         after=GuardedHooks("after_forward", hooks.freeze("after_forward")),
         parts=parts.parts,
     )
-    loaded.runner.start(loaded.memory.pool, *worker.batches.tables)
+    loaded.runner.start(loaded.memory.pool, *worker.batches.tables, states=state_memory(parts.parts))
     return worker
 
 

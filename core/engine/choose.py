@@ -18,6 +18,7 @@ from pegboard.core.interfaces.contracts import ATTENTION, KV_POOL, LOGITS_PROCES
 from pegboard.core.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from pegboard.core.interfaces.model_runner import ModelRunner, ModelRunnerContext
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
+from pegboard.core.worker.device_parts import state_memory
 from pegboard.toolkit.device_queue import DeviceQueue, HostQueue, queue_of
 from pegboard.toolkit.graphs import capture_of
 from pegboard.toolkit.model.dtypes import kv_dtype_name, resolve_kv_dtype
@@ -214,7 +215,7 @@ def pages_for(
     for part in parts:
         part.attach(model)
     reserved, config = sum(part.device_bytes for part in parts), chosen.resolved.engine
-    room = _by_trial(chosen, runner, chunk)
+    room = _by_trial(chosen, runner, chunk, state_memory(parts))
     return count_pages(
         chosen.pool, config, chosen.model, chosen.spec, reserved, chosen.further, chosen.kv_dtype, room, sharing,
         chunk,
@@ -251,7 +252,9 @@ def _probe(chosen: Chosen, network: Network) -> PoolProbe:
     return PoolProbe(network, chosen.spec, attention, small_pool, page_size, chosen.model.device)
 
 
-def _by_trial(chosen: Chosen, runner: ModelRunner, chunk: int | None) -> int | None:
+def _by_trial(
+    chosen: Chosen, runner: ModelRunner, chunk: int | None, states: Mapping[str, torch.Tensor] | None
+) -> int | None:
     """Return the bytes that the largest steps leave for KV; None, untried, on a CPU and where the config sizes KV."""
     config, model = chosen.resolved.engine, chosen.model
     if model.device.type != "cuda" or config.memory.max_total_tokens or config.memory.gpu_share:
@@ -266,7 +269,7 @@ def _by_trial(chosen: Chosen, runner: ModelRunner, chunk: int | None) -> int | N
     running, tokens = config.scheduler.max_running_requests, runner.prefill_graph_sizes()
     graphs = len(chosen.attention.ctx.graph_sizes) + 2 * len(tokens)  # of each prefill with and without decodes
     largest = max(tokens, default=0)
-    about = (config.memory.page_size, running, chunk, chosen.spec.max_context_len)
+    about = (config.memory.page_size, running, chunk, chosen.spec.max_context_len, states)
     room = room_for_kv(
         CudaMeter(model.device), lambda: MemoryProfiler(runner, scratch, chosen.queue, *about), graphs, largest
     )

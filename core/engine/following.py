@@ -12,6 +12,7 @@ from pegboard.core.engine.followers import facts
 from pegboard.core.engine.sizing import make_rows
 from pegboard.core.engine.stages import StageBuilder
 from pegboard.core.registry.hooks import Hooks
+from pegboard.core.worker.device_parts import state_memory
 from pegboard.core.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class FollowingModel:
         rows = make_rows(chosen.resolved.engine, chosen.model.device, loaded.memory.max_context_len, mirrored=True)
         pool, queue = loaded.memory.pool, chosen.queue
         self._worker = Worker(self._runner, chosen.attention, pool, rows, queue, parts=parts)
-        self._runner.start(pool, *self._worker.batches.tables)
+        self._runner.start(pool, *self._worker.batches.tables, states=state_memory(parts))
 
     @property
     def _started(self) -> Worker:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pegboard.core.interfaces.batch import ModelWorkerBatch, SamplingInfo
-from pegboard.core.interfaces.forward import ForwardMode
+from pegboard.core.interfaces.forward import BatchStates, ForwardMode
 from pegboard.core.interfaces.sampling import LogprobRequest, SamplingParams
 from pegboard.core.interfaces.stage import DevicePart
 from pegboard.core.pipeline.running import NUMBERS
 from pegboard.core.worker.worker import Worker
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
+from pegboard.toolkit.model.states import state_round
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.forward import ForwardBatch
@@ -28,19 +30,29 @@ SHORT = (2, 5, 9, 17, 33)
 """Tokens of short prompts: for 1 to 8 query heads of a KV head they need tiles of 16, 32, 64 and 128 rows."""
 
 
-class _Groups(DevicePart):
-    """Has all of so many KV groups at the same slots."""
+class _Scratch(DevicePart):
+    """Has all of so many KV groups at the same slots, and all states in the slot of padding."""
 
-    name = "groups"
+    name = "scratch"
 
-    def unpack(self, payload: object, batch: ForwardBatch, put: object) -> None:
-        assert isinstance(payload, int)
-        batch.kv_groups *= payload
+    def __init__(self, groups: int, states: Mapping[str, torch.Tensor] | None) -> None:
+        self._groups = groups
+        self._states = states
+
+    def unpack(self, payload: object, batch: ForwardBatch, put: Callable[[NDArray[np.generic]], torch.Tensor]) -> None:
+        batch.kv_groups *= self._groups
+        if self._states is None:
+            return
+        lengths = np.ones(batch.batch_size, np.int64) if batch.extend_lens_cpu is None else batch.extend_lens_cpu
+        firsts, slots = np.cumsum(lengths) - lengths, np.zeros(len(lengths), np.int64)
+        fresh = None if batch.forward_mode.is_decode else np.ones(len(lengths), np.bool_)
+        batch.states = BatchStates((state_round(firsts, lengths, slots, slots, fresh, put),), self._states)
 
 
 class MemoryProfiler:
     """Runs the largest steps over a scratch pool: a chunk of one prompt, one of as many prompts as may run, and a
     decode of as many requests, with logprobs. `chunk` None: prompts are not cut, so one as long as the context.
+    `states` is the memory of a model whose layers keep some.
     """
 
     def __init__(
@@ -52,6 +64,7 @@ class MemoryProfiler:
         running: int,
         chunk: int | None,
         max_context_len: int,
+        states: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self._running = running
         self._chunk = min(chunk or max_context_len, max_context_len)
@@ -62,8 +75,8 @@ class MemoryProfiler:
         # All rows have the same slots: what is computed is of no use.
         self._rows.host[1:] = np.arange(page_size, page_size + self._width)
         self.pool = make_pool(num_pages)
-        self._worker = Worker(runner, runner.ctx.attention, self.pool, self._rows, queue, parts=[_Groups()])
-        self._groups = len(runner.ctx.spec.kv_groups)
+        part = _Scratch(len(runner.ctx.spec.kv_groups), states)
+        self._worker = Worker(runner, runner.ctx.attention, self.pool, self._rows, queue, parts=[part])
         self._vocab_size = runner.ctx.spec.vocab_size
         self._versions = itertools.count(1)
 
@@ -112,6 +125,6 @@ class MemoryProfiler:
             logits_indices=None if decode else ends - 1,
             sampling=SamplingInfo(next(self._versions), numbers, np.zeros(count, np.int64), logprobs),
             sampled_rows=rows,
-            payloads={_Groups.name: self._groups},
+            payloads={_Scratch.name: None},
         )
         self._worker.run(work)

@@ -161,23 +161,25 @@ class StateRound:
     """Runs of packed tokens that can be computed together, one per request at most: run i has the `lengths[i]` tokens
     from `firsts[i]` on (int64 [runs], on the host). What its layers keep of the tokens before is at slot `sources[i]`,
     and what they keep of these as well goes to slot `targets[i]` (int64 [runs]). Where `fresh[i]` (bool [runs]) no
-    token comes before: the state is zeros, and the source's contents mean nothing and may be NaN.
+    token comes before: the state is zeros, and the source's contents mean nothing and may be NaN. `fresh` None: tokens
+    come before all runs, as in a decode.
     """
 
     firsts: NDArray[np.int64]
     lengths: NDArray[np.int64]
     sources: torch.Tensor
     targets: torch.Tensor
-    fresh: torch.Tensor
+    fresh: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchStates:
-    """The states of a batch (`ModelSpec.states`): `memory` has a tensor [slots, *shape] for each, by its name.
+    """The states of a batch (`ModelSpec.states`): `memory` has a tensor [slots, *shape] for each, by its name. Slot 0
+    belongs to no request.
 
     Rounds are computed in order: a run may read what an earlier round has written. Together they are all tokens of the
     batch. Slots are written to once in a batch, and not where a state from before the batch is read: so a pass that
-    failed can be run again. Several runs may read one slot.
+    failed can be run again. Several runs may read one slot. Padding of a `fixed` batch reads and writes slot 0.
     """
 
     rounds: tuple[StateRound, ...]

@@ -81,9 +81,11 @@ class ModelRunner(Component[OptionsT, ModelRunnerContext]):
         """
         return ()
 
-    def start(self, pool: KVPool, *row_tables: torch.Tensor) -> None:  # optional
+    def start(
+        self, pool: KVPool, *row_tables: torch.Tensor, states: Mapping[str, torch.Tensor] | None = None
+    ) -> None:  # optional
         """Warm up and capture graphs: once, with memory sized, before any request. All batches use these `row_tables`,
-        one for each KV group.
+        one for each KV group, and if the model's layers keep states, this memory of `states` (`BatchStates.memory`).
         """
 
     @abc.abstractmethod

@@ -350,6 +350,8 @@ class DevicePart:
     """Bytes on the device that it takes beside its weights, which KV does not get."""
     states: bool = False
     """Whether it brings `ForwardBatch.states`, for models whose layers keep some."""
+    state_memory: Mapping[str, torch.Tensor] | None = None
+    """Of one with `states`, once it is attached: the `memory` of all batches' states."""
     kv_groups: bool = False
     """Whether it adds the views of all KV groups but the first to `ForwardBatch.kv_groups`."""
     payload: type | None = None

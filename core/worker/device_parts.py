@@ -28,6 +28,11 @@ R = TypeVar("R")
 NOTHING = Wants()
 
 
+def state_memory(parts: Sequence[DevicePart]) -> Mapping[str, torch.Tensor] | None:
+    """Return the memory of states that attached parts bring, None where none brings any."""
+    return next((part.state_memory for part in parts if part.states), None)
+
+
 class DeviceParts:
     """The parts of one worker, `by_name` of their stages. They are asked about batches that bring them a payload."""
 

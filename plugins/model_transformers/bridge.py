@@ -50,7 +50,11 @@ class AttentionCall:
 
 
 class Handler(abc.ABC):
-    """Answers the attention calls of the forward pass that runs in this context."""
+    """Answers the attention calls of the forward pass that runs in this context. Modules that keep states compute its
+    tokens in `segments`; None: as they do in a pass of the model's own attention.
+    """
+
+    segments: tuple[Segment, ...] | None = None
 
     @abc.abstractmethod
     def attend(self, call: AttentionCall) -> torch.Tensor:
@@ -58,11 +62,7 @@ class Handler(abc.ABC):
 
 
 class PagedAttention(Handler):
-    """Serves the calls of one batch: `layers` says which of our layers a module of transformers is. Modules that keep
-    states compute its tokens in `segments`.
-    """
-
-    __slots__ = ("batch", "layers", "segments")
+    """Serves the calls of one batch: `layers` says which of our layers a module of transformers is."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ def add_to(site: Site, x: torch.Tensor, out: torch.Tensor) -> None:
 def segments_of_pass() -> tuple[Segment, ...] | None:
     """Return in which segments modules with states compute, None in a pass of the model's own attention."""
     handler = _HANDLER.get(None)
-    return handler.segments if isinstance(handler, PagedAttention) else None
+    return None if handler is None else handler.segments
 
 
 def _attention(

@@ -57,7 +57,7 @@ class TransformersNetwork(Network):
         take_scaled_experts(model, bridge.is_handled)
         for name in trace.counting:
             model.get_submodule(name).register_forward_pre_hook(_place, with_kwargs=True)
-        self._keeps_states = bool(trace.states)
+        self._kept = tuple(state for module in trace.states for _, state in module.states)
         self._head = Head(model, trace.body, trace.body_output)
         self._layers: dict[torch.nn.Module, LayerSpec] = {
             model.get_submodule(name): layer for name, layer in zip(trace.modules, trace.layers, strict=True)
@@ -80,7 +80,7 @@ class TransformersNetwork(Network):
         return hidden_states(output)[0]
 
     def _segments(self, batch: ForwardBatch) -> tuple[Segment, ...]:
-        if not self._keeps_states:
+        if not self._kept:
             return ()
         if batch.states is None:
             raise RuntimeError("the model's layers keep states, and the batch has none: no device part has set them")
@@ -88,10 +88,9 @@ class TransformersNetwork(Network):
 
     def capture_objection(self) -> str | None:
         """See `capture`; tried once."""
-        if self._keeps_states:
-            return "its layers keep states, which graphs do not have"
         if not self._tried:
-            self._objection, self._tried = capture_objection(self.model, self._layers, self._step), True
+            self._objection = capture_objection(self.model, self._layers, self._step, self._kept)
+            self._tried = True
         return self._objection
 
     def _step(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ class Segment:
     length: int
     sources: torch.Tensor
     targets: torch.Tensor
-    fresh: torch.Tensor
+    fresh: torch.Tensor | None
     memory: Mapping[str, torch.Tensor]
 
 
@@ -41,7 +41,7 @@ def _segments(one: StateRound, memory: Mapping[str, torch.Tensor], tokens: int) 
         slots = one.sources, one.targets, one.fresh
         if len(runs) < len(one.lengths):
             which = torch.from_numpy(runs).to(one.sources.device)
-            slots = one.sources[which], one.targets[which], one.fresh[which]
+            slots = one.sources[which], one.targets[which], None if one.fresh is None else one.fresh[which]
         rows = None if whole else torch.from_numpy(places).to(one.sources.device)
         found.append(Segment(rows, length, *slots, memory))
     return found

@@ -130,5 +130,7 @@ def tokens_of(call: inspect.BoundArguments) -> int:
 def _read(segment: Segment, name: str) -> torch.Tensor:
     """Return a copy of the states [runs, ...] at the sources, zeros where no token comes before."""
     states = segment.memory[name].index_select(0, segment.sources)
+    if segment.fresh is None:
+        return states
     # Filled, not multiplied: what a fresh run's source holds may be NaN.
     return states.masked_fill_(segment.fresh.view(-1, *[1] * (states.dim() - 1)), 0)

@@ -59,7 +59,7 @@ class StatePart(DevicePart):
             raise ConfigError(
                 Problem("plugins.recurrent_states.slots", f"{text}; lower it to at most {free // each - 1}")
             )
-        self._memory = state_memory(self._states, self.count, model.device)
+        self.state_memory = state_memory(self._states, self.count, model.device)
         if model.device.type == "cpu":
             self.device_bytes = (self.count + 1) * each  # a GPU's are taken already
         logger.info(
@@ -72,7 +72,8 @@ class StatePart(DevicePart):
         rounds = tuple(
             state_round(one.firsts, one.lengths, one.sources, one.targets, one.fresh, put) for one in payload.rounds
         )
-        batch.states = BatchStates(rounds, self._memory)
+        assert self.state_memory is not None
+        batch.states = BatchStates(rounds, self.state_memory)
 
     def run(self, payload: object, services: DeviceServices) -> object:
         assert isinstance(payload, HowMany)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from pegboard.core.interfaces.forward import FixableAdditions, ForwardMode
-from pegboard.toolkit.graphs import ExtraShapes, StaticBatch, extra_shapes, padded
+from pegboard.toolkit.graphs import ExtraShapes, StaticBatch, extra_shapes, padded, states_fit
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.forward import ForwardBatch
@@ -106,6 +106,7 @@ class DecodeGraphs:
         self._refused: set[_Key] = set()
         self._pool: KVPool | None = None
         self._tables: tuple[torch.Tensor, ...] = ()
+        self._states: Mapping[str, torch.Tensor] | None = None
         self._logits = Rows()
 
     @property
@@ -113,9 +114,11 @@ class DecodeGraphs:
         """What was recorded, in ascending order."""
         return self._sizes
 
-    def record(self, pool: KVPool, *row_tables: torch.Tensor) -> None:
-        """Record all sizes, with the row table of each KV group. Raises RuntimeError for what cannot be recorded."""
-        self._pool, self._tables = pool, row_tables
+    def record(self, pool: KVPool, *row_tables: torch.Tensor, states: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Record all sizes, with the row table of each KV group and the memory of states. Raises RuntimeError for what
+        cannot be recorded.
+        """
+        self._pool, self._tables, self._states = pool, row_tables, states
         wanted = self.ctx.graph_sizes
         keys: list[_Key] = [(size, (), False) for size in reversed(wanted)]
         record_all(self._graphs, keys, self._recorded)
@@ -155,7 +158,7 @@ class DecodeGraphs:
 
     def _static(self, size: int, extras: ExtraShapes) -> StaticBatch:
         assert self._pool is not None
-        return StaticBatch(size, self._tables, self._pool, self.ctx.attention, extras)
+        return StaticBatch(size, self._tables, self._pool, self.ctx.attention, extras, self._states)
 
     def logits(self, batch: ForwardBatch) -> torch.Tensor | None:
         """Replay the graph of a decode step and return the logits [batch, vocab] of its requests, None where there is
@@ -201,7 +204,7 @@ class DecodeGraphs:
         if batch.forward_mode is not ForwardMode.DECODE or batch.num_tokens != batch.batch_size:
             return False
         fixable = batch.additions is None or isinstance(batch.additions, FixableAdditions)
-        same = reads_the_same(batch, self.ctx, self._pool, self._tables)
+        same = reads_the_same(batch, self.ctx, self._pool, self._tables) and states_fit(batch.states, self._states)
         return fixable and same and all(one is None for one in _further(batch))
 
 

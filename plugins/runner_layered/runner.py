@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NO_EXTENDS = "prefills cannot be graphs with the chosen attention (without the capability graph_extend)"
 
-
-def _extends(ctx: ModelRunnerContext) -> bool:
-    """Return whether prefills can be graphs where decode steps are."""
-    return "graph_extend" in ctx.provides.get("attention", ())
+def _why_no_extends(ctx: ModelRunnerContext) -> str | None:
+    """Return why prefills cannot be graphs where decode steps are, None where they can."""
+    if ctx.spec.states:
+        return "prefills of a model whose layers keep states cannot be graphs"
+    if "graph_extend" in ctx.provides.get("attention", ()):
+        return None
+    return "prefills cannot be graphs with the chosen attention (without the capability graph_extend)"
 
 
 class LayeredRunner(ModelRunner[LayeredOptions]):
@@ -57,9 +59,9 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
         if options.graphs != "on":
             return None
         if (reason := why_not(ctx)) is None:
-            if not options.prefill_graph_sizes or _extends(ctx):
+            if not options.prefill_graph_sizes or (reason := _why_no_extends(ctx)) is None:
                 return None
-            return f"runner.prefill_graph_sizes: {_NO_EXTENDS}; set it to [] or leave it out"
+            return f"runner.prefill_graph_sizes: {reason}; set it to [] or leave it out"
         return f"runner.graphs is 'on', but {reason}; set it to auto or off"
 
     @classmethod
@@ -71,14 +73,14 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
         return tuple(sorted({min(size, max_batch) for size in options.graph_sizes}))
 
     def prefill_graph_sizes(self) -> tuple[int, ...]:
-        if self.options.graphs == "off" or not _extends(self.ctx) or why_not(self.ctx) is not None:
+        if self.options.graphs == "off" or _why_no_extends(self.ctx) is not None or why_not(self.ctx) is not None:
             return ()
         wanted, most = self.options.prefill_graph_sizes, self.ctx.max_new_tokens
         sizes = prefill_sizes() if wanted is None else tuple(sorted(set(wanted)))
         return sizes if most is None else sizes[: bisect.bisect_left(sizes, most) + 1]
 
     @torch.inference_mode()
-    def start(self, pool: KVPool, *row_tables: torch.Tensor) -> None:
+    def start(self, pool: KVPool, *row_tables: torch.Tensor, states: Mapping[str, torch.Tensor] | None = None) -> None:
         """Record graphs, or say once why there are none. Raises ConfigError where those of decode steps are insisted
         on.
         """
@@ -89,7 +91,7 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
         if reason is None and capture is not None:
             graphs = DecodeGraphs(self._network, self.ctx, capture)
             try:
-                graphs.record(pool, *row_tables)
+                graphs.record(pool, *row_tables, states=states)
             except RuntimeError as error:
                 reason = f"a decode step cannot be recorded: {error}"
             else:
@@ -105,7 +107,8 @@ class LayeredRunner(ModelRunner[LayeredOptions]):
         """Record the graphs of prefills, behind those of decode steps: whose memory they use, too."""
         if not (sizes := self.prefill_graph_sizes()):
             if self.options.prefill_graph_sizes:
-                logger.warning("runner.prefill_graph_sizes: %s, so prefills run without", _NO_EXTENDS)
+                reason = _why_no_extends(self.ctx)
+                logger.warning("runner.prefill_graph_sizes: %s, so prefills run without", reason)
             return
         graphs = PrefillGraphs(self._network, self.ctx, capture, sizes)
         try:

@@ -5,6 +5,8 @@ does; and prefixes are reused as far as snapshots reach.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,20 @@ import pytest
 import torch
 
 from pegboard.conformance.covering import covering
+from pegboard.conformance.rig.tape import TapeCapture
+from pegboard.core.config.compose import compose
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.sampling import SamplingParams
+from pegboard.core.registry.registry import Registry
+from pegboard.core.worker.device_parts import state_memory
+from pegboard.toolkit.graphs import recorded
+from tests.e2e.test_graph_matrix import FIXED
 from tests.tools.families import build
 from tests.tools.family_configs import FAMILIES
 from tests.tools.family_parts import VOCAB
+
+Starts = Callable[[Path, dict[str, Any]], AbstractContextManager[Engine]]
 
 NEAR_TIE = 1e-3
 TOLERANCE = 2e-3
@@ -27,6 +37,8 @@ TOLERANCE = 2e-3
 QUICK = ("qwen3_5", "mamba2")
 """Attention and delta rule; no attention at all. The others keep states of other shapes, or go token by token."""
 SLOW = ("lfm2", "jamba", "falcon_h1", "kimi_linear", "minimax", "nemotron_h", "granite_hybrid")
+LATENT = ("kimi_linear",)
+"""The attention that is fast on a tape reads no latents."""
 OTHER_DECODES = ("nemotron_h",)
 """transformers computes a single token of these by another formula than several: without a cache it gives logprobs that
 are off by 3e-3 from its own with one, and 0.1 for Zamba2, where it matters as well how a prompt is cut."""
@@ -43,6 +55,8 @@ SETTINGS = [
 ]
 
 FIRST = [next(one for one in SETTINGS if one["loop"] == loop) for loop in ("normal", "overlap")]
+GRAPHED = [FIRST[0], *(one for one in SETTINGS if one["loop"] == "overlap" and one["cache"] != "none")]
+"""For decode steps as graphs: each reuses prefixes, and the first two have too little memory for all requests."""
 
 
 def ids(number: int, length: int) -> list[int]:
@@ -83,6 +97,10 @@ class _Built(dict[str, tuple[Path, Any]]):
 
 
 def engine(directory: Path, setting: dict[str, Any], **more: Any) -> Engine:
+    return Engine.from_config(config_of(directory, setting, **more))
+
+
+def config_of(directory: Path, setting: dict[str, Any], **more: Any) -> dict[str, Any]:
     scheduler = {
         "loop": setting["loop"],
         "chunked_prefill_size": setting["chunk"],
@@ -91,17 +109,15 @@ def engine(directory: Path, setting: dict[str, Any], **more: Any) -> Engine:
         "new_token_ratio": 0.1,
     }
     memory = {"max_total_tokens": setting["tokens"], "page_size": setting["page"]}
-    return Engine.from_config(
-        {
-            "model": {"path": str(directory), "dtype": "float32", "device": "cpu", "context_length": 256},
-            "memory": memory,
-            "scheduler": scheduler,
-            "prefix_cache": {"use": setting["cache"]},
-            "plugins": {"recurrent_states": {"snapshot_every": 16, "slots": 32}},
-            "log_level": "error",
-            **more,
-        }
-    )
+    return {
+        "model": {"path": str(directory), "dtype": "float32", "device": "cpu", "context_length": 256},
+        "memory": memory,
+        "scheduler": scheduler,
+        "prefix_cache": {"use": setting["cache"]},
+        "plugins": {"recurrent_states": {"snapshot_every": 16, "slots": 32}},
+        "log_level": "error",
+        **more,
+    }
 
 
 def logits_of(model: Any, prompt: list[int], answer: list[int], *, cached: bool) -> torch.Tensor:
@@ -129,10 +145,32 @@ def compare(model: Any, prompt: list[int], answer: Any, *, cached: bool) -> None
         assert answer.logprobs[place][0] == pytest.approx(float(logprobs[place, token]), abs=TOLERANCE), place
 
 
-def play(name: str, setting: dict[str, Any], checkpoints: dict[str, tuple[Path, Any]]) -> None:
+@contextmanager
+def with_graphs(
+    directory: Path, setting: dict[str, Any], attention: str = "fixed", sizes: list[int] | None = None
+) -> Iterator[Engine]:
+    """An engine whose decode steps are replayed on a CPU; free slots hold NaN."""
+    registry = Registry.discover(()).with_plugins(FIXED, distribution="fixed")
+    runner = {"use": "layered", "graphs": "on", "graph_sizes": sizes}
+    more = {"attention": {"use": attention}, "runner": runner}
+    with recorded("cpu", lambda device: TapeCapture()):
+        made = Engine(compose(data=config_of(directory, setting, **more), env={}, registry=registry))
+    with made:
+        memory = state_memory(list(made.built.worker.parts.by_name.values()))
+        assert memory is not None
+        with torch.inference_mode():
+            for state in memory.values():
+                state[1:] = torch.nan
+        yield made
+        stats = made.stats()
+        assert stats["runner"]["replayed_steps"] > stats["runner"]["eager_decode_steps"] == 0
+        assert stats["resumed_requests_total"] > 0 or attention != "fixed"
+
+
+def play(name: str, setting: dict[str, Any], checkpoints: dict[str, tuple[Path, Any]], start: Starts = engine) -> None:
     directory, model = checkpoints[name]
     params = SamplingParams(temperature=0.0, max_new_tokens=24)
-    with engine(directory, setting) as made:
+    with start(directory, setting) as made:
         answers = made.generate(PROMPTS * 2, params, logprobs=0)
         assert made.built.scheduler.components.memory.idle_error() is None
         assert not made.built.scheduler.counters.book_errors
@@ -147,6 +185,30 @@ def play(name: str, setting: dict[str, Any], checkpoints: dict[str, tuple[Path, 
 @pytest.mark.parametrize(("name", "setting"), list(zip(QUICK, FIRST, strict=True)), ids=str)
 def test_answers_are_those_of_transformers(name: str, setting: dict[str, Any], checkpoints: Any) -> None:
     play(name, setting, checkpoints)
+
+
+@pytest.mark.parametrize(("name", "setting"), list(zip(("lfm2", "mamba2"), GRAPHED, strict=False)), ids=str)
+def test_decode_steps_as_graphs(name: str, setting: dict[str, Any], checkpoints: Any) -> None:
+    """Answers are those of transformers, with all decode steps replayed."""
+    play(name, setting, checkpoints, with_graphs)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["qwen3_5", *(name for name in SLOW if name not in LATENT)])
+def test_decode_steps_of_further_families_as_graphs(name: str, checkpoints: Any) -> None:
+    for setting in GRAPHED:
+        play(name, setting, checkpoints, with_graphs)
+
+
+@pytest.mark.full
+def test_latents_beside_states_as_graphs(checkpoints: Any, interpreted_triton: None) -> None:
+    """Attention in Triton, interpreted: slow, so few requests."""
+    directory, model = checkpoints["kimi_linear"]
+    prompts = [ids(1, 5), ids(2, 9), ids(3, 2)]
+    with with_graphs(directory, FIRST[0], "triton", [4]) as made:
+        answers = made.generate(prompts, SamplingParams(temperature=0.0, max_new_tokens=6), logprobs=0)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        compare(model, prompt, answer, cached=False)
 
 
 @pytest.mark.full

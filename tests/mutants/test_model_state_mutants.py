@@ -60,14 +60,17 @@ class _Spoiled(TransformersFamily):
 class ReadsTheSlotOfAFreshRequest(_Spoiled):
     class network(_Network):  # noqa: N801 - it stands for the attribute
         def changed(self, states: BatchStates) -> BatchStates:
-            rounds = [dataclasses.replace(part, fresh=torch.zeros_like(part.fresh)) for part in states.rounds]
+            rounds = [dataclasses.replace(part, fresh=None) for part in states.rounds]
             return dataclasses.replace(states, rounds=tuple(rounds))
 
 
 class ForgetsAtEveryStep(_Spoiled):
     class network(_Network):  # noqa: N801
         def changed(self, states: BatchStates) -> BatchStates:
-            rounds = [dataclasses.replace(part, fresh=torch.ones_like(part.fresh)) for part in states.rounds]
+            rounds = [
+                dataclasses.replace(part, fresh=torch.ones_like(part.sources, dtype=torch.bool))
+                for part in states.rounds
+            ]
             return dataclasses.replace(states, rounds=tuple(rounds))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from pegboard.conformance.model_runner import ModelRunnerContract
 from pegboard.conformance.mutants import Mutant, assert_caught
-from pegboard.core.interfaces.forward import FixableAdditions, ForwardBatch, ForwardMode, ForwardOutput
+from pegboard.core.interfaces.forward import BatchStates, FixableAdditions, ForwardBatch, ForwardMode, ForwardOutput
 from pegboard.core.interfaces.kv_pool import KVPool
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.plugins.runner_layered.graphs import DecodeGraphs
@@ -29,10 +29,10 @@ class OtherGraphs(LayeredRunner):
     graphs: type[DecodeGraphs]
 
     @torch.inference_mode()
-    def start(self, pool: KVPool, *row_tables: torch.Tensor) -> None:
+    def start(self, pool: KVPool, *row_tables: torch.Tensor, states: Mapping[str, torch.Tensor] | None = None) -> None:
         if self.ctx.capture is not None:
             self._graphs = self.graphs(self._network, self.ctx, self.ctx.capture)
-            self._graphs.record(pool, *row_tables)
+            self._graphs.record(pool, *row_tables, states=states)
 
 
 class OtherBatches(DecodeGraphs):
@@ -40,7 +40,7 @@ class OtherBatches(DecodeGraphs):
 
     def _static(self, size: int, extras: ExtraShapes) -> StaticBatch:
         assert self._pool is not None
-        return self.static(size, self._tables, self._pool, self.ctx.attention, extras)
+        return self.static(size, self._tables, self._pool, self.ctx.attention, extras, self._states)
 
 
 class LeavesPadding(StaticBatch):
@@ -97,6 +97,65 @@ class TakesNewBuffers(StaticBatch):
         kept = self.batch.input_ids
         self.batch.input_ids = torch.zeros_like(kept)
         return super().fill(batch)
+
+
+class KeepsSlots(StaticBatch):
+    """States are read and written where they were in the first batch with as many requests."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._kept: dict[int, BatchStates] = {}
+
+    def fill(self, batch: ForwardBatch) -> ForwardBatch:
+        if batch.states is not None:
+            batch = replace(batch, states=self._kept.setdefault(batch.batch_size, batch.states))
+        return super().fill(batch)
+
+
+class WritesBack(StaticBatch):
+    """A state is written where a request that alternates between two slots would have it."""
+
+    def fill(self, batch: ForwardBatch) -> ForwardBatch:
+        fixed = super().fill(batch)
+        if fixed.states is not None:
+            slots = fixed.states.rounds[0]
+            others = torch.where(slots.sources % 3 == 1, slots.sources + 1, slots.sources - 1)
+            slots.targets.copy_(others.clamp(min=0))
+        return fixed
+
+
+class WritesBesideTargets(StaticBatch):
+    """Padding has the slots of the last request."""
+
+    def fill(self, batch: ForwardBatch) -> ForwardBatch:
+        fixed, count = super().fill(batch), batch.batch_size
+        if fixed.states is not None:
+            fixed.states.rounds[0].targets[count:] = fixed.states.rounds[0].targets[count - 1]
+        return fixed
+
+
+class LeavesSlotsOfPadding(StaticBatch):
+    """Padding has the slots that the batch before had there."""
+
+    def fill(self, batch: ForwardBatch) -> ForwardBatch:
+        if self.batch.states is None:
+            return super().fill(batch)
+        slots = self.batch.states.rounds[0]
+        before = slots.sources.clone(), slots.targets.clone()
+        fixed, count = super().fill(batch), batch.batch_size
+        for mine, old in zip((slots.sources, slots.targets), before, strict=True):
+            mine[count:] = old[count:]
+        return fixed
+
+
+class ReadsBeginnings(DecodeGraphs):
+    """States that begin are those of the slots that are named."""
+
+    def _fits(self, batch: ForwardBatch) -> bool:
+        if batch.states is not None:
+            rounds = tuple(replace(part, fresh=None) for part in batch.states.rounds)
+            batch = replace(batch, states=replace(batch.states, rounds=rounds))
+        return super()._fits(batch)
 
 
 class ForgetsExtras(DecodeGraphs):
@@ -174,13 +233,18 @@ def _graphs(graphs: type[DecodeGraphs]) -> type[LayeredRunner]:
 
 def _mutants() -> Iterator[Mutant]:
     same, moving = "test_a_replay_is_what_the_step_would_be", "test_requests_come_and_go_between_replays"
-    groups = "test_groups_of_layers_are_part_of_graphs"
+    groups, states = "test_groups_of_layers_are_part_of_graphs", "test_states_are_part_of_graphs"
     for factory, test in (
         (_batches(LeavesPadding), moving),
         (_batches(KeepsLengths), same),
         (_batches(TakesNewBuffers), same),
         (_batches(KnowsOneTable), groups),
         (_batches(KnowsOneGroup), groups),
+        (_batches(KeepsSlots), states),
+        (_batches(WritesBack), "test_graphs_read_and_write_any_slots"),
+        (_batches(WritesBesideTargets), states),
+        (_batches(LeavesSlotsOfPadding), states),
+        (_graphs(ReadsBeginnings), "test_steps_in_which_states_begin_are_no_replays"),
         (_graphs(ForgetsToPrepare), same),
         (_graphs(ReturnsPadding), same),
         (_graphs(ReplaysWantedRows), "test_steps_that_want_more_are_no_replays"),

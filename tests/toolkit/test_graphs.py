@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,11 +13,19 @@ from pegboard.conformance.attention.batches import QuietPool
 from pegboard.conformance.rig.fixed_attention import FixedAttention
 from pegboard.conformance.rig.tape import TapeCapture
 from pegboard.core.interfaces.attention import AttentionContext
-from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, KVGroupView
+from pegboard.core.interfaces.forward import BatchStates, ForwardBatch, ForwardMode, KVGroupView, StateRound
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.toolkit import graphs
-from pegboard.toolkit.graphs import StaticBatch, StaticExtend, default_sizes, extra_shapes, padded, prefill_sizes
+from pegboard.toolkit.graphs import (
+    StaticBatch,
+    StaticExtend,
+    default_sizes,
+    extra_shapes,
+    padded,
+    prefill_sizes,
+    states_fit,
+)
 
 CPU = torch.device("cpu")
 TABLE = torch.zeros((9, 16), dtype=torch.int32)
@@ -96,6 +105,47 @@ def test_everything_but_the_batch_is_padding() -> None:
             assert bool((mine[count:] == (1 if mine is fixed.seq_lens else 0)).all())
         assert fixed.seq_lens_cpu.tolist() == fixed.seq_lens.tolist()
         assert fixed.kv_groups[0].row_table is TABLE
+
+
+def states(memory: dict[str, torch.Tensor], *slots: int, firsts: tuple[int, ...] | None = None) -> BatchStates:
+    """One token each, whose states are read from `slots` and written to those before."""
+    count = len(slots)
+    places = np.arange(count) if firsts is None else np.array(firsts)
+    sources = torch.tensor(slots)
+    return BatchStates((StateRound(places, np.ones(count, np.int64), sources, sources - 1, None),), memory)
+
+
+def test_states_of_padding_are_in_slot_0() -> None:
+    memory = {"a": torch.full((9, 2), torch.nan), "b": torch.full((9,), torch.nan)}
+    static = StaticBatch(4, (TABLE,), make_pool(), make_attention(), (), memory)
+    assert [bool(one[0].isfinite().all()) for one in memory.values()] == [True, True]
+    assert static.batch.states is not None
+    fixed = static.batch.states.rounds[0]
+    places = fixed.sources.data_ptr(), fixed.targets.data_ptr()
+    for slots in ((3, 2, 7, 4), (5,), (8, 6, 1)):
+        batch = decode(len(slots), 1)
+        batch.states = states(memory, *slots)
+        assert static.fill(batch).states is static.batch.states
+        rest = [0] * (4 - len(slots))
+        assert fixed.sources.tolist() == [*slots, *rest]
+        assert fixed.targets.tolist() == [*(slot - 1 for slot in slots), *rest]
+        assert (fixed.sources.data_ptr(), fixed.targets.data_ptr()) == places
+    assert static.batch.states.memory is memory
+    assert (fixed.firsts.tolist(), fixed.lengths.tolist(), fixed.fresh) == ([0, 1, 2, 3], [1] * 4, None)
+
+
+def test_which_states_fit() -> None:
+    memory = {"a": torch.zeros(9)}
+    plain = states(memory, 3, 2)
+    assert states_fit(None, None)
+    assert states_fit(plain, memory)
+    assert not states_fit(plain, None)
+    assert not states_fit(None, memory)
+    assert not states_fit(plain, dict(memory))
+    assert not states_fit(states(memory, 3, 2, firsts=(1, 0)), memory)
+    assert not states_fit(replace(plain, rounds=plain.rounds * 2), memory)
+    begins = replace(plain.rounds[0], fresh=torch.tensor([False, True]))
+    assert not states_fit(replace(plain, rounds=(begins,)), memory)
 
 
 def _numbers(batch: ForwardBatch) -> list[torch.Tensor]:

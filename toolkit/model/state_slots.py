@@ -58,10 +58,11 @@ class AlternatingSlots:
         others = np.where(sources % _EACH == 1, sources + 1, sources - 1)
         kept = _EACH * requests + 3
         targets = np.where(ends < stops, kept, others)
-        rounds = [state_round(firsts, ends - starts, sources, targets, starts == 0, self._put)]
+        fresh = starts == 0
+        rounds = [state_round(firsts, ends - starts, sources, targets, fresh if fresh.any() else None, self._put)]
         if again.size:
             rest = (firsts + ends - starts)[again], (stops - ends)[again]
-            rounds.append(state_round(*rest, kept[again], others[again], np.zeros(again.size, dtype=bool), self._put))
+            rounds.append(state_round(*rest, kept[again], others[again], None, self._put))
         self.current[requests] = others
         return BatchStates(tuple(rounds), self.memory)
 

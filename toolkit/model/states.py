@@ -37,11 +37,11 @@ def state_round(
     lengths: NDArray[np.int64],
     sources: NDArray[np.int64],
     targets: NDArray[np.int64],
-    fresh: NDArray[np.bool_],
+    fresh: NDArray[np.bool_] | None,
     put: Callable[[NDArray[np.generic]], torch.Tensor],
 ) -> StateRound:
     """Return a round whose arrays `put` brings to the device."""
-    return StateRound(firsts, lengths, put(sources), put(targets), put(fresh))
+    return StateRound(firsts, lengths, put(sources), put(targets), None if fresh is None else put(fresh))
 
 
 def _dtype(state: StateSpec) -> torch.dtype:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
+from pegboard.conformance.rig.model_references import model_checkpoint
 from pegboard.core.engine.engine import Engine
 from pegboard.core.engine.memory_profiler import SHORT, MemoryProfiler
 from pegboard.core.interfaces.errors import OutOfMemory
 from pegboard.core.interfaces.forward import ForwardBatch, ForwardMode, ForwardOutput
 from pegboard.core.interfaces.kv_pool import KVPoolContext
+from pegboard.core.interfaces.layers import LayerSpec
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import SamplingBatch
+from pegboard.core.worker.device_parts import state_memory
 from pegboard.plugins.memory_paged.pool import MHAPool
 from pegboard.toolkit.device_queue import HostQueue
 from pegboard.toolkit.model.room_for_kv import MARGIN, PER_GRAPH, PeakMemory, measure, pool_bytes, room_for_kv
@@ -117,6 +121,10 @@ def test_each_peak_is_its_own() -> None:
     assert measure(meter, steps.prefills, steps.decode) == PeakMemory(5 * GB, 2 * GB)
 
 
+def small_pool(layers: tuple[LayerSpec, ...], page_size: int, num_pages: int) -> MHAPool:
+    return MHAPool(NoOptions(), KVPoolContext(num_pages, page_size, layers, torch.float32, torch.device("cpu")))
+
+
 @pytest.mark.parametrize(("page_size", "windows"), [(1, False), (16, False), (16, True)])
 def test_the_largest_steps_run(tmp_path: Path, page_size: int, windows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a real runner: a whole chunk of one prompt and of many, and a decode of all, each with logprobs; also where
@@ -133,10 +141,7 @@ def test_the_largest_steps_run(tmp_path: Path, page_size: int, windows: bool, mo
         runner, seen = engine.built.runner, []
         assert len(runner.ctx.spec.kv_groups) == 1 + windows
 
-        def scratch(num_pages: int) -> MHAPool:
-            layers = runner.ctx.spec.layers
-            return MHAPool(NoOptions(), KVPoolContext(num_pages, page_size, layers, torch.float32, torch.device("cpu")))
-
+        scratch = partial(small_pool, runner.ctx.spec.layers, page_size)
         execute = runner.execute
 
         def noted(batch: ForwardBatch, sampling: SamplingBatch | None) -> ForwardOutput:
@@ -151,3 +156,29 @@ def test_the_largest_steps_run(tmp_path: Path, page_size: int, windows: bool, mo
         trial.decode()
         short = [(ForwardMode.EXTEND, 2, 1 + length) for length in SHORT]
         assert seen == [(ForwardMode.EXTEND, 1, 40), (ForwardMode.EXTEND, 7, 40), *short, (ForwardMode.DECODE, 7, 7)]
+
+
+def test_states_are_in_the_slot_of_padding(tmp_path: Path) -> None:
+    """The largest steps of a model whose layers keep states: they begin in prefills, and no request's slot is written
+    to.
+    """
+    model = model_checkpoint(tmp_path, "bamba")
+    config = {
+        "attention": {"use": "torch"},
+        "runner": {"use": "layered"},
+        "memory": {"max_total_tokens": 64, "page_size": 16},
+        "model": {"path": str(model), "dtype": "float32"},
+        "plugins": {"recurrent_states": {"slots": 5}},
+    }
+    with Engine.from_config(config) as engine:
+        runner, memory = engine.built.runner, state_memory(list(engine.built.worker.parts.by_name.values()))
+        assert memory is not None
+        with torch.inference_mode():
+            for state in memory.values():
+                state.fill_(torch.nan)
+        scratch = partial(small_pool, runner.ctx.spec.layers, 16)
+        trial = MemoryProfiler(runner, scratch, HostQueue(), 16, 7, 40, 64, memory)
+        trial.prefills()
+        assert all(bool(state[0].isfinite().all()) for state in memory.values())
+        trial.decode()
+        assert all(bool(state[1:].isnan().all()) for state in memory.values())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,11 +24,12 @@ from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.core.interfaces.model_runner import ModelRunnerContext
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.plugins.model_transformers.caches import CONV, CacheView
 from pegboard.plugins.model_transformers.family import TransformersFamily, relative_errors
 from pegboard.plugins.model_transformers.network import TransformersNetwork
 from pegboard.plugins.runner_layered.options import LayeredOptions
 from pegboard.plugins.runner_layered.runner import LayeredRunner
-from tests.plugins.model_transformers.test_segments import tiny
+from tests.plugins.model_transformers.test_segments import families, tiny
 from tests.plugins.model_transformers.test_served import loaded
 from tests.plugins.model_transformers.tiny import SERVED, VOCAB, context, save
 
@@ -56,7 +59,7 @@ def made(family: TransformersFamily, network: TransformersNetwork, capture: Tape
     about = dataclasses.replace(about, provides=provides, capture=capture, graph_sizes=sizes)
     options = LayeredOptions() if capture is None else LayeredOptions(graphs="on")
     runner = LayeredRunner(options, about)
-    runner.start(run.pool, torch.from_numpy(run.table))
+    runner.start(run.pool, torch.from_numpy(run.table), states=run.slots.memory or None)
     return Rig(runner, run)
 
 
@@ -177,11 +180,30 @@ def test_experts_for_which_the_host_waits(tmp_path: Path) -> None:
     assert reason.startswith("model.layers.0.mlp.experts: torch has no product of experts")
 
 
-def test_states_are_not_in_graphs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", families(("lfm2", "mamba2", "qwen3_5")))
+def test_states_are_part_of_replays(name: str, tmp_path: Path) -> None:
+    """Requests that pause keep their states, while others and padding write theirs."""
+    family, network = loaded(tiny(name, tmp_path))
+    assert network.capture_objection() is None
+    if not any(layer.latent for layer in family.spec.layers):
+        compare(family, network)
+
+
+def test_modules_that_look_at_their_states(tmp_path: Path) -> None:
+    """As one that asks its cache whether there are older tokens."""
     _, network = loaded(tiny("lfm2", tmp_path))
+    segments = network.model.model.layers[0].conv.__dict__["forward"]
+    inner = segments.compute
+
+    def looks(call: inspect.BoundArguments, view: CacheView, *more: Any) -> object:
+        assert bool(view.states[CONV, 0].isfinite().all())
+        return inner(call, view, *more)
+
+    segments.compute = looks
     reason = network.capture_objection()
     assert reason is not None
-    assert "keep states" in reason
+    assert reason.startswith("model.layers.0.conv: "), reason
+    assert "looks at data" in reason
 
 
 def test_what_is_tried_is_tried_once(tmp_path: Path) -> None:

@@ -78,10 +78,12 @@ def test_a_batch_finds_its_rounds_and_the_memory() -> None:
     first, second = batch.states.rounds
     assert (first.firsts.tolist(), first.lengths.tolist()) == ([0, 6], [4, 1])
     assert (first.sources.tolist(), first.targets.tolist()) == ([0, 3], [7, 2])
+    assert first.fresh is not None
     assert first.fresh.tolist() == [True, False]
     assert (second.firsts.tolist(), second.lengths.tolist(), second.sources.tolist()) == ([4], [2], [7])
     assert second.targets.tolist() == [1]
-    assert not second.fresh.any()
+    assert second.fresh is None
+    assert batch.states.memory is part.state_memory
     assert {name: tuple(one.shape) for name, one in batch.states.memory.items()} == {
         "a.conv": (10, 4, 3),
         "a.recurrent": (10, 2, 8, 8),

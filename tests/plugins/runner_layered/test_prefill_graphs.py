@@ -13,7 +13,7 @@ from pegboard.conformance.model_runner.fakes import Rig
 from pegboard.conformance.rig.fixed_attention import FixedAttention, FixedExtends
 from pegboard.conformance.rig.tape import TapeCapture
 from pegboard.core.interfaces.forward import ForwardBatch
-from pegboard.core.interfaces.layers import LayerSpec
+from pegboard.core.interfaces.layers import LayerSpec, StateSpec
 from pegboard.plugins.runner_layered.options import LayeredOptions
 from pegboard.plugins.runner_layered.prefill_graphs import PrefillGraphs
 from pegboard.plugins.runner_layered.runner import LayeredRunner
@@ -111,6 +111,16 @@ def test_sizes_that_attention_cannot_have(caplog: pytest.LogCaptureFixture) -> N
         assert (reason is not None) == refused
     options = LayeredOptions(graphs="on", prefill_graph_sizes=[32])
     assert LayeredRunner.supports(options, rig(TapeCapture()).runner.ctx) is None
+
+
+def test_prefills_of_models_whose_layers_keep_states() -> None:
+    """Their requests begin in prefills, and go on from states in rounds of any lengths."""
+    ctx = rig(TapeCapture()).runner.ctx
+    ctx = replace(ctx, spec=replace(ctx.spec, states=(StateSpec("sum", (8,), "float32"),)))
+    assert LayeredRunner(SIZES, ctx).prefill_graph_sizes() == ()
+    options = LayeredOptions(graphs="on", prefill_graph_sizes=[32])
+    assert "states cannot be graphs; set it to []" in str(LayeredRunner.supports(options, ctx))
+    assert LayeredRunner.supports(LayeredOptions(graphs="on"), ctx) is None
 
 
 @torch.inference_mode()

@@ -28,9 +28,10 @@ def test_requests_alternate() -> None:
     slots = AlternatingSlots(STATES, 2, torch.device("cpu"))
     (first,) = slots.step(array(1, 0), array(0, 0), array(5, 2)).rounds
     assert (first.firsts.tolist(), first.lengths.tolist()) == ([0, 5], [5, 2])
+    assert first.fresh is not None
     assert first.fresh.tolist() == [True, True]
     (second,) = slots.step(array(0), array(2), array(3)).rounds
-    assert second.fresh.tolist() == [False]
+    assert second.fresh is None
     assert second.sources.tolist() == first.targets.tolist()[1:] == [2]
     assert second.targets.tolist() == first.sources.tolist()[1:] == [1]
 
@@ -42,4 +43,4 @@ def test_what_is_behind_a_cut_is_a_second_round() -> None:
     assert (second.firsts.tolist(), second.lengths.tolist()) == ([7], [5])
     assert first.targets.tolist()[1] == second.sources.tolist()[0] == slots.cut_slot(1)
     assert second.targets.tolist() == [slots.current[1]]
-    assert second.fresh.tolist() == [False]
+    assert second.fresh is None

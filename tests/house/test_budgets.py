@@ -12,18 +12,18 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 18_720,
+    "conformance": 18_840,
     "core.cli": 180,
     "core.config": 1_990,
-    "core.engine": 2_160,
+    "core.engine": 2_180,
     "core.frontend": 930,
     "core.interfaces": 6_310,
     "core.pipeline": 5_816,
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 75_790,
-    "toolkit": 20_160,
+    "plugins": 75_840,
+    "toolkit": 20_190,
     "tools": 12_410,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -12,7 +12,7 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 18_660,
+    "conformance": 18_800,
     "core.cli": 180,
     "core.config": 1_990,
     "core.engine": 2_160,
@@ -22,8 +22,8 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 75_250,
-    "toolkit": 20_040,
+    "plugins": 75_610,
+    "toolkit": 20_060,
     "tools": 12_400,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -5,12 +5,14 @@
     python -m benchmarks.parallel --part tensor    # one process with two threads against two ranks with one each
     python -m benchmarks.parallel --part pipeline  # the same with two sections of layers, with one lane and with two
 
-All parts run on two cores. The last two draw a random model of about 0.3B in bfloat16, and show each process's memory.
+All parts run on two cores. The last two draw a random model of about 0.3B in bfloat16, and show each process's memory:
+`tensor` with the runner `layered` and with the native one.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import multiprocessing
 import os
@@ -19,12 +21,19 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pegboard.core.interfaces.batch import ModelWorkerBatch, TableChanges
 from pegboard.core.interfaces.forward import ForwardMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from pegboard.plugins.parallel.api import Communicator
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096,
@@ -79,9 +88,9 @@ def decode_step(rows: int, width: int, prefix: int) -> ModelWorkerBatch:
 
 
 def reduce() -> None:
-    """Sum float32 between two processes, by each communicator in turn, three times."""
+    """Sum float32 between two processes, by each communicator and within the native runner in turn, three times."""
     context = multiprocessing.get_context("spawn")
-    for name in COMMUNICATORS * 3:
+    for name in [*COMMUNICATORS, "native"] * 3:
         with tempfile.TemporaryDirectory() as meeting:
             other = context.Process(target=_reducing, args=(meeting, 1, name))
             other.start()
@@ -98,26 +107,54 @@ def _reducing(meeting: str, index: int, name: str) -> None:
     from pegboard.plugins.parallel.shm import Shm
 
     torch.set_num_threads(1)
-    made = {"gloo": Gloo, "shm": Shm}[name](NoOptions(), CommunicatorContext(2, index, torch.device("cpu")))
+    made = (Gloo if name == "gloo" else Shm)(NoOptions(), CommunicatorContext(2, index, torch.device("cpu")))
     made.connect(Path(meeting), 60.0)
+    add_up = native_sums(made, index) if name == "native" else made.all_reduce
     for size in (4096, 65536, 2**20):
         x, times = torch.zeros(size // 4), []
         for _ in range(2000 if size < 2**20 else 200):
             started = time.perf_counter()
-            made.all_reduce(x)
+            add_up(x)
             times.append(time.perf_counter() - started)
         if index == 0:
             low, middle, high = np.percentile(np.array(times) * 1e6, [10, 50, 90])
-            print(f"{name:5} all-reduce of {size:8} bytes: {middle:.1f} us ({low:.1f} .. {high:.1f})")
+            print(f"{name:6} all-reduce of {size:8} bytes: {middle:.1f} us ({low:.1f} .. {high:.1f})")
     made.close()
 
 
-def measured(title: str, threads: int, *, loop: str = "normal", chunk: int = 1024, **parallel: Any) -> None:
-    """Run one config in a process of its own, and print what it finds."""
-    scheduler = {"loop": loop, "chunked_prefill_size": chunk}
-    settings = json.dumps({"parallel": parallel, "scheduler": scheduler})
+def native_sums(made: Communicator, index: int) -> Callable[[Tensor], object]:
+    """Return what adds up as the native runner does: rows of 1,024 numbers, at most 256."""
+    from pegboard.plugins.cpu_native.library import Shape, first_that_loads
+    from pegboard.plugins.cpu_native.share import Waiting
+    from pegboard.toolkit.model.ranks import Ranks
+
+    (_, library), ranks = first_that_loads("auto"), Ranks(2, index)
+    ranks.connect(made)
+    sizes = {"vocab": 64, "inter": 64, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 64}
+    shape = Shape(hidden=1024, threads=1, ranks=2, rank=index, **sizes)
+    handle, waiting = library.pb_create(ctypes.byref(shape)), Waiting(ranks)
+    region = made.region(library.pb_ranks_bytes(handle))
+    library.pb_join(handle, region.data_ptr(), waiting.lost)
+
+    def add_up(x: Tensor, _kept: Tensor = region) -> None:
+        if library.pb_sum(handle, x.data_ptr(), x.numel() // 1024):
+            raise RuntimeError(f"the other process has ended: {waiting.error}")
+
+    return add_up
+
+
+def measured(
+    title: str, threads: int, *, checkpoint: str = "", loop: str = "normal", chunk: int = 1024, **parallel: Any
+) -> None:
+    """Run one config in a process of its own, and print what it finds: with the native runner if there is a
+    `checkpoint`.
+    """
+    settings: dict[str, object] = {"parallel": parallel, "scheduler": {"loop": loop, "chunked_prefill_size": chunk}}
+    if checkpoint:
+        model = {"path": checkpoint, "dtype": "bfloat16"}
+        settings |= {"model": model, "runner": {"use": "cpu_native"}, "attention": {}}
     found = subprocess.run(
-        [sys.executable, "-m", "benchmarks.parallel", "--run", settings],
+        [sys.executable, "-m", "benchmarks.parallel", "--run", json.dumps(settings)],
         env={**os.environ, "OMP_NUM_THREADS": str(threads)}, stdout=subprocess.PIPE, check=True, text=True,
     )  # fmt: skip
     print(f"{title}: {found.stdout.splitlines()[-1]}", flush=True)
@@ -127,13 +164,11 @@ def run(settings: dict[str, Any]) -> None:
     """Print tokens per second of 1, 16 and 32 streams, prompt tokens per second, and the memory of each process."""
     import psutil
 
-    from pegboard.conformance.checkpoints import write_tiny_tokenizer
     from pegboard.core.config.compose import compose
     from pegboard.core.engine.engine import Engine
 
     with tempfile.TemporaryDirectory() as directory:
-        Path(directory, "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
-        write_tiny_tokenizer(Path(directory))
+        write_model(Path(directory))
         config = {
             "model": {"path": directory, "use": "dense", "load_format": "dummy", "dtype": "bfloat16",
                       "source": {"use": "hf", "needs_weights": False}},
@@ -146,6 +181,26 @@ def run(settings: dict[str, Any]) -> None:
             own = psutil.Process()
             sizes = [process.memory_full_info().uss / 2**20 for process in (own, *own.children())]
     print(json.dumps({**found, "MiB of each process": [round(size) for size in sizes]}))
+
+
+def write_model(directory: Path, *, weights: bool = False) -> None:
+    """Write config and tokenizer of `MODEL`, and random weights where they are wanted."""
+    from pegboard.conformance.checkpoints import write_tiny_tokenizer
+
+    (directory / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+    write_tiny_tokenizer(directory)
+    if weights:
+        import torch
+        from safetensors.torch import save_file
+
+        from pegboard.plugins.cpu_native.weights import shapes
+        from pegboard.toolkit.model.decoder_spec import DecoderSpec
+
+        found = {
+            name: torch.ones(shape, dtype=torch.bfloat16) if len(shape) == 1 else (0.02 * torch.randn(shape)).bfloat16()
+            for name, shape in shapes(DecoderSpec.from_config(MODEL)).items()
+        }
+        save_file(found, directory / "model.safetensors", {"format": "pt"})
 
 
 def decoding(engine: Any, streams: int, length: int = 48) -> float:
@@ -168,6 +223,16 @@ def tensor() -> None:
     measured("one process", 2)
     for name in COMMUNICATORS:
         measured(f"2 ranks, {name}", 1, tensor=2, communicator={"use": name})
+    native()
+
+
+def native() -> None:
+    """Run both with the native runner, twice."""
+    with tempfile.TemporaryDirectory() as directory:
+        write_model(Path(directory), weights=True)
+        for _ in range(2):
+            measured("native, one process", 2, checkpoint=directory)
+            measured("native, 2 ranks", 1, checkpoint=directory, tensor=2)
 
 
 def pipeline() -> None:

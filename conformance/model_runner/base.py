@@ -25,6 +25,8 @@ from pegboard.core.interfaces.model_family import ModelContext, Network
 from pegboard.core.interfaces.model_runner import ModelRunnerContext
 from pegboard.core.interfaces.sampler import Sampler, SamplerContext
 from pegboard.toolkit.model.kv_groups import SERVICE
+from pegboard.toolkit.model.ranks import SERVICE as RANKS
+from pegboard.toolkit.model.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,13 @@ class RunnerSuite(ContractSuite):
             pytest.skip(found)
         if len(found.spec.kv_groups) < 2:
             pytest.skip("the best model family installed gives layers with windows no group of their own")
+        return found
+
+    def make_shared(self, ranks: Ranks) -> RunnerModel:
+        """Return the model as one of several ranks computes it, new each time."""
+        found = _read_model(self.architecture, self.checkpoint_settings, self.dtype, {RANKS: ranks})
+        if isinstance(found, str):
+            pytest.skip(found)
         return found
 
     def make_context(
@@ -167,9 +176,14 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 @lru_cache(maxsize=8)
 def _load_model(architecture: str, settings: str, dtype: str, *, grouped: bool = False) -> RunnerModel | str:
     """Return the model, or why there is none; if `grouped`, with KV groups for layers with windows."""
-    directory = model_checkpoint(Path(_folder().name), architecture, **json.loads(settings))
+    return _read_model(architecture, json.loads(settings), dtype, {SERVICE: True} if grouped else {})
+
+
+def _read_model(
+    architecture: str, settings: Mapping[str, object], dtype: str, services: Mapping[str, object]
+) -> RunnerModel | str:
+    directory = model_checkpoint(Path(_folder().name), architecture, **settings)
     config = read_config(directory)
-    services = {SERVICE: True} if grouped else {}
     ctx = ModelContext(directory, config, getattr(torch, dtype), CPU, services=services)
     reasons = []
     for record in installed_registry().providers("model_family"):

@@ -27,8 +27,8 @@ class _Meeting:
         self.given: list[tuple[str, Tensor]] = [("", torch.empty(0))] * size
         self.barrier = threading.Barrier(size, timeout=SECONDS)
 
-    def meet(self, index: int, call: str, x: Tensor) -> list[Tensor]:
-        """Return what each rank has given. Raises AssertionError where their calls differ."""
+    def meet(self, index: int, call: str, x: Tensor, *, copied: bool = True) -> list[Tensor]:
+        """Return what each rank has given, or copies of that. Raises AssertionError where their calls differ."""
         self.given[index] = (call, x)
         try:
             self.barrier.wait()
@@ -37,7 +37,7 @@ class _Meeting:
                 f"rank {index} waits in {call} {list(x.shape)}, and another rank does not come"
             ) from None
         calls = [f"{name} {list(given.shape)} {given.dtype}" for name, given in self.given]
-        found = [given.clone() for _, given in self.given]
+        found = [given.clone() if copied else given for _, given in self.given]
         self.barrier.wait()
         assert len(set(calls)) == 1, f"ranks call different things: {calls}"
         return found
@@ -60,6 +60,20 @@ class ThreadCollectives:
     def broadcast(self, x: Tensor) -> Tensor:
         return self._meeting.meet(self._index, "broadcast", x)[0]
 
+    @property
+    def shares_memory(self) -> bool:
+        return True
+
+    def region(self, nbytes: int) -> Tensor:
+        """Return memory of this process, which is that of the first rank."""
+        return self._meeting.meet(self._index, "region", torch.zeros(nbytes, dtype=torch.uint8), copied=False)[0]
+
+    def check_others(self, waited: float) -> None:
+        if self._meeting.barrier.broken:
+            raise AssertionError(f"rank {self._index} waits in native code, and another rank has failed")
+        if waited > SECONDS:
+            raise AssertionError(f"rank {self._index} waits in native code, and another rank does not come")
+
 
 def on_ranks(size: int, does: Callable[[Ranks], R]) -> list[R]:
     """Return what each rank returns, all at once. Raises what one of them raises."""
@@ -76,6 +90,13 @@ def on_ranks(size: int, does: Callable[[Ranks], R]) -> list[R]:
 
     with ThreadPoolExecutor(size) as threads:
         return list(threads.map(one, range(size)))
+
+
+def lonely(size: int) -> Ranks:
+    """Return rank 0 of so many of which no other ever comes."""
+    ranks = Ranks(size)
+    ranks.connect(ThreadCollectives(_Meeting(size), 0))
+    return ranks
 
 
 class ThreadChannels:

@@ -23,6 +23,7 @@ plugin = Plugin(
                     "own_attention",
                     "own_weights",
                     "prefers_mixed",
+                    "ranks",
                     "taps",
                     "tree_mask",
                     "updates",

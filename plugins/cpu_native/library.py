@@ -232,7 +232,7 @@ class Shape(ctypes.Structure):
             (name, ctypes.c_int32)
             for name in (
                 "vocab", "hidden", "inter", "layers", "heads", "kv_heads", "head_dim", "act", "qk_norm", "threads",
-                "wanted", "experts", "per_token", "expert_inter", "normalised",
+                "wanted", "experts", "per_token", "expert_inter", "normalised", "ranks", "rank", "first_id",
             )
         ],
         ("eps", ctypes.c_float),
@@ -326,6 +326,14 @@ def load(instructions: str) -> ctypes.CDLL:
             f"{file} cannot be loaded: {error}; delete it, or set PEGBOARD_CACHE to a folder on a file system that "
             "lets programs run"
         ) from error
+    _declare(library)
+    if code := library.pb_prepare():
+        raise NativeError(f"the kernel does not let this process use {instructions}: {os.strerror(code)}")
+    return library
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    """Give the functions their types."""
     pointer, number = ctypes.c_void_p, ctypes.c_int
     for name, arguments, result in (
         ("pb_prepare", [], number),
@@ -336,6 +344,9 @@ def load(instructions: str) -> ctypes.CDLL:
         ("pb_set_vectors", [pointer, number, pointer], number),
         ("pb_set_ends", [pointer, pointer, pointer], number),
         ("pb_count_weights", [pointer, pointer], None),
+        ("pb_ranks_bytes", [pointer], ctypes.c_int64),
+        ("pb_join", [pointer, pointer, pointer], None),
+        ("pb_sum", [pointer, pointer, number], number),
         ("pb_forward", [pointer, pointer], number),
         ("pb_attend", [pointer, pointer, number, pointer, pointer], number),
         ("pb_add", [pointer, number, pointer, number, number, number, pointer], number),
@@ -352,9 +363,6 @@ def load(instructions: str) -> ctypes.CDLL:
     ):
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, result
-    if code := library.pb_prepare():
-        raise NativeError(f"the kernel does not let this process use {instructions}: {os.strerror(code)}")
-    return library
 
 
 def first_that_loads(wanted: str, *, quiet: bool = False) -> tuple[str, ctypes.CDLL]:

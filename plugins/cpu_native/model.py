@@ -12,7 +12,9 @@ import torch
 from pegboard.core.interfaces.errors import OutOfMemory, Unsupported
 from pegboard.plugins.cpu_native.api import NativeAdditions
 from pegboard.plugins.cpu_native.library import FORMATS, SITES, STAGES, Batch, Sampling, Shape
+from pegboard.plugins.cpu_native.share import Share, Waiting
 from pegboard.plugins.cpu_native.weights import KEEP_CODES, NO_EXPERT, LayerVectors, Site, WeightsSource
+from pegboard.toolkit.model.ranks import Ranks
 from pegboard.toolkit.model.rope import RotaryEmbedding
 from pegboard.toolkit.system.progress import progress
 
@@ -29,7 +31,8 @@ WANTED = {"plain": 0, "bf16": 1, "int8": 2, "bf12": 3}
 
 
 class NativeModel:
-    """Weights of a decoder, read from a model directory as bf16 or as codes, and packed as the library wants them.
+    """Weights of a decoder, read from a model directory as bf16 or as codes, and packed as the library wants them: one
+    rank's share of them, whose sizes `spec` has.
 
     While it loads, one matrix is there twice; afterwards the token embeddings are there as they came, too.
     """
@@ -42,12 +45,18 @@ class NativeModel:
         threads: int,
         weights: str,
         coded: QuantizedWeights | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        source = WeightsSource(spec, directory, coded, codes=weights in KEEP_CODES)
-        self.spec = spec
+        self._ranks = ranks or Ranks()
+        share = Share(spec, self._ranks)
+        source = WeightsSource(spec, directory, coded, share, codes=weights in KEEP_CODES)
+        self.spec = share.spec
         self._library = library
         self._rope = RotaryEmbedding(spec.rope)
-        self._shape = _shape(spec, threads, weights)
+        self._shape = _shape(share.spec, threads, weights)
+        self._shape.ranks, self._shape.rank, self._shape.first_id = self._ranks.size, self._ranks.index, share.first_id
+        self._waiting = Waiting(self._ranks)
+        self._region: torch.Tensor | None = None
         self._handle: int | None = None
         self._process = self._getpid()
         self._embedding = torch.empty(0)
@@ -132,8 +141,10 @@ class NativeModel:
         """KV of all tokens into the pool; and into those tensors that are given, of the sampled rows either logits
         float32 [sampled, vocab] or tokens int64 [sampled], by `sampling` or greedily, below zero where a row cannot be
         sampled; hidden states float32 [n, hidden] of `hidden_rows` int64 [n]. The batch's taps are given their states.
+        The other ranks compute the same batch; raises what is wrong where one of them has ended.
         """
         self._check_threads()
+        self._join()
         native, kept = self._native(batch)
         if batch.additions is not None:
             native.additions = _added(batch.additions, native.tokens)
@@ -148,6 +159,12 @@ class NativeModel:
         if batch.taps is not None and tapped is not None:
             for place, states in zip(*tapped, strict=True):
                 batch.taps.note(int(place), states)
+
+    def _join(self) -> None:
+        """Before the first pass: get the memory in which ranks add up."""
+        if self._ranks.size > 1 and self._region is None:
+            self._region = self._ranks.together.region(self._library.pb_ranks_bytes(self._handle))
+            self._library.pb_join(self._handle, self._region.data_ptr(), self._waiting.lost)
 
     def attend(self, batch: ForwardBatch, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """Attention of one layer and nothing else, for tests and measurements: bf16 [tokens, heads, head_dim] of
@@ -279,8 +296,9 @@ class NativeModel:
                 "this process was forked from the one that loaded the model, whose threads it has not got"
             )
 
-    @staticmethod
-    def _check(code: int) -> None:
+    def _check(self, code: int) -> None:
+        if self._waiting.error is not None:
+            raise self._waiting.error
         if code:
             raise OutOfMemory("the native runner could not get memory on the host, or threads")
 

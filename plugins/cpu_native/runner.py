@@ -16,12 +16,13 @@ from pegboard.plugins.cpu_native.library import NativeError, first_that_loads, u
 from pegboard.plugins.cpu_native.model import NativeModel
 from pegboard.plugins.cpu_native.options import CpuNativeOptions
 from pegboard.plugins.cpu_native.sampler import CpuNativeSampler, native_sampling, with_no_tokens
+from pegboard.plugins.cpu_native.share import objection
 from pegboard.plugins.cpu_native.store import NativeStore
 from pegboard.toolkit.model.coded import quantized_weights
 from pegboard.toolkit.model.decoder_names import DecoderNames
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.toolkit.model.linear import tell_sites
-from pegboard.toolkit.model.ranks import alone
+from pegboard.toolkit.model.ranks import nothing, ranks_of
 from pegboard.toolkit.sampling.logprobs import prompt_logprobs
 from pegboard.toolkit.sampling.sample import sample
 
@@ -45,10 +46,11 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
             name, library = first_that_loads(options.instructions, quiet=options.instructions == "auto")
         except NativeError as error:
             raise ConfigError(f"runner.instructions: {error}") from error
-        threads = options.threads or usable_cores()
+        ranks = self._ranks = ranks_of(ctx.model)
+        threads = options.threads or (usable_cores() if ranks.size == 1 else torch.get_num_threads())
         coded = quantized_weights(ctx.model)
         spec = DecoderSpec.from_config(ctx.model.hf_config, coded=coded is not None)
-        self._model = NativeModel(library, spec, ctx.model.directory, threads, options.weights, coded)
+        self._model = NativeModel(library, spec, ctx.model.directory, threads, options.weights, coded, ranks)
         self._store = self._replaceable(spec, quantised=coded is not None)
         tell_sites(ctx.model.services, sites_of(spec), computed_by=NAME)
         counts = self.weights_by_format().values()
@@ -57,6 +59,8 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
 
     def _replaceable(self, spec: DecoderSpec, *, quantised: bool) -> NativeStore | str:
         """Return the weights, to be replaced, or why they cannot be."""
+        if self._ranks.size > 1:
+            return "ranks share its weights"
         if quantised:
             return "its weights are quantised"
         if spec.moe is not None:
@@ -69,8 +73,8 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
     def supports(cls, options: CpuNativeOptions, ctx: ModelRunnerContext) -> str | None:
         if ctx.device.type != "cpu":
             return f"it runs on a CPU, not on {ctx.device}"
-        if (objection := alone(ctx.model)) is not None:
-            return objection
+        if (sections := ranks_of(ctx.model).sections.count) > 1:
+            return f"each of its ranks computes all layers, and parallel.pipeline is {sections}"
         if "attention" in ctx.explicit:
             return "it has attention of its own, and attention.use names another"
         if "model_family" in ctx.explicit:
@@ -80,10 +84,13 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
         if ctx.kv_dtype is not None:
             kept = str(ctx.kv_dtype).removeprefix("torch.")
             return f"it keeps KV in bfloat16, not in {kept}; set memory.kv_dtype to auto or bfloat16"
+        coded = quantized_weights(ctx.model) is not None
         try:
-            spec = DecoderSpec.from_config(ctx.model.hf_config, coded=quantized_weights(ctx.model) is not None)
+            spec = DecoderSpec.from_config(ctx.model.hf_config, coded=coded)
         except ModelError as error:
             return str(error)
+        if (why := objection(spec, ranks_of(ctx.model), coded=coded)) is not None:
+            return why
         if spec.num_heads // spec.num_kv_heads > MAX_GROUP:
             return f"{spec.num_heads} query heads share {spec.num_kv_heads} KV heads; at most {MAX_GROUP} may share one"
         try:
@@ -107,11 +114,12 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
     ) -> ForwardOutput:
         if batch.forward_mode is ForwardMode.IDLE or batch.num_tokens == 0:
             return self._nothing(return_logits, return_hidden_states)
+        self._ranks.known(batch)
         sampled = _sampled(batch, sampling)
         wanted = sampling if sampled else None
         fused = wanted if wanted is not None and not return_logits and self._samples(wanted) else None
         apart = wanted if fused is None else None
-        logits = torch.empty(sampled, self.ctx.spec.vocab_size) if return_logits or apart is not None else None
+        logits = torch.empty(sampled, self._model.spec.vocab_size) if return_logits or apart is not None else None
         tokens = torch.empty(sampled, dtype=torch.int64) if fused is not None else None
         kept, native = None, None
         if fused is not None and not _all_greedy(fused):
@@ -127,6 +135,7 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
             hidden_rows=rows,
             hidden=hidden,
         )
+        logits = None if logits is None else self._whole(logits)
         output = ForwardOutput(torch.empty(0, dtype=torch.int64), logits=logits if return_logits else None)
         self._share_out(batch, hidden, output, return_hidden_states)
         del kept
@@ -137,8 +146,8 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
         return output
 
     def _samples(self, sampling: SamplingBatch) -> bool:
-        """Return whether tokens are all that comes of the logits, and of its own sampler."""
-        own = isinstance(self.ctx.sampler, CpuNativeSampler)
+        """Return whether tokens are all that comes of the logits, and of its own sampler in this process."""
+        own = isinstance(self.ctx.sampler, CpuNativeSampler) and self._ranks.size == 1
         return own and not sampling.rows and not sampling.want_logprobs
 
     def weights(self) -> WeightStore:
@@ -147,6 +156,8 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
         return self._store
 
     def ends(self) -> ModelEnds:
+        if self._ranks.size > 1:
+            raise Unsupported("the runner 'cpu_native'", "ends", "ranks share its embeddings and its head")
         return ModelEnds(self._model.embed, self._model.logits)
 
     def stage_times(self) -> dict[str, float]:
@@ -175,8 +186,20 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
         if batch.logprob_rows is not None and batch.logprob_targets is not None:
             places = torch.arange(at, hidden.shape[0])
             output.prompt_logprobs = prompt_logprobs(
-                hidden, places, batch.logprob_targets, batch.logprob_requests, self._model.logits
+                hidden, places, batch.logprob_targets, batch.logprob_requests, self._logits
             )
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._whole(self._model.logits(hidden))
+
+    def _whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits float32 [n, vocab] of which each rank has some columns: rank 0, whatever their number. What
+        other ranks return has no meaning.
+        """
+        if self._ranks.size == 1:
+            return logits
+        found, vocab = self._ranks.gather(logits), self.ctx.spec.vocab_size
+        return nothing(len(logits), vocab, logits) if found is None else found[:, :vocab]
 
     def _nothing(self, return_logits: bool, return_hidden_states: bool) -> ForwardOutput:
         spec = self.ctx.spec

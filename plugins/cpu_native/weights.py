@@ -17,6 +17,7 @@ from pegboard.toolkit.model.decoder_names import DecoderNames, Experts
 from pegboard.toolkit.model.weights import WeightsReader
 
 if TYPE_CHECKING:
+    from pegboard.plugins.cpu_native.share import Share
     from pegboard.toolkit.model.coded import CodedMatrix, QuantizedWeights
     from pegboard.toolkit.model.decoder_spec import DecoderSpec
     from pegboard.toolkit.model.moe_spec import MoeSpec
@@ -63,11 +64,14 @@ class LayerVectors:
 
 
 class WeightsSource:
-    """Where a model's weights come from. With `codes` quantised matrices stay codes where the library has a format for
-    them. Raises ModelError for a checkpoint that does not fit the spec.
+    """Where a model's weights come from: those of this rank's `share`. With `codes` quantised matrices stay codes where
+    the library has a format for them. Raises ModelError for a checkpoint that does not fit the spec.
     """
 
-    def __init__(self, spec: DecoderSpec, directory: Path, coded: QuantizedWeights | None, *, codes: bool) -> None:
+    def __init__(
+        self, spec: DecoderSpec, directory: Path, coded: QuantizedWeights | None, share: Share, *, codes: bool
+    ) -> None:
+        self._share = share
         self._names = DecoderNames.of(spec, directory)
         self._spec = spec
         self._together = self._names.experts is not Experts.SINGLE
@@ -122,7 +126,7 @@ class WeightsSource:
         return _of_codes(coded, 0) if coded else of_numbers([embedding], 0)
 
     def embedding(self) -> Tensor:
-        """Return the token embeddings bf16 [vocab, hidden]."""
+        """Return the token embeddings bf16 [vocab, hidden], those of the share."""
         return self._read(EMBEDDING, torch.bfloat16)
 
     def final_norm(self) -> Tensor:
@@ -131,7 +135,7 @@ class WeightsSource:
 
     def vectors(self, index: int) -> LayerVectors:
         """Return what a layer has besides its matrices, in float32."""
-        names = vector_names(index, self._shapes)
+        names = {field: name for field, name in vector_names(index, self._shapes).items() if self._share.has(name)}
         read = {field: self._read(name, torch.float32) for field, name in names.items()}
         return layer_vectors(self._spec, index, read, sum(map(self._stored, names.values())))
 
@@ -153,9 +157,9 @@ class WeightsSource:
         return found
 
     def _read(self, name: str, dtype: torch.dtype) -> Tensor:
-        target = torch.empty(self._shapes[name], dtype=dtype)
+        memory, target = self._share.memory(name, self._shapes[name], dtype)
         self._reader.read(self._names.stored(name), target)
-        return target
+        return memory
 
     def _stored(self, name: str) -> int:
         return self._reader.stored(self._names.stored(name))

@@ -19,7 +19,10 @@ COMMUNICATOR: Contract[Communicator, CommunicatorContext] = Contract(
     f"{_HERE}.api:Communicator",
     "what the ranks of a model compute together",
     suite=f"{_HERE}.suite.communicator:CommunicatorContract",
-    capabilities={"machines": "ranks may be on several machines"},
+    capabilities={
+        "machines": "ranks may be on several machines",
+        "shared_memory": "it has memory that all ranks map, for native code",
+    },
     optional=True,
 )
 
@@ -43,7 +46,12 @@ plugin = Plugin(
     fields={"": f"{_HERE}.options:ParallelFields"},
     providers=(
         Provider(
-            "communicator", "shm", f"{_HERE}.shm:Shm", "memory that all ranks on this machine map (x86, Linux)", rank=20
+            "communicator",
+            "shm",
+            f"{_HERE}.shm:Shm",
+            "memory that all ranks on this machine map (x86, Linux)",
+            provides=frozenset({"shared_memory"}),
+            rank=20,
         ),
         Provider(
             "communicator",

@@ -89,6 +89,25 @@ class Communicator(Component[OptionsT, CommunicatorContext]):
     def close(self) -> None:
         """Leave the others. May be called again, and without `connect`."""
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether it has `region` and `check_others`: capability `shared_memory`."""
+        return type(self).region is not Communicator.region
+
+    def region(self, nbytes: int) -> Tensor:
+        """Return memory uint8 [nbytes], more than 0, that all ranks map, zeros at first. Native code may write and read
+        there. All ranks call it at the same place, with the same number; each call returns another memory, which lives
+        as long as one of its tensors. Capability `shared_memory`.
+        """
+        raise Unsupported(type(self).__name__, "shared_memory")
+
+    def check_others(self, waited: float) -> None:
+        """Look after the other ranks, for native code that has waited for them in a region for `waited` seconds. Raises
+        RuntimeError where one has left or ended, and TimeoutError where no call may wait so long. It may be called in
+        any thread, and by one rank alone. Capability `shared_memory`.
+        """
+        raise Unsupported(type(self).__name__, "shared_memory")
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:

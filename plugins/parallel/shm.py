@@ -100,9 +100,8 @@ class Shm(Communicator[NoOptions]):
         head, slots_end = size * (1 + size) * _LINE, 2 * size * _SLOT
         total = head + slots_end + size * size * _RING * _SLOT
         if index == 0:
-            region = os.memfd_create("pegboard-ranks")
-            os.ftruncate(region, total)
-            (meeting / "new").write_text(f"/proc/{os.getpid()}/fd/{region}")
+            region = _memory(total)
+            (meeting / "new").write_text(_place_of(os.getpid(), region))
             (meeting / "new").rename(file)
         else:
             region = self._open(file, deadline)
@@ -226,6 +225,32 @@ class Shm(Communicator[NoOptions]):
         self._lines, self._slots, self._rings, self._floats = None, torch.empty(0), torch.empty(0), []
         self._known.clear()  # with the last of its tensors the memory goes
 
+    def region(self, nbytes: int) -> Tensor:
+        file = _memory(nbytes) if self.ctx.index == 0 else -1
+        pid, theirs = self.broadcast(torch.tensor([os.getpid(), file])).tolist()
+        if self.ctx.index:
+            file = os.open(_place_of(pid, theirs), os.O_RDWR)
+        try:
+            memory = mmap.mmap(file, nbytes)
+            self.all_reduce(torch.zeros(1))  # all have opened it
+        finally:
+            os.close(file)
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+    def check_others(self, waited: float) -> None:
+        lines = self._connected
+        for rank in range(self.ctx.size):
+            if lines[rank * _WORDS + _LEFT]:
+                raise RuntimeError(f"rank {rank} has left")
+            self._check_runs(lines, rank)
+        if waited > self._timeout:
+            raise TimeoutError(f"another rank has not come after {self._timeout:g} s")
+
+    def _check_runs(self, lines: memoryview[int], rank: int) -> None:
+        pid = lines[rank * _WORDS + _PID]
+        if pid and not _runs(pid):
+            raise RuntimeError(f"rank {rank} has ended")
+
     def _begin(self) -> int:
         """Begin a call: return which of the two slots is its own. All have read what was in there two calls ago, once
         they have begun the call before this one.
@@ -275,14 +300,25 @@ class Shm(Communicator[NoOptions]):
             now = time.monotonic()
             if now - checked > _CHECK_SECONDS:
                 checked = now
-                if lines[rank * _WORDS + _PID] and not _runs(lines[rank * _WORDS + _PID]):
-                    raise RuntimeError(f"rank {rank} has ended")
+                self._check_runs(lines, rank)
             if now - began > self._timeout:
                 raise TimeoutError(f"rank {rank} has not come after {self._timeout:g} s")
         lines[sleeps] = 0
 
     def _address(self, place: int) -> ctypes.c_void_p:
         return ctypes.c_void_p(self._start + 8 * place)
+
+
+def _memory(nbytes: int) -> int:
+    """Return a file of memory that has no name."""
+    file = os.memfd_create("pegboard-ranks")
+    os.ftruncate(file, nbytes)
+    return file
+
+
+def _place_of(pid: int, file: int) -> str:
+    """Return by which name other processes open a file of that process."""
+    return f"/proc/{pid}/fd/{file}"
 
 
 def _bytes(x: Tensor) -> Tensor:

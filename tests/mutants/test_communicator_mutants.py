@@ -230,7 +230,66 @@ class GoesOnAlone(Shm):
         return x
 
 
+class HasItsOwnRegion(Shm):
+    def region(self, nbytes):
+        super().region(nbytes)
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+
+class GivesOutOneRegion(Shm):
+    _made = None
+
+    def region(self, nbytes):
+        if self._made is None:
+            self._made = super().region(nbytes)
+        return self._made[:nbytes]
+
+
+class TakesItsRegionsAlong(Shm):
+    def __init__(self, options, ctx):
+        super().__init__(options, ctx)
+        self._made = []
+
+    def region(self, nbytes):
+        self._made.append(super().region(nbytes))
+        return self._made[-1]
+
+    def close(self):
+        for region in self._made:
+            region.zero_()
+        super().close()
+
+
+class LooksAway(Shm):
+    def check_others(self, waited):
+        if waited > self._timeout:
+            raise TimeoutError
+
+
+class IsPatient(Shm):
+    def check_others(self, waited):
+        super().check_others(0.0)
+
+
+class IsImpatient(Shm):
+    def check_others(self, waited):
+        super().check_others(100 * waited)
+
+
+class SharesNothing(Gloo):
+    def region(self, nbytes):
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+
+REGION = "test_a_region_is_the_memory_of_all_ranks"
 CAUGHT = {
+    HasItsOwnRegion: REGION,
+    GivesOutOneRegion: REGION,
+    TakesItsRegionsAlong: REGION,
+    LooksAway: "test_looking_after_the_others",
+    IsPatient: "test_looking_after_the_others",
+    IsImpatient: "test_looking_after_the_others",
+    SharesNothing: "test_it_says_that_it_shares_no_memory",
     WaitsForNobody: "test_ranks_of_different_pace",
     HasOneSlot: "test_ranks_of_different_pace",
     ReadsTooEarly: "test_all_reduce_sums",

@@ -11,10 +11,11 @@ import torch
 from pegboard.conformance.model_family import ModelFamilyContract
 from pegboard.conformance.model_runner import ModelRunnerContract
 from pegboard.conformance.mutants import Mutant, assert_caught
+from pegboard.plugins.cpu_native.runner import CpuNativeRunner
 from pegboard.plugins.model_dense.family import DenseFamily
 from pegboard.plugins.model_dense.network import DecoderLayer, DenseNetwork
 from pegboard.plugins.runner_layered.runner import LayeredRunner
-from pegboard.toolkit.model.ranks import SERVICE, Cut, Ranks, ranks_of
+from pegboard.toolkit.model.ranks import PENDING, SERVICE, Cut, Ranks, ranks_of
 from pegboard.toolkit.model.sections import Sections
 
 
@@ -23,6 +24,14 @@ class OneLlama(ModelFamilyContract):
 
     contract = "model_family"
     architectures: ClassVar[tuple[str, ...]] = ("llama",)
+
+
+class NativeSuite(ModelRunnerContract):
+    """The suite in the only type that the native runner computes in."""
+
+    contract = "runner"
+    dtype = "bfloat16"
+    tolerance = 0.15
 
 
 class AddsNothingUp(DenseFamily):
@@ -68,6 +77,36 @@ class AsksForAllRowsWhereNobodyDraws(LayeredRunner):
         if sampling is None:
             batch.logits_indices = None
         return super().execute(batch, sampling, **wants)
+
+
+class TakesIdsAsTheyCome(LayeredRunner):
+    def execute(self, batch, sampling, **wants):
+        batch.extras.pop(PENDING, None)
+        return super().execute(batch, sampling, **wants)
+
+
+class HasItsOwnLogits(LayeredRunner):
+    """Rank 0 has those of half of the vocabulary."""
+
+    def execute(self, batch, sampling, **wants):
+        output = super().execute(batch, sampling, **wants)
+        if output.logits is not None and ranks_of(self.ctx.model).size > 1:
+            output.logits[:, output.logits.shape[1] // 2 :] = -30
+        return output
+
+
+class RoundsForItself(LayeredRunner):
+    def execute(self, batch, sampling, **wants):
+        output = super().execute(batch, sampling, **wants)
+        if output.row_states is not None:
+            output.row_states *= 1 + 1e-7 * ranks_of(self.ctx.model).index
+        return output
+
+
+class RefusesNoSize(CpuNativeRunner):
+    @classmethod
+    def supports(cls, options, ctx):
+        return None
 
 
 class ForgetsTheFinalNorm(DenseFamily):
@@ -164,6 +203,10 @@ CAUGHT = {
 ROWS = "test_the_same_rows_of_logits_with_and_without_draws"
 MUTANTS = [
     *(Mutant(cls, suite=OneLlama, caught_by=test) for cls, test in (*CAUGHT.items(), *SECTIONS.items())),
+    Mutant(TakesIdsAsTheyCome, ModelRunnerContract, "test_ids_that_only_rank_0_knows"),
+    Mutant(HasItsOwnLogits, ModelRunnerContract, "test_ranks_have_the_logits_of_one"),
+    Mutant(RoundsForItself, ModelRunnerContract, "test_ranks_hold_the_same_states"),
+    Mutant(RefusesNoSize, NativeSuite, "test_sizes_that_do_not_divide_are_refused"),
     Mutant(ReadsAllStates, ModelRunnerContract, "test_reads_no_states_but_those_that_are_wanted"),
     *(
         Mutant(cls, suite=ModelRunnerContract, caught_by=ROWS)

@@ -156,7 +156,7 @@ def test_layers_are_divided_by_their_bytes(model: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "parallel", "said"),
     [
-        ({"runner": {"use": "cpu_native"}}, {}, "it computes on one rank, and parallel.pipeline is 2"),
+        ({"runner": {"use": "cpu_native"}}, {}, "each of its ranks computes all layers, and parallel.pipeline is 2"),
         ({"model": {"use": "transformers"}}, {}, "it computes on one rank, and parallel.pipeline is 2"),
         ({"speculation": {"use": "ngram"}}, {}, "brings tokens ahead, which does not work on 2 ranks"),
         ({"prefix_cache": {"use": "hiradix"}}, {}, "the prefix cache 'hiradix' keeps KV beyond the device"),

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import torch
 
 from pegboard.conformance.servers import Served, serving
 from tests.e2e.reference import Comparison, Reference
@@ -22,6 +23,8 @@ from tests.parallel.prompts import LENGTH, PROMPTS
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 PATIENCE = 90.0
+LOGPROBS_OFF = 0.1
+"""Of bfloat16: with these weights transformers itself is off by as much."""
 TOLD_WITHIN = 30.0
 """Seconds from a rank's end to the answer that tells it: two on an idle machine, and less than `PATIENCE` on any."""
 
@@ -136,6 +139,43 @@ def test_a_rank_that_is_killed_is_told_and_replaced(server: Served, model: Path,
     ready_again(server)
     assert not psutil.pid_exists(rank.pid)
     right(server, Reference(model, reference_dir))
+
+
+def prompt_logprobs(server: Served, ids: list[int]) -> torch.Tensor:
+    """Return those of a prompt's tokens but the first."""
+    params = {"temperature": 0, "max_new_tokens": 1}
+    body = {"input_ids": ids, "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
+    answer = httpx.post(f"{server.address}/generate", json=body, timeout=PATIENCE)
+    assert answer.status_code == 200, answer.text
+    return torch.tensor([value for value, *_ in answer.json()["meta_info"]["input_token_logprobs"][1:]])
+
+
+@torch.inference_mode()
+def test_the_native_runner(model: Path, reference_dir: Path) -> None:
+    """In bfloat16, so that logprobs are a little off. Where a rank is killed the other one waits in native code."""
+    native = {"model": {"path": str(model), "dtype": "bfloat16", "device": "cpu"}, "runner": {"use": "cpu_native"}}
+    given = {**settings(model), **native}
+    del given["attention"]
+    ids, reference = list(PROMPTS[1]), Reference(model, reference_dir)
+    table = reference.logits(ids, len(ids))[:-1].log_softmax(-1)
+    right = table.gather(1, torch.tensor(ids[1:])[:, None]).squeeze(1)
+    with serving(given) as server:
+        first = prompt_logprobs(server, ids)
+        assert float((first - right).abs().max()) < LOGPROBS_OFF
+        tokens = [generate(server, prompt).json()["output_ids"] for prompt in PROMPTS]
+        assert [len(found) for found in tokens] == [LENGTH] * len(PROMPTS)
+        (rank,) = ranks(server)
+        answers: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: answers.append(generate(server, [5, 6, 7], 3000)))
+        asking.start()
+        busy(server)
+        rank.kill()
+        asking.join(PATIENCE)
+        assert answers[0].status_code == 503, answers[0].text
+        assert f"rank 1 (process {rank.pid}) was ended by signal 9" in answers[0].text
+        ready_again(server)
+        assert torch.equal(prompt_logprobs(server, ids), first)
+        assert [generate(server, prompt).json()["output_ids"] for prompt in PROMPTS] == tokens
 
 
 def test_a_rank_that_falls_silent_is_replaced(model: Path) -> None:

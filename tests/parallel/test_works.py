@@ -234,7 +234,6 @@ def test_plugins_that_differ_are_named(model: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("more", "tensor", "said"),
     [
-        ({"runner": {"use": "cpu_native"}}, 2, "it computes on one rank, and parallel.tensor is 2"),
         ({"model": {"use": "transformers"}}, 2, "it computes on one rank, and parallel.tensor is 2"),
         ({"speculation": {"use": "ngram"}}, 2, "brings tokens ahead, which does not work on 2 ranks"),
         (
@@ -251,7 +250,7 @@ def test_plugins_that_differ_are_named(model: Path, monkeypatch: pytest.MonkeyPa
         ({}, 3, "do not divide by 3; tensor may be 1, 2 or 4"),
         ({"gates": [{"use": "disagg", "role": "decode"}], "kv_transfer": {"use": "tcp"}}, 2, "the gate 'disagg'"),
     ],
-    ids=["native", "transformers", "speculation", "split", "tiers", "watchdog", "sizes", "disagg"],
+    ids=["transformers", "speculation", "split", "tiers", "watchdog", "sizes", "disagg"],
 )
 def test_what_does_not_work_is_refused(model: Path, more: dict[str, Any], tensor: int, said: str) -> None:
     """Before weights are read, and before any rank is started."""

@@ -42,6 +42,18 @@ class Collectives(Protocol):
     def broadcast(self, x: Tensor) -> Tensor:
         """Return rank 0's x. May change x and return it."""
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether it has `region` and `check_others`."""
+
+    def region(self, nbytes: int) -> Tensor:
+        """Return memory uint8 [nbytes] that all ranks map, zeros at first. Each call returns another one."""
+
+    def check_others(self, waited: float) -> None:
+        """For what waits for other ranks in a region, and has done so for `waited` seconds: raise where one of them has
+        ended, or that is too long.
+        """
+
 
 class Cut(NamedTuple):
     """A rank's share of the `full` rows, or columns, of a matrix: `length` of them from `start` on."""
@@ -65,6 +77,11 @@ class Ranks:
     def connect(self, together: Collectives) -> None:
         """Take what ranks do together from here on."""
         self._together = together
+
+    @property
+    def share_memory(self) -> bool:
+        """Whether what ranks do together has memory that all of them map."""
+        return self._together is not None and self._together.shares_memory
 
     @property
     def together(self) -> Collectives:

@@ -205,14 +205,16 @@ class WeightsReader:
         """Return the bytes of a tensor in its file."""
         return self._coded[name].nbytes if name in self._coded else self._stored[name][1].nbytes
 
-    def read(self, name: str, target: Tensor) -> None:
-        """Write a tensor's numbers into `target`, of its shape, in its dtype."""
+    def read(self, name: str, target: Target) -> None:
+        """Write a tensor's numbers into `target`, of its shape, in its dtype; or the part of them that a Slice is
+        for.
+        """
         if name in self._coded:
-            self._coded[name].fill(target)
+            _fill_coded(self._coded[name], target)
             return
         file, tensor = self._stored[name]
         with file.open("rb", buffering=0) as stream:
-            _read(stream, tensor, target)
+            _read_part(stream, tensor, target)
 
 
 def _places(

@@ -24,6 +24,7 @@
 #include "numbers.h"
 #include "pack_layer.h"
 #include "product.h"
+#include "residual.h"
 #include "sampler.h"
 #include "team.h"
 
@@ -162,7 +163,30 @@ void pb_count_weights(void* handle, int64_t* counts) {
   count(m.head);
 }
 
-// One forward pass. 0, or 1 where memory does not suffice.
+// Of several ranks: bytes of the memory that all of them map.
+int64_t pb_ranks_bytes(void* handle) { return static_cast<Model*>(handle)->ranks.bytes(); }
+
+// Before the first pass of several ranks: that memory, zeros at first, and what is asked while one waits for the
+// others, see Ranks. Both must live as long as the model.
+void pb_join(void* handle, void* memory, int32_t (*lost)(double)) {
+  static_cast<Model*>(handle)->ranks.join(static_cast<uint8_t*>(memory), lost);
+}
+
+// A sum of all ranks alone, for measurements: x float [rows, hidden], of at most Ranks::ROWS rows, becomes that of all
+// ranks' x. 0, or 2 where another rank is lost.
+int pb_sum(void* handle, float* x, int rows) {
+  Model& m = *static_cast<Model*>(handle);
+  const uint32_t sum = m.ranks.next++;
+  const size_t bytes = size_t(rows) * m.shape.hidden * sizeof(float);
+  memcpy(m.ranks.own_slot(sum), x, bytes);
+  m.ranks.tell(sum);
+  m.ranks.wait(sum, true);
+  memset(x, 0, bytes);
+  for (int i = 0; i < rows; ++i) m.ranks.add(sum, i, x + size_t(i) * m.shape.hidden);
+  return m.ranks.lost() ? 2 : 0;
+}
+
+// One forward pass. 0, 1 where memory does not suffice, or 2 where another rank is lost.
 int pb_forward(void* handle, const PbBatch* batch) {
   Model& m = *static_cast<Model*>(handle);
   try {
@@ -181,10 +205,11 @@ int pb_forward(void* handle, const PbBatch* batch) {
     }
     plan_attention(m, *batch);
     place_logits(m, *batch);
+    m.need_counters(batch->tokens);
     m.begin();
     m.mark = std::chrono::steady_clock::now();
     m.team.run([&](int id) { Forward(m, *batch, id).run(); });
-    return 0;
+    return m.ranks.lost() ? 2 : 0;
   } catch (...) {
     return 1;
   }

@@ -25,7 +25,7 @@ class Forward {
   Forward(Model& model, const PbBatch& batch, int id)
       : model(model), batch(batch), shape(model.shape), space(model.space[id]), id(id), tokens(batch.tokens),
         hidden(model.shape.hidden), threads(model.team.size()), attended(model.attended.data, model.q_size(), tokens),
-        act(model.act.data, model.shape.inter, tokens), turn_first(some_share_queries()) {}
+        act(model.act.data, model.shape.inter, tokens), turn_first(some_share_queries()), sum(model.ranks.next) {}
 
   void run() {
     embed();
@@ -54,6 +54,7 @@ class Forward {
       project_head();
       if (batch.drawn) draw();
     }
+    if (id == 0) model.ranks.next = sum;
     release_tiles();
   }
 
@@ -65,6 +66,7 @@ class Forward {
   const int id, tokens, hidden, threads;
   const Left attended, act;
   const bool turn_first;
+  uint32_t sum;       // of all ranks, the next one
   int current = 0;    // layer
   int counter = 0;    // runs of work that were shared so far
   int tapped = 0;     // places that have come by
@@ -161,6 +163,9 @@ class Forward {
   void draw();
 
   const float* embedded(int64_t token) const;
+  void embed_one(int64_t token, float* x) const;
+  template <class F>
+  void add_ranks(F&& write);
   Left normed(const std::vector<float>& weight);
   void enter_head(const Layer& layer, int l, int token, int kvh);
   void add_to_residual(Site site, const Left& a, const Matrix& w, const std::vector<float>& bias, const Matrix* next);
@@ -169,29 +174,6 @@ class Forward {
   void expert_down(const Layer& layer, const Routed& routed, int one, int from, int to);
   void gate(const float* sums, const float* bias, int columns, bf16* out) const;
 };
-
-// What the overlay has for a token, or null.
-inline const float* Forward::embedded(int64_t token) const {
-  const int64_t *begin = batch.embed_rows, *end = begin + batch.embed_count;
-  const int64_t* at = std::lower_bound(begin, end, token);
-  return at != end && *at == token ? batch.embeds + size_t(at - begin) * hidden : nullptr;
-}
-
-inline void Forward::embed() {
-  each_token([&](int t) {
-    // What no number is written to, where sizes are odd.
-    attended.row(t).zero_from(model.q_size());
-    act.row(t).zero_from(shape.inter);
-    float* x = residual(t);
-    if (const float* given = embedded(t)) {
-      memcpy(x, given, sizeof(float) * hidden);
-    } else {
-      const bf16* from = model.embedding + size_t(batch.ids[t]) * hidden;
-      for (int i = 0; i < hidden; ++i) x[i] = to_float(from[i]);
-    }
-  });
-  meet(EMBED);
-}
 
 // The states at a place, where they are wanted. No one waits for them: threads meet before something else is written to
 // the residual.
@@ -269,18 +251,6 @@ inline void Forward::attend(const Layer& layer, int l) {
   meet(ATTENTION);
 }
 
-inline void Forward::add_to_residual(Site site, const Left& a, const Matrix& w, const std::vector<float>& all_bias,
-                                     const Matrix* next) {
-  multiply_at(site, a, w, next, [&](int r, int rows, int nb, const float* sums) {
-    const int columns = std::min(NB, hidden - nb * NB);
-    const float* bias = bias_of_block(all_bias, nb);
-    for (int i = 0; i < rows; ++i) {
-      float* out = residual(r + i) + nb * NB;
-      for (int j = 0; j < columns; ++j) out[j] += sums[i * NB + j] + (bias ? bias[j] : 0.0f);
-    }
-  });
-}
-
 inline void Forward::project_out(const Layer& layer) {
   add_to_residual(SITE_O, attended, layer.o, layer.o_bias, layer.experts.empty() ? &layer.gate_up : nullptr);
   meet(OUT);
@@ -307,20 +277,6 @@ inline void Forward::project_gate_up(const Layer& layer) {
 
 inline void Forward::project_down(const Layer& layer, const Matrix& next) {
   add_to_residual(SITE_DOWN, act, layer.down, layer.down_bias, &next);
-  meet(DOWN);
-}
-
-// The overlay's states of this level join the output of layer `l`.
-inline void Forward::deepen(int l) {
-  const float* level = batch.deep + size_t(l) * batch.embed_count * hidden;
-  Shared work = share(batch.embed_count, std::max(1, batch.embed_count / (threads * 8)));
-  int from, to;
-  while (work.take(from, to))
-    for (int i = from; i < to; ++i) {
-      float* x = residual(batch.embed_rows[i]);
-      const float* state = level + size_t(i) * hidden;
-      for (int j = 0; j < hidden; ++j) x[j] += state[j];
-    }
   meet(DOWN);
 }
 

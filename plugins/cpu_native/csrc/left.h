@@ -29,6 +29,12 @@ struct Left {
   Row row(int i) const { return {rows(i / MB * MB) + i % MB * KB, size_t(height) * KB}; }
   // From row i on, a multiple of 32; the next step is `height` * 32 numbers further.
   bf16* rows(int i) const { return data + size_t(i) * steps * KB; }
+  // The same without what comes before row i.
+  Left from(int i) const {
+    Left made = *this;
+    made.data = rows(i);
+    return made;
+  }
 };
 
 }  // namespace

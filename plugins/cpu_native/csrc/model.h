@@ -11,14 +11,17 @@
 #include "numbers.h"
 #include "plan.h"
 #include "product.h"
+#include "ranks.h"
 #include "sampling.h"
 #include "team.h"
 
 extern "C" {
 
+// Where there are several `ranks`, sizes are those of this one's share: it has the `vocab` rows of embeddings and head
+// from `first_id` on.
 struct PbShape {
   int32_t vocab, hidden, inter, layers, heads, kv_heads, head_dim, act, qk_norm, threads, wanted, experts, per_token,
-      expert_inter, normalised;
+      expert_inter, normalised, ranks, rank, first_id;
   float eps, scale;
 };
 
@@ -132,6 +135,7 @@ struct ThreadSpace {
 struct Model {
   PbShape shape;
   Team team;
+  Ranks ranks;
   Arena arena;
   std::vector<Layer> layers;
   std::vector<float> final_norm;
@@ -148,8 +152,17 @@ struct Model {
   std::chrono::steady_clock::time_point mark;
 
   explicit Model(const PbShape& shape)
-      : shape(shape), team(shape.threads), layers(shape.layers), space(shape.threads),
-        counters((size_t(shape.layers) * 18 + 10) * shape.threads) {}
+      : shape(shape), team(shape.threads), ranks(shape.ranks, shape.rank, shape.hidden), layers(shape.layers),
+        space(shape.threads) {
+    need_counters(0);
+  }
+
+  // Enough for a pass of so many tokens: ranks add up some of them at a time.
+  void need_counters(int tokens) {
+    const size_t pieces = ranks.size() > 1 ? (tokens + Ranks::ROWS - 1) / Ranks::ROWS : 0;
+    const size_t wanted = (shape.layers * (18 + 4 * pieces) + 10 + 2 * pieces) * shape.threads;
+    if (counters.size() < wanted) counters = std::vector<std::atomic<int>>(wanted);
+  }
 
   // For one run of work after the other.
   Taken taken(int which) { return &counters[size_t(which) * shape.threads]; }

@@ -329,6 +329,68 @@ class CommunicatorContract(ContractSuite):
         alone.close()
         other.close()
 
+    @capability("shared_memory")
+    @pytest.mark.parametrize("size", SIZES)
+    def test_a_region_is_the_memory_of_all_ranks(self, size: int) -> None:
+        """What one writes the others read, also once they have closed; at first it is all zeros, as is the next one."""
+        whole = torch.arange(1000 * size, dtype=torch.int64).remainder(251).to(torch.uint8).view(size, 1000)
+
+        def writes(comm: Communicator, index: int) -> tuple[list[Tensor], list[Tensor]]:
+            assert comm.shares_memory
+            regions = [comm.region(1000 * size)]
+            fresh = [regions[0].clone()]
+            comm.all_reduce(torch.zeros(1))
+            regions[0].view(size, 1000)[index] = whole[index]
+            comm.all_reduce(torch.zeros(1))
+            regions.append(comm.region(7))
+            fresh.append(regions[1].clone())
+            comm.all_reduce(torch.zeros(1))
+            comm.close()
+            return regions, fresh
+
+        for (first, second), fresh in self.ranks(size, writes):
+            assert first.dtype == torch.uint8
+            assert [one.shape for one in (first, second)] == [(1000 * size,), (7,)]
+            assert not any(one.any() for one in fresh)
+            assert torch.equal(first.view(size, 1000), whole)
+
+    @capability("shared_memory")
+    def test_looking_after_the_others(self) -> None:
+        """In a thread of native code, which waits by itself."""
+        made, left = self.made(2), threading.Event()
+
+        def one(index: int) -> None:
+            made[index].connect(Path(meeting), SECONDS)
+            made[index].all_reduce(torch.ones(1))
+            if index:
+                made[index].close()
+                left.set()
+                return
+            assert left.wait(SECONDS)
+            with ThreadPoolExecutor(1) as beside, pytest.raises(RuntimeError):
+                beside.submit(made[index].check_others, 0.0).result()
+            made[index].close()
+
+        def stays(comm: Communicator, index: int) -> None:
+            comm.check_others(SECONDS / 2)
+            with pytest.raises(TimeoutError):
+                comm.check_others(SECONDS + 1)
+
+        self.ranks(3, stays)
+        with tempfile.TemporaryDirectory() as meeting, ThreadPoolExecutor(2) as threads:
+            list(threads.map(one, range(2)))
+
+    @lacks("shared_memory")
+    def test_it_says_that_it_shares_no_memory(self) -> None:
+        alone, other = self.made(2)
+        assert not alone.shares_memory
+        with pytest.raises(Unsupported):
+            alone.region(64)
+        with pytest.raises(Unsupported):
+            alone.check_others(0.0)
+        alone.close()
+        other.close()
+
     def test_close_may_be_called_again(self) -> None:
         alone, other = self.made(2)
         alone.close()

@@ -16,6 +16,7 @@ STATS: dict[str, object] = {
     "plugin_failures_by": {"sampler": {"one": 1}},
     "tiers": {"written_tokens_total": 1, "host_tokens": 1},
     "gate_stats": {"session": {"open": 1, "seen_total": 1}},
+    "stages": {"adapters": {"slot_retractions_total": 1, "slots_in_use": 1}},
     "policy": {"depth": 1},
 }
 """Figures of the scheduler, as far as series come with them."""

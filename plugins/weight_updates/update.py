@@ -104,6 +104,7 @@ class Update:
 
     def _checked(self) -> Generator[None, None, Checked]:
         """Wait for the check. Raises InvalidRequest: nothing has changed."""
+        pause = 0.0  # files are looked at quickly, a trainer may take minutes
         while True:
             found = self._ask(Poll())
             assert isinstance(found, Checked)
@@ -113,8 +114,9 @@ class Update:
                 raise InvalidRequest(found.error + note, code="bad_weights", param="partial" if why else None)
             if found.done:
                 return found
+            yield
             # Asking waits for the step under way.
-            again = time.monotonic() + ASK_AGAIN
+            again, pause = time.monotonic() + pause, min(ASK_AGAIN, 2 * pause + 0.001)
             while time.monotonic() < again:
                 yield
 

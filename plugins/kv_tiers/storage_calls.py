@@ -103,14 +103,21 @@ class StorageCalls:
             late = [call for call in self._calls if not call.abandoned and now > call.deadline + GRACE_SECONDS]
             for call in late:
                 call.abandoned = True
-                replace = self.abandoned_threads < MOST_ABANDONED_THREADS
-                call.worker.abandon_thread(replace=replace)
-                self.abandoned_threads += 1
-                if not replace:
-                    self._standing.add(call.worker)
         self.abandoned += len(late)
+        # First, so that no other thread begins with what waits behind them and hangs as well.
         for call in late:
             self._fail(call, "a call has overrun its deadline and is abandoned", at_once=True)
+        for call in late:
+            self._abandon(call)
+
+    def _abandon(self, call: _Call) -> None:
+        """Give up the thread of a call that was under way just now."""
+        with self._lock:
+            self.abandoned_threads += 1
+            replace = call not in self._calls or self.abandoned_threads <= MOST_ABANDONED_THREADS
+            call.worker.abandon_thread(replace=replace)
+            if not replace:
+                self._standing.add(call.worker)
 
     def _fail(self, call: _Call, reason: str, *, at_once: bool = False) -> None:
         if self.breaker.failed(call.kind, reason, at_once=at_once, probe=call.probe):

@@ -6,7 +6,7 @@
     python -m benchmarks.peers run --peers llama     # one stream against llama.cpp: 6 minutes
     python -m benchmarks.peers run --peers llama --variant int8:runner.use=cpu_native,runner.weights=int8
     python -m benchmarks.peers run --peers --against ../before    # a change: another checkout and this one in turn
-    python -m benchmarks.peers pair --against ../before --rounds 20    # both up at once: differences of 2%
+    python -m benchmarks.peers pair --against ../before --rounds 20    # both up at once, in short turns
     python -m benchmarks.peers report FILE           # the tables once more
 
 Servers are measured by `pegboard bench serve`, with the same prompts, in bf16 and with prefix caching, each started

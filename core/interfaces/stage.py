@@ -273,7 +273,7 @@ class Stage:
         """When a step that decodes is planned, none is under way, and room for one token of each request is found:
         return a tree of tokens for each request of `room`, to be computed in the same pass; None: none. The first
         answer of all stages counts. Requests in which the stage takes no part have a `room.most` of 1. The core cuts
-        trees to what memory and constraints allow; what is no tree, or larger than `room.most`, is logged and left out.
+        trees to what memory and constraints allow; what is not a tree, or is too large, is logged and left out.
         """
         return None
 

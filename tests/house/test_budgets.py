@@ -22,7 +22,7 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 76_120,
+    "plugins": 76_130,
     "toolkit": 20_210,
     "tools": 12_410,
 }

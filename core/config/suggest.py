@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
-
-import yaml
 
 from pegboard.core.config.shape import CORE, Shape, sections_of
 from pegboard.core.config.sources import ENV_PREFIX
+from pegboard.toolkit.system.blame import told
 from pegboard.toolkit.text.near_names import did_you_mean, nearest
+from pegboard.toolkit.text.other_servers import Answer, answers_of
 
 _CLOSE = 0.75
 """Likeness from which a key of another section may be meant: short names are alike by chance."""
@@ -19,28 +16,17 @@ _MOST = 3
 """Sections that have a key of one name; more of them say nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What another server's name is here: `key`, a dotted path or "", and a `note` on how it differs or what to do."""
-
-    key: str = ""
-    note: str = ""
-
-    def told(self, use: str) -> str:
-        """Return it, after what says how `key` is used: ``use --set memory.gpu_share=... (of what is left)``."""
-        return self.note if not self.key else f"{use} ({self.note})" if self.note else use
-
-
-@functools.cache
-def other_servers() -> Mapping[str, Answer]:
-    """Return the answers to flags and keys of vLLM and SGLang, by their names in small letters with underscores."""
-    text = (resources.files("pegboard.core.config") / "other_servers.yaml").read_text("utf-8")
-    found = {}
-    for names, said in yaml.safe_load(text).items():
-        missing = said.pop("missing", "")
-        answer = Answer(note=f"not supported yet: {missing} (docs/limits.md)") if missing else Answer(**said)
-        found.update(dict.fromkeys(names.split(), answer))
-    return found
+def other_servers(shape: Shape = CORE) -> Mapping[str, Answer]:
+    """Return the answers to flags and keys of vLLM and SGLang, by their names in small letters with underscores: those
+    of the core, and of the plugins that count. Raises PluginError for a table of a plugin that cannot be read.
+    """
+    own = answers_of("pegboard.core.config:other_servers.yaml")
+    found = {**own}
+    for loaded in shape.active:
+        if table := loaded.plugin.other_servers:
+            with told(loaded.part(table, "other_servers"), "cannot be read"):
+                found |= answers_of(table)
+    return {**found, **own}
 
 
 def _plain(name: str) -> str:
@@ -51,7 +37,7 @@ def _plain(name: str) -> str:
 def known_key(key: str, value: object, siblings: Sequence[str], shape: Shape = CORE) -> str:
     """Return what to write instead of an unknown `key` of a section with the keys `siblings`; "": nothing is close."""
     name = _plain(key)
-    if (answer := other_servers().get(name)) and name not in siblings:
+    if (answer := other_servers(shape).get(name)) and name not in siblings:
         return answer.told(f"use {answer.key}")
     if name in siblings:
         return f"did you mean {name!r}?"
@@ -67,7 +53,7 @@ def known_option(flag: str, shape: Shape = CORE, *, close: bool = True) -> str:
     Without `close` similar names do not count.
     """
     name = _plain(flag)
-    if answer := other_servers().get(name):
+    if answer := other_servers(shape).get(name):
         return answer.told(f"use --set {answer.key}=...")
     found = _named(name, shape, section=False) or (_like(name, shape) if close else [])
     return " or ".join(f"use --set {path}=..." for path in found)

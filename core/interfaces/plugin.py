@@ -101,6 +101,9 @@ class Plugin:
 
     `contracts` are further contracts, which then count as the core's do; `pegboard.core.interfaces.contracts` says
     more. What the plugin's hooks choose of them, they choose with the `choose` of what they are given.
+
+    `other_servers` is a table in the plugin's package, ``package:file.yaml``: what vLLM and SGLang call its keys
+    (`pegboard.toolkit.text.other_servers` says how it is written). Errors about unknown keys and flags name the key.
     """
 
     name: str
@@ -115,3 +118,4 @@ class Plugin:
     fields: Mapping[str, str] = field(default_factory=dict)
     contracts: tuple[Contract, ...] = ()
     hooks_on: bool = True
+    other_servers: str = ""

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from docs._build.config import builtin_registry
 from pegboard.core.config.shape import Shape
-from pegboard.core.config.suggest import Answer, known_option, other_servers
+from pegboard.core.config.suggest import known_option, other_servers
+from pegboard.toolkit.text.other_servers import Answer
 
 SAME = (
     "host",
@@ -104,8 +105,8 @@ _REFUSED = "not supported yet: "
 
 def _answers() -> Iterator[tuple[str, Answer]]:
     """Yield names and what is said of them: those of the table of other servers, then those of `SAME`."""
-    yield from other_servers().items()
     shape = Shape.of(builtin_registry())
+    yield from other_servers(shape).items()
     for name in SAME:
         found = re.findall(r"--set (\S+)=", known_option(name, shape, close=False))
         yield name, Answer(key=found[0])

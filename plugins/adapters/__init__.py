@@ -25,6 +25,7 @@ ADAPTERS: Contract[AdapterBackend, AdapterContext] = Contract(
 plugin = Plugin(
     name="adapters",
     version="0.1.0",
+    other_servers="pegboard.plugins.adapters:other_servers.yaml",
     summary="LoRA adapters, many at once, loaded and unloaded while requests run",
     contracts=(ADAPTERS,),
     hooks=("pegboard.plugins.adapters.hooks:AdapterHooks",),

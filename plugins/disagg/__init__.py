@@ -5,6 +5,7 @@ from pegboard.core.interfaces.plugin import BodyField, Plugin, Provider, Require
 plugin = Plugin(
     name="disagg",
     version="0.1.0",
+    other_servers="pegboard.plugins.disagg:other_servers.yaml",
     summary="prompts are computed on one server, and answers written on another",
     requires=("kv_handoff",),
     providers=(

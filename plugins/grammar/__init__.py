@@ -33,6 +33,7 @@ GRAMMAR: Contract[GrammarBackend, GrammarContext] = Contract(
 plugin = Plugin(
     name="grammar",
     version="0.1.0",
+    other_servers="pegboard.plugins.grammar:other_servers.yaml",
     summary="outputs that follow a grammar",
     contracts=(GRAMMAR,),
     hooks=("pegboard.plugins.grammar.hooks:GrammarHooks",),

@@ -37,6 +37,7 @@ KV_STORAGE: Contract[KVStorage, KVStorageContext] = Contract(
 plugin = Plugin(
     name="kv_tiers",
     version="0.1.0",
+    other_servers="pegboard.plugins.kv_tiers:other_servers.yaml",
     summary="moves KV between the device, the host and storages",
     contracts=(HOST_POOL, KV_STORAGE),
     fields={"memory": "pegboard.plugins.kv_tiers.options:TierFields"},

@@ -34,6 +34,7 @@ MEDIA_ENCODER: Contract[MediaEncoder, EncoderContext] = Contract(
 plugin = Plugin(
     name="media",
     version="0.1.0",
+    other_servers="pegboard.plugins.media:other_servers.yaml",
     summary="pictures and videos in prompts",
     contracts=(MEDIA_PROCESSOR, MEDIA_ENCODER),
     fields={"": "pegboard.plugins.media.options:MediaFields"},

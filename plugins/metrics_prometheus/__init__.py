@@ -5,6 +5,7 @@ from pegboard.core.interfaces.plugin import Plugin, Provider
 plugin = Plugin(
     name="metrics_prometheus",
     version="0.1.0",
+    other_servers="pegboard.plugins.metrics_prometheus:other_servers.yaml",
     summary="GET /metrics for Prometheus; list `metrics` under `apis` to switch it on",
     providers=(
         Provider(

@@ -40,6 +40,7 @@ RANK_LAUNCHER: Contract[RankLauncher, LaunchContext] = Contract(
 plugin = Plugin(
     name="parallel",
     version="0.1.0",
+    other_servers="pegboard.plugins.parallel:other_servers.yaml",
     summary="several processes compute one model together: tensor and pipeline parallel",
     contracts=(COMMUNICATOR, RANK_LAUNCHER),
     hooks=(f"{_HERE}.hooks:RanksHooks",),

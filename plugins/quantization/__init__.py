@@ -40,6 +40,7 @@ def _format(name: str, factory: str, summary: str) -> Provider:
 plugin = Plugin(
     name="quantization",
     version="0.1.0",
+    other_servers="pegboard.plugins.quantization:other_servers.yaml",
     summary="quantised weights: fp8, compressed-tensors, AWQ, GPTQ, ModelOpt, MXFP4 and bitsandbytes checkpoints",
     contracts=(WEIGHT_FORMAT, LINEAR),
     hooks=(f"{_HERE}.hooks:QuantizationHooks",),

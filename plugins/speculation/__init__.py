@@ -29,6 +29,7 @@ SPECULATOR: Contract[Speculator, SpeculatorContext] = Contract(
 plugin = Plugin(
     name="speculation",
     version="0.1.0",
+    other_servers="pegboard.plugins.speculation:other_servers.yaml",
     summary="speculative decoding: asks a speculator for drafts, and decides how many of them pay",
     contracts=(SPECULATOR,),
     hooks=("pegboard.plugins.speculation.hooks:SpeculationHooks",),

@@ -107,7 +107,7 @@ def test_pictures_that_pages_show_exist() -> None:
 def test_the_page_of_other_servers_is_current() -> None:
     text = (DOCS / "coming-from.md").read_text("utf-8")
     assert text == coming_from.render(), "run `make docs`"
-    flags = {f"--{name.replace('_', '-')}" for name in other_servers()}
+    flags = {f"--{name.replace('_', '-')}" for name in other_servers(Shape.of(builtin_registry()))}
     assert flags <= set(code(text))
     assert {path for row in cells(text) if len(row) == 3 for path in code(row[1])} <= keys()
 

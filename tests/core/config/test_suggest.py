@@ -10,7 +10,10 @@ from docs._build.config import builtin_registry
 from pegboard.core.config.compose import compose
 from pegboard.core.config.shape import Shape
 from pegboard.core.config.suggest import known_option, other_servers, unread_variables
-from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.errors import ConfigError, PluginError
+from pegboard.core.interfaces.plugin import Plugin
+from pegboard.core.registry.discovery import LoadedPlugin
+from pegboard.core.registry.records import Origin
 from pegboard.tools.config.describe import core_keys_of, option_keys
 
 
@@ -20,9 +23,28 @@ def test_every_answer_names_a_key_that_there_is_or_says_why_there_is_none() -> N
     known |= {
         key.path for name in registry.contracts for record in registry.providers(name) for key in option_keys(record)
     }
-    assert not {one.key for one in other_servers().values() if one.key} - known
-    assert all(one.key or one.note for one in other_servers().values())
-    assert len(other_servers()) >= 80
+    found = other_servers(Shape.of(registry))
+    assert not {answer.key for answer in found.values() if answer.key} - known
+    assert all(answer.key or answer.note for answer in found.values())
+    assert len(found) >= 80
+
+
+def test_a_plugin_brings_the_names_of_its_own_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as it counts. What cannot be read is told with the plugin's name; the core's answers stay."""
+    package = tmp_path / "acme_flags"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "names.yaml").write_text("acme_speed: {key: acme.speed}\nmax_model_len: {key: acme.length}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def shape(table: str) -> Shape:
+        return Shape(active=[LoadedPlugin(Plugin(name="acme", version="1", other_servers=table), Origin("acme", "1"))])
+
+    assert known_option("--acme-speed", shape("acme_flags:names.yaml")) == "use --set acme.speed=..."
+    assert known_option("--max-model-len", shape("acme_flags:names.yaml")) == "use --set model.context_length=..."
+    assert known_option("--acme-speed") == ""
+    with pytest.raises(PluginError, match=r"other_servers acme_flags:none\.yaml of plugin 'acme'.* cannot be read"):
+        known_option("--acme-speed", shape("acme_flags:none.yaml"))
 
 
 def problems(tmp_path: Path, text: str) -> dict[str, str]:

@@ -36,7 +36,7 @@ from pegboard.core.interfaces.errors import PegboardError
 from pegboard.toolkit.system.cache_dir import default_cache_dir
 
 PEERS = ("vllm", "llama")
-STREAMS = tuple(one.name for one in WORKLOADS if one.concurrency and one.output_len == one.input_len)
+STREAMS = tuple(load.name for load in WORKLOADS if load.concurrency and load.output_len == load.input_len)
 """Workloads that are measured in pairs."""
 LLAMA_RUN_S = 22.0
 """About what one lane of one stream takes once."""

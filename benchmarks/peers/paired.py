@@ -47,7 +47,7 @@ def compare(
     """
     found: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
-        servers = [(one, stack.enter_context(measure.started(plan, one, 0))) for one in plan.subjects]
+        servers = [(each, stack.enter_context(measure.started(plan, each, 0))) for each in plan.subjects]
         for subject, server in servers:
             seconds = first_answer(server, MODEL, measure.START_S)
             plan.say(f"{subject.name}: first answer after {seconds:.1f} s")
@@ -59,7 +59,7 @@ def compare(
                     found.append({"round": number, "workload": workload.name, "subjects": record})
                     save(found)
             plan.say(f"round {number} of {rounds}")
-    first, *others = (one.name for one in plan.subjects)
+    first, *others = (subject.name for subject in plan.subjects)
     return {other: ratios(found, first, other) for other in others}
 
 
@@ -95,11 +95,13 @@ def _ratio(values: Sequence[float]) -> Ratio:
     return Ratio(statistics.median(values), medians[tail], medians[-tail - 1])
 
 
-def render(found: Mapping[str, Mapping[str, Ratio]], first: str) -> str:
+def render(compared: Mapping[str, Mapping[str, Ratio]], first: str) -> str:
     """Return tables of the ratios to the first subject."""
     lines = []
-    for other, table in found.items():
+    for other, table in compared.items():
         lines += [f"| {other} / {first} | median of rounds | 95% of resampled medians |", "| --- | ---: | ---: |"]
-        lines += [f"| {name} | {one.median:.3f} | {one.low:.3f} to {one.high:.3f} |" for name, one in table.items()]
+        lines += [
+            f"| {name} | {ratio.median:.3f} | {ratio.low:.3f} to {ratio.high:.3f} |" for name, ratio in table.items()
+        ]
         lines.append("")
     return "\n".join(lines)

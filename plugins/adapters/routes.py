@@ -139,5 +139,5 @@ class Routes:
     async def _refresh(self) -> dict[str, str]:
         """Learn which adapters requests may name; return those that are loaded."""
         told = await self._client.control("list_adapters")
-        self._known.learn({one["name"]: one["path"] for one in told["adapters"]})
-        return {one["name"]: one["path"] for one in told["adapters"] if one["state"] == "ready"}
+        self._known.learn({adapter["name"]: adapter["path"] for adapter in told["adapters"]})
+        return {adapter["name"]: adapter["path"] for adapter in told["adapters"] if adapter["state"] == "ready"}

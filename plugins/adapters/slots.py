@@ -82,7 +82,8 @@ class Slots:
             return True
         if (not adapter.slot and not self._place(adapter)) or adapter.slot in self._draining:
             self._refused.add(adapter.uid)
-            return self._wait(req)
+            self._wait(req)
+            return False
         adapter.holders[req.rid] = req
         USE.of(req).output_len = req.output_len
         self._given += 1
@@ -93,8 +94,11 @@ class Slots:
         return True
 
     def refused(self, req: Req, adapter: Adapter) -> bool:
-        """Return whether a request waits, since another one of this plan has found no slot for the adapter."""
-        return adapter.uid in self._refused and not self._wait(req)
+        """Return whether another request of this plan has found no slot for the adapter; then this one waits, too."""
+        if adapter.uid not in self._refused:
+            return False
+        self._wait(req)
+        return True
 
     def release(self, req: Req) -> None:
         """Take the slot back from a request that has no memory now."""
@@ -112,11 +116,10 @@ class Slots:
             self._adapters[adapter.slot] = None
             adapter.slot = 0
 
-    def _wait(self, req: Req) -> bool:
+    def _wait(self, req: Req) -> None:
         if req.rid not in self._waiting:
             self._waiting[req.rid] = req
             USE.of(req).waits_since = self.clock()
-        return False
 
     def _place(self, adapter: Adapter) -> bool:
         """Find a slot for an adapter that has none."""

@@ -117,7 +117,7 @@ class AdapterStore:
         """Return the totals of a name, which outlive its adapters."""
         found = self.totals[name] = self.totals.pop(name, Totals())
         if len(self.totals) > _TOTALS + len(self.names):
-            del self.totals[next(one for one in self.totals if one not in self.names)]
+            del self.totals[next(kept for kept in self.totals if kept not in self.names)]
         return found
 
     def _add(self, name: str, path: str, *, pinned: bool = False) -> Adapter:

@@ -24,9 +24,9 @@ class BodyGuard:
     """ASGI middleware: unpacks request bodies (Content-Encoding), refuses those with more values than a parser should
     make (`values`) with 413, and lets no more arrive than there is room for: `together` bytes of all bodies.
 
-    Small bodies need no room: whatever large ones are under way, they get through. Nor do those of routes that declare
-    STREAMED, which are files. A large one holds room for its
-    values until the engine has taken the request over, and until its end for those of which the engine knows nothing.
+    Small bodies need no room: whatever large ones are under way, they get through. Files (routes that declare STREAMED)
+    need none either, since they are not kept in memory. A large body holds room for its values until the engine has
+    taken the request over, and until its end for those of which the engine knows nothing.
     """
 
     def __init__(self, app: ASGIApp, values: int, together: int) -> None:

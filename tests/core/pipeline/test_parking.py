@@ -41,15 +41,21 @@ def test_a_parked_request_goes_on_where_it_was(loop: str) -> None:
     assert harness.scheduler.counters.retractions == 0
 
 
-@pytest.mark.parametrize("long", [False, True])
-def test_memory_is_given_away_only_after_a_while(long: bool) -> None:
+def parked_for(seconds: float) -> tuple[Harness, Req]:
+    """Return a harness with little memory, in which a request was parked so long ago."""
     clock = ManualClock()
     harness = Harness(tokens=24, run=1, cache="none", parts={"clock": clock})
     harness.submit("a", [1] * 9, 12, **IGNORE)
     for _ in range(3):
         harness.step()
     req = parked(harness, "a")
-    clock.advance(GIVE_WAY_SECONDS * (2 if long else 0.5))
+    clock.advance(seconds)
+    return harness, req
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_memory_is_given_away_only_after_a_while(long: bool) -> None:
+    harness, req = parked_for(GIVE_WAY_SECONDS * (2 if long else 0.5))
     harness.submit("b", [2] * 16, 6, **IGNORE)
     for _ in range(3):
         harness.step()
@@ -65,13 +71,7 @@ def test_memory_is_given_away_only_after_a_while(long: bool) -> None:
 
 def test_one_that_gave_way_goes_on_before_those_that_wait() -> None:
     """It is retracted while it is parked, and a third request waits when it is resumed."""
-    clock = ManualClock()
-    harness = Harness(tokens=24, run=1, cache="none", parts={"clock": clock})
-    harness.submit("a", [1] * 9, 12, **IGNORE)
-    for _ in range(3):
-        harness.step()
-    req = parked(harness, "a")
-    clock.advance(GIVE_WAY_SECONDS * 2)
+    harness, req = parked_for(GIVE_WAY_SECONDS * 2)
     for rid, token in (("b", 2), ("c", 3)):
         harness.submit(rid, [token] * 16, 6, **IGNORE)
     for _ in range(3):

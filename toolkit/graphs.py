@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
-from pegboard.core.interfaces.forward import BatchStates, ForwardBatch, ForwardMode, KVGroupView, StateRound
+from pegboard.core.interfaces.forward import BatchStates, ForwardBatch, ForwardMode, KVGroupView
+from pegboard.toolkit.model.states import decode_states
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -102,10 +103,12 @@ class StaticBatch:
             kv_groups=tuple(KVGroupView(table, zeros()) for table in row_tables),
             kv_pool=pool,
             attn_backend=attention,
-            states=None if states is None else _fixed_states(states, zeros(), zeros()),
+            states=None if states is None else decode_states(states, zeros(), zeros()),
             real_size=0,
             fixed=True,
         )
+        for state in (states or {}).values():
+            state[0].zero_()  # what padding reads
         self._extras = [torch.zeros((size, *shape), dtype=dtype, device=device) for _, dtype, shape in extras]
         self._extra_zeros = [torch.zeros_like(one) for one in self._extras]
         self.batch.extras = {name: one for (name, _, _), one in zip(extras, self._extras, strict=True)}
@@ -120,10 +123,10 @@ class StaticBatch:
         statics, sources = self._tensors(fixed), self._tensors(batch)
         targets = [one[:count] for one in statics]
         if count < self.size:
-            slots = len(fixed.kv_groups) + (2 if fixed.states is not None else 0)
-            padding = [self._zeros, self._zeros, self._zeros, *[self._zeros] * slots, self._ones]
+            plain = len(statics) - 1 - len(self._extras)
+            padding = [*[self._zeros] * plain, self._ones, *self._extra_zeros]
             targets += [one[count:] for one in statics]
-            sources += [one[count:] for one in (*padding, *self._extra_zeros)]
+            sources += [one[count:] for one in padding]
         torch._foreach_copy_(targets, sources)
         fixed.seq_lens_cpu[:count] = batch.seq_lens_cpu
         fixed.seq_lens_cpu[count:] = 1
@@ -136,14 +139,6 @@ class StaticBatch:
             slots += [batch.states.rounds[0].sources, batch.states.rounds[0].targets]
         extras: list[torch.Tensor] = [batch.extras[name] for name in self.batch.extras]
         return [batch.input_ids, batch.positions, batch.req_pool_indices, *slots, batch.seq_lens, *extras]
-
-
-def _fixed_states(memory: Mapping[str, torch.Tensor], sources: torch.Tensor, targets: torch.Tensor) -> BatchStates:
-    """Return the states of a decode batch that reads and writes these slots, of which the first one is cleared."""
-    for state in memory.values():
-        state[0].zero_()
-    size = len(sources)
-    return BatchStates((StateRound(np.arange(size), np.ones(size, np.int64), sources, targets, None),), memory)
 
 
 _PREFILL_STEPS = ((16, 32), (32, 128), (64, 512), (128, 1024), (256, 2048))

@@ -28,7 +28,9 @@ class _Meeting:
         self.barrier = threading.Barrier(size, timeout=SECONDS)
 
     def meet(self, index: int, call: str, x: Tensor, *, copied: bool = True) -> list[Tensor]:
-        """Return what each rank has given, or copies of that. Raises AssertionError where their calls differ."""
+        """Return what each rank has given: copies, unless `copied` is False. Raises AssertionError where their calls
+        differ.
+        """
         self.given[index] = (call, x)
         try:
             self.barrier.wait()
@@ -93,7 +95,7 @@ def on_ranks(size: int, does: Callable[[Ranks], R]) -> list[R]:
 
 
 def lonely(size: int) -> Ranks:
-    """Return rank 0 of so many of which no other ever comes."""
+    """Return rank 0 of `size`; the others never come."""
     ranks = Ranks(size)
     ranks.connect(ThreadCollectives(_Meeting(size), 0))
     return ranks

@@ -31,7 +31,7 @@ SHORT = (2, 5, 9, 17, 33)
 
 
 class _Scratch(DevicePart):
-    """Has all of so many KV groups at the same slots, and all states in the slot of padding."""
+    """Puts all KV groups at the same slots, and all states into slot 0, that of padding."""
 
     name = "scratch"
 
@@ -45,7 +45,7 @@ class _Scratch(DevicePart):
             return
         lengths = np.ones(batch.batch_size, np.int64) if batch.extend_lens_cpu is None else batch.extend_lens_cpu
         firsts, slots = np.cumsum(lengths) - lengths, np.zeros(len(lengths), np.int64)
-        fresh = None if batch.forward_mode.is_decode else np.ones(len(lengths), np.bool_)
+        fresh = np.full(len(lengths), not batch.forward_mode.is_decode)
         batch.states = BatchStates((state_round(firsts, lengths, slots, slots, fresh, put),), self._states)
 
 

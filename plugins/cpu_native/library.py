@@ -332,6 +332,12 @@ def load(instructions: str) -> ctypes.CDLL:
     return library
 
 
+LOST = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_double)
+"""What the library asks while it waits for other ranks: 0 as long as it is of use."""
+RANK_LOST = 2
+"""What `pb_forward` and `pb_sum` return where another rank is lost."""
+
+
 def _declare(library: ctypes.CDLL) -> None:
     """Give the functions their types."""
     pointer, number = ctypes.c_void_p, ctypes.c_int
@@ -345,7 +351,7 @@ def _declare(library: ctypes.CDLL) -> None:
         ("pb_set_ends", [pointer, pointer, pointer], number),
         ("pb_count_weights", [pointer, pointer], None),
         ("pb_ranks_bytes", [pointer], ctypes.c_int64),
-        ("pb_join", [pointer, pointer, pointer], None),
+        ("pb_join", [pointer, pointer, LOST], None),
         ("pb_sum", [pointer, pointer, number], number),
         ("pb_forward", [pointer, pointer], number),
         ("pb_attend", [pointer, pointer, number, pointer, pointer], number),

@@ -11,7 +11,7 @@ import torch
 
 from pegboard.core.interfaces.errors import OutOfMemory, Unsupported
 from pegboard.plugins.cpu_native.api import NativeAdditions
-from pegboard.plugins.cpu_native.library import FORMATS, SITES, STAGES, Batch, Sampling, Shape
+from pegboard.plugins.cpu_native.library import FORMATS, RANK_LOST, SITES, STAGES, Batch, Sampling, Shape
 from pegboard.plugins.cpu_native.share import Share, Waiting
 from pegboard.plugins.cpu_native.weights import KEEP_CODES, NO_EXPERT, LayerVectors, Site, WeightsSource
 from pegboard.toolkit.model.ranks import Ranks
@@ -53,8 +53,7 @@ class NativeModel:
         self.spec = share.spec
         self._library = library
         self._rope = RotaryEmbedding(spec.rope)
-        self._shape = _shape(share.spec, threads, weights)
-        self._shape.ranks, self._shape.rank, self._shape.first_id = self._ranks.size, self._ranks.index, share.first_id
+        self._shape = _shape(share, self._ranks, threads, weights)
         self._waiting = Waiting(self._ranks)
         self._region: torch.Tensor | None = None
         self._handle: int | None = None
@@ -67,6 +66,7 @@ class NativeModel:
     def forget(self) -> None:
         """Give the memory of all weights back; no batch runs after that."""
         self.close()
+        self._region = None
         self._embedding = torch.empty(0)
 
     def renew(self) -> None:
@@ -141,12 +141,15 @@ class NativeModel:
         """KV of all tokens into the pool; and into those tensors that are given, of the sampled rows either logits
         float32 [sampled, vocab] or tokens int64 [sampled], by `sampling` or greedily, below zero where a row cannot be
         sampled; hidden states float32 [n, hidden] of `hidden_rows` int64 [n]. The batch's taps are given their states.
-        The other ranks compute the same batch; raises what is wrong where one of them has ended.
+        The other ranks compute the same batch. Raises RuntimeError if one of them has ended, and TimeoutError if one
+        does not come.
         """
         self._check_threads()
         self._join()
         native, kept = self._native(batch)
         if batch.additions is not None:
+            if self._ranks.size > 1:
+                raise Unsupported("the runner 'cpu_native'", "additions", "ranks have shares of its matrices")
             native.additions = _added(batch.additions, native.tokens)
         native.sampled = sampled
         native.hidden_count = 0 if hidden is None else hidden.shape[0]
@@ -297,7 +300,8 @@ class NativeModel:
             )
 
     def _check(self, code: int) -> None:
-        if self._waiting.error is not None:
+        if code == RANK_LOST:
+            assert self._waiting.error is not None
             raise self._waiting.error
         if code:
             raise OutOfMemory("the native runner could not get memory on the host, or threads")
@@ -330,7 +334,8 @@ def _added(additions: Additions, tokens: int) -> int:
     return additions.pointer
 
 
-def _shape(spec: DecoderSpec, threads: int, weights: str) -> Shape:
+def _shape(share: Share, ranks: Ranks, threads: int, weights: str) -> Shape:
+    spec = share.spec
     return Shape(
         vocab=spec.vocab_size,
         hidden=spec.hidden_size,
@@ -349,6 +354,9 @@ def _shape(spec: DecoderSpec, threads: int, weights: str) -> Shape:
         normalised=int(spec.moe is not None and spec.moe.normalised),
         eps=spec.rms_norm_eps,
         scale=spec.head_dim**-0.5,
+        ranks=ranks.size,
+        rank=ranks.index,
+        first_id=share.first_id,
     )
 
 

@@ -13,7 +13,8 @@ class CpuNativeOptions(Options):
     """How the native code is built and run."""
 
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Number of computing threads. 0: one per core that this process may use, or that its container's quota allows."""
+    """Number of computing threads, of each rank. 0: one per core that this process may use, or that its container's
+    quota allows; on several ranks, a rank's share of the cores."""
     instructions: Literal["auto", "amx", "avx512", "avx2", "amx_emulated"] = "auto"
     """Instruction set to compile for. `auto`: the best that this CPU has. `amx_emulated` is for tests: it runs the code
     for AMX on a CPU with AVX-512 only, very slowly."""

@@ -22,7 +22,7 @@ from pegboard.toolkit.model.coded import quantized_weights
 from pegboard.toolkit.model.decoder_names import DecoderNames
 from pegboard.toolkit.model.decoder_spec import DecoderSpec
 from pegboard.toolkit.model.linear import tell_sites
-from pegboard.toolkit.model.ranks import nothing, ranks_of
+from pegboard.toolkit.model.ranks import ranks_of
 from pegboard.toolkit.sampling.logprobs import prompt_logprobs
 from pegboard.toolkit.sampling.sample import sample
 
@@ -135,7 +135,7 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
             hidden_rows=rows,
             hidden=hidden,
         )
-        logits = None if logits is None else self._whole(logits)
+        logits = None if logits is None else self._ranks.logits(logits, self.ctx.spec.vocab_size)
         output = ForwardOutput(torch.empty(0, dtype=torch.int64), logits=logits if return_logits else None)
         self._share_out(batch, hidden, output, return_hidden_states)
         del kept
@@ -190,16 +190,7 @@ class CpuNativeRunner(ModelRunner[CpuNativeOptions]):
             )
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._whole(self._model.logits(hidden))
-
-    def _whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits float32 [n, vocab] of which each rank has some columns: rank 0, whatever their number. What
-        other ranks return has no meaning.
-        """
-        if self._ranks.size == 1:
-            return logits
-        found, vocab = self._ranks.gather(logits), self.ctx.spec.vocab_size
-        return nothing(len(logits), vocab, logits) if found is None else found[:, :vocab]
+        return self._ranks.logits(self._model.logits(hidden), self.ctx.spec.vocab_size)
 
     def _nothing(self, return_logits: bool, return_hidden_states: bool) -> ForwardOutput:
         spec = self.ctx.spec

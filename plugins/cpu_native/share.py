@@ -1,8 +1,7 @@
-"""What of a decoder is one rank's: its sizes, and its part of each tensor of the checkpoint."""
+"""One rank's share of a decoder: its sizes, and its part of each tensor of the checkpoint."""
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pegboard.core.interfaces.errors import ModelError
+from pegboard.plugins.cpu_native.library import LOST
 from pegboard.toolkit.model.decoder_ranks import shared
 from pegboard.toolkit.model.weights import Slice, Target
 
@@ -20,16 +20,14 @@ if TYPE_CHECKING:
 _OUT = ("o_proj", "down_proj")
 """Modules whose columns are cut, so that ranks have partial sums: their bias is added by rank 0 alone."""
 
-LOST = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_double)
-"""What the library asks while it waits for other ranks."""
-
 
 def objection(spec: DecoderSpec, ranks: Ranks, *, coded: bool) -> str | None:
     """Return None where so many ranks can compute a decoder, else why not."""
     if ranks.size == 1:
         return None
     if not ranks.share_memory:
-        return "its ranks add up in memory that all of them map; set parallel.communicator.use to shm"
+        text = "its ranks add up in memory that all of them map, which takes a communicator with the capability "
+        return text + "'shared_memory': set parallel.communicator.use to shm"
     if coded:
         return f"it does not cut quantised weights for ranks, and parallel.tensor is {ranks.size}"
     if spec.moe is not None:
@@ -45,6 +43,7 @@ class Share:
     """The share of one of the `ranks`; all of it where there is one."""
 
     def __init__(self, spec: DecoderSpec, ranks: Ranks) -> None:
+        own = shared(spec, ranks)
         self._alone = ranks.size == 1
         self._first = ranks.index == 0
         self._vocabulary = ranks.vocabulary(spec.vocab_size)
@@ -55,8 +54,7 @@ class Share:
             "gate_proj": inner, "up_proj": inner, "down_proj": inner,
             "embed_tokens": self._vocabulary, "lm_head": self._vocabulary,
         }  # fmt: skip
-        rows = spec.vocab_size if self._alone else ranks.vocabulary_rows(spec.vocab_size)
-        self.spec = replace(shared(spec, ranks), vocab_size=rows)
+        self.spec = replace(own, vocab_size=ranks.vocabulary_rows(spec.vocab_size))
         """The decoder with the sizes of this rank's share. Its vocabulary is padded."""
         self.first_id = self._vocabulary.start
 
@@ -84,17 +82,17 @@ def _replaced(shape: tuple[int, ...], dim: int, cut: Cut) -> tuple[int, ...]:
 
 
 class Waiting:
-    """Asks `ranks` whether there is use in waiting for the others; `error` says why not."""
+    """Tells the library whether another one of the `ranks` is lost; `error` then says why."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.lost = LOST(self._lost)
 
     def _lost(self, waited: float) -> int:
         try:
             self._ranks.together.check_others(waited)
-        except Exception as error:
+        except BaseException as error:  # Ctrl-C, too: nothing above this would hear of it
             self.error = error
             return 1
         return 0

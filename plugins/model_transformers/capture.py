@@ -7,17 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from pegboard.core.interfaces.forward import BatchStates, StateRound
 from pegboard.plugins.model_transformers import bridge
 from pegboard.plugins.model_transformers.experts import is_experts, why_experts_wait
 from pegboard.plugins.model_transformers.latent import size_of
 from pegboard.plugins.model_transformers.rounds import segments_of
 from pegboard.plugins.model_transformers.scaled_experts import why_scaled_wait
 from pegboard.toolkit.graph_trial import LooksAtData, first_difference, operations_of
-from pegboard.toolkit.model.states import state_memory
+from pegboard.toolkit.model.states import decode_states, state_memory
 from pegboard.toolkit.system.blame import in_words
 
 if TYPE_CHECKING:
@@ -91,9 +89,7 @@ def _run(
     targets: torch.Tensor,
 ) -> None:
     """Run a decode step of one token per row."""
-    rows = len(ids)
-    one_each = StateRound(np.arange(rows), np.ones(rows, np.int64), sources, targets, None)
-    segments = segments_of(BatchStates((one_each,), memory), rows)
+    segments = segments_of(decode_states(memory, sources, targets), len(ids))
     with bridge.handled_by(_NoAttention(layers, segments)):
         step(ids, positions)
 

@@ -66,8 +66,8 @@ def auto_class(hf_config: Mapping[str, object]) -> str:
 
 
 def own_class(hf_config: Mapping[str, object], architecture: str) -> str:
-    """Return the name of the class that the auto class of a causal language model would choose. It is the
-    `architecture`, but for a Mistral that is a Ministral.
+    """Return the name of the class that the auto class of a causal language model would choose. It is
+    `architecture`, except for a Mistral that is a Ministral.
     """
     found = classes(CAUSAL, _type_of(hf_config))
     return architecture if architecture in found or len(found) != 1 else found.pop()

@@ -118,8 +118,8 @@ class Group:
         self._check()
 
     def raise_if_lost(self) -> None:
-        """After an error that a lost rank may have caused: raise GroupLost, with the reason, if there is one or comes
-        soon.
+        """Raise GroupLost, with its reason, if a rank is lost now or within SYNC_SECONDS: for an error that this may
+        have caused.
         """
         self._wait(lambda: self.lost is not None, SYNC_SECONDS)
         self._check()

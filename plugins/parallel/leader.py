@@ -89,7 +89,7 @@ class Leader(Followers):
         try:
             self._meet(2 * self._timeout)
         except Exception:
-            # What is known here is that they did not meet in time.
+            # This error says only that they did not meet; a lost rank says why.
             group.raise_if_lost()
             raise
         self._part.around = group.within

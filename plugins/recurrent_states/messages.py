@@ -14,13 +14,13 @@ NAME = "recurrent_states"
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Arrays int64 [runs], and `fresh` bool [runs] or None, as `StateRound` has them."""
+    """Arrays int64 [runs], and `fresh` bool [runs], as `StateRound` has them."""
 
     firsts: NDArray[np.int64]
     lengths: NDArray[np.int64]
     sources: NDArray[np.int64]
     targets: NDArray[np.int64]
-    fresh: NDArray[np.bool_] | None
+    fresh: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

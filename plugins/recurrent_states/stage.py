@@ -136,4 +136,4 @@ def rounds_of(spans: Sequence[Span]) -> tuple[Round, ...]:
 def _round(runs: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Round:
     """Return a round of runs int64 [runs, 5]."""
     firsts, lengths, sources, targets, fresh = np.ascontiguousarray(runs.T)
-    return Round(firsts, lengths, sources, targets, fresh.astype(np.bool_) if fresh.any() else None)
+    return Round(firsts, lengths, sources, targets, fresh.astype(np.bool_))

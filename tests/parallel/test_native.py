@@ -156,9 +156,8 @@ def test_what_does_not_work_is_refused(
 ) -> None:
     """Before weights are read, and before any rank is started."""
     directory = tiny_checkpoint(checkpoints, settings["architecture"]) if settings else model
-    tensor = parallel.pop("tensor")
     with pytest.raises((ConfigError, ModelError)) as caught:
-        Engine(in_threads(config(directory, **more), tensor, **parallel))
+        Engine(in_threads(config(directory, **more), **parallel))
     assert said in str(caught.value)
 
 

@@ -13,7 +13,7 @@ from pegboard.conformance.attention.batches import QuietPool
 from pegboard.conformance.rig.fixed_attention import FixedAttention
 from pegboard.conformance.rig.tape import TapeCapture
 from pegboard.core.interfaces.attention import AttentionContext
-from pegboard.core.interfaces.forward import BatchStates, ForwardBatch, ForwardMode, KVGroupView, StateRound
+from pegboard.core.interfaces.forward import BatchStates, ForwardBatch, ForwardMode, KVGroupView
 from pegboard.core.interfaces.kv_pool import KVPoolContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.toolkit import graphs
@@ -26,6 +26,7 @@ from pegboard.toolkit.graphs import (
     prefill_sizes,
     states_fit,
 )
+from pegboard.toolkit.model.states import decode_states
 
 CPU = torch.device("cpu")
 TABLE = torch.zeros((9, 16), dtype=torch.int32)
@@ -109,10 +110,9 @@ def test_everything_but_the_batch_is_padding() -> None:
 
 def states(memory: dict[str, torch.Tensor], *slots: int, firsts: tuple[int, ...] | None = None) -> BatchStates:
     """One token each, whose states are read from `slots` and written to those before."""
-    count = len(slots)
-    places = np.arange(count) if firsts is None else np.array(firsts)
     sources = torch.tensor(slots)
-    return BatchStates((StateRound(places, np.ones(count, np.int64), sources, sources - 1, None),), memory)
+    found = decode_states(memory, sources, sources - 1)
+    return found if firsts is None else replace(found, rounds=(replace(found.rounds[0], firsts=np.array(firsts)),))
 
 
 def test_states_of_padding_are_in_slot_0() -> None:

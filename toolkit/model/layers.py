@@ -19,7 +19,7 @@ from pegboard.toolkit.kernels import operations
 from pegboard.toolkit.model.experts import ExpertLinear
 from pegboard.toolkit.model.linear import LinearMethod, Part, Site
 from pegboard.toolkit.model.packed import pack, packed_linear
-from pegboard.toolkit.model.ranks import Cut, Ranks, nothing
+from pegboard.toolkit.model.ranks import Cut, Ranks
 from pegboard.toolkit.model.weights import Slice, Target
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ class Embedding(nn.Module):
         self._ranks = ranks or Ranks()
         self._vocab = vocab
         self.cut = self._ranks.vocabulary(vocab)
-        rows = vocab if self._ranks.size == 1 else self._ranks.vocabulary_rows(vocab)
+        rows = self._ranks.vocabulary_rows(vocab)
         self.weight = empty_parameter(rows, hidden, dtype=dtype, device=device)
         if self.cut.length < rows:
             self.weight[self.cut.length :] = 0
@@ -331,10 +331,7 @@ class Embedding(nn.Module):
             own = packed_linear(hidden, self._packed).float()
         else:
             own = F.linear(hidden, self.weight).float()
-        if self._ranks.size == 1:
-            return own
-        found = self._ranks.gather(own)
-        return nothing(hidden.shape[0], self._vocab, own) if found is None else found[:, : self._vocab]
+        return self._ranks.logits(own, self._vocab)
 
     def target(self) -> Target:
         """Return where the checkpoint's tensor goes."""

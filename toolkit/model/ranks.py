@@ -50,8 +50,8 @@ class Collectives(Protocol):
         """Return memory uint8 [nbytes] that all ranks map, zeros at first. Each call returns another one."""
 
     def check_others(self, waited: float) -> None:
-        """For what waits for other ranks in a region, and has done so for `waited` seconds: raise where one of them has
-        ended, or that is too long.
+        """Raise if another rank has ended, or if `waited`, the seconds that native code has waited in a region, are too
+        many.
         """
 
 
@@ -109,8 +109,8 @@ class Ranks:
         return Cut(start, min(rows, size - start), size)
 
     def vocabulary_rows(self, size: int) -> int:
-        """Return the rows of a vocabulary that each rank keeps, padding included."""
-        return -(-size // (ROWS * self.size)) * ROWS
+        """Return the rows of a vocabulary that each rank keeps, padding included; without padding where it is alone."""
+        return size if self.size == 1 else -(-size // (ROWS * self.size)) * ROWS
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the sum of all ranks' x, in float32, rounded to x's type once. May change x."""
@@ -121,6 +121,15 @@ class Ranks:
     def gather(self, x: Tensor) -> Tensor | None:
         """Return all ranks' x [n, m] side by side on rank 0; None on the others."""
         return x if self.size == 1 else self.together.gather(x)
+
+    def logits(self, own: Tensor, vocab: int) -> Tensor:
+        """Return the logits float32 [n, vocab] on rank 0, of which each rank has some columns. Other ranks get numbers
+        without a meaning.
+        """
+        if self.size == 1:
+            return own
+        found = self.gather(own)
+        return nothing(len(own), vocab, own) if found is None else found[:, :vocab]
 
     def known(self, batch: ForwardBatch) -> None:
         """Give all ranks of the first section the ids of a batch's tokens, where only rank 0 knows them."""

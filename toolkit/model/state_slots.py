@@ -58,11 +58,11 @@ class AlternatingSlots:
         others = np.where(sources % _EACH == 1, sources + 1, sources - 1)
         kept = _EACH * requests + 3
         targets = np.where(ends < stops, kept, others)
-        fresh = starts == 0
-        rounds = [state_round(firsts, ends - starts, sources, targets, fresh if fresh.any() else None, self._put)]
+        rounds = [state_round(firsts, ends - starts, sources, targets, starts == 0, self._put)]
         if again.size:
             rest = (firsts + ends - starts)[again], (stops - ends)[again]
-            rounds.append(state_round(*rest, kept[again], others[again], None, self._put))
+            going_on = np.zeros(again.size, np.bool_)
+            rounds.append(state_round(*rest, kept[again], others[again], going_on, self._put))
         self.current[requests] = others
         return BatchStates(tuple(rounds), self.memory)
 

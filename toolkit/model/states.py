@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from pegboard.core.interfaces.forward import StateRound
+from pegboard.core.interfaces.forward import BatchStates, StateRound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from pegboard.core.interfaces.layers import StateSpec
@@ -37,11 +37,18 @@ def state_round(
     lengths: NDArray[np.int64],
     sources: NDArray[np.int64],
     targets: NDArray[np.int64],
-    fresh: NDArray[np.bool_] | None,
+    fresh: NDArray[np.bool_],
     put: Callable[[NDArray[np.generic]], torch.Tensor],
 ) -> StateRound:
     """Return a round whose arrays `put` brings to the device."""
-    return StateRound(firsts, lengths, put(sources), put(targets), None if fresh is None else put(fresh))
+    return StateRound(firsts, lengths, put(sources), put(targets), put(fresh) if fresh.any() else None)
+
+
+def decode_states(memory: Mapping[str, torch.Tensor], sources: torch.Tensor, targets: torch.Tensor) -> BatchStates:
+    """Return the states of a batch of one token per row, which reads and writes these slots int64 [rows]."""
+    rows = len(sources)
+    one_each = StateRound(np.arange(rows), np.ones(rows, np.int64), sources, targets, None)
+    return BatchStates((one_each,), memory)
 
 
 def _dtype(state: StateSpec) -> torch.dtype:

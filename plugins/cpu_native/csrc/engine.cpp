@@ -166,14 +166,14 @@ void pb_count_weights(void* handle, int64_t* counts) {
 // Of several ranks: bytes of the memory that all of them map.
 int64_t pb_ranks_bytes(void* handle) { return static_cast<Model*>(handle)->ranks.bytes(); }
 
-// Before the first pass of several ranks: that memory, zeros at first, and what is asked while one waits for the
-// others, see Ranks. Both must live as long as the model.
+// To be called before the first pass of several ranks. `memory`: zeros that all ranks map. `lost`: asked while a thread
+// waits, see Ranks::join. Both must live as long as the model.
 void pb_join(void* handle, void* memory, int32_t (*lost)(double)) {
   static_cast<Model*>(handle)->ranks.join(static_cast<uint8_t*>(memory), lost);
 }
 
-// A sum of all ranks alone, for measurements: x float [rows, hidden], of at most Ranks::ROWS rows, becomes that of all
-// ranks' x. 0, or 2 where another rank is lost.
+// For measurements: one sum alone. x float [rows, hidden], at most Ranks::ROWS rows, becomes the sum of all ranks' x.
+// 0, or 2 where another rank is lost.
 int pb_sum(void* handle, float* x, int rows) {
   Model& m = *static_cast<Model*>(handle);
   const uint32_t sum = m.ranks.next++;

@@ -19,8 +19,8 @@ namespace {
 
 // The memory has a line for each rank, then two slots for each, which are used in turn. For a sum each rank writes its
 // own slot, counts in its line, waits until the others have counted as far, and adds all slots in the order of ranks,
-// so that all ranks get the same bits. No rank writes to a slot that another one still reads: the slot was read for the
-// sum before the last one, and a rank that has counted for the last one has finished that.
+// so that all ranks get the same bits. A rank writes its slot for sum n once all have counted for sum n - 1. By then
+// all have read the slots of sum n - 2, which lie in the same place.
 class Ranks {
  public:
   static constexpr int ROWS = 256;  // tokens of a slot

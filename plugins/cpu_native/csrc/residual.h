@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 #include <vector>
 
 #include "forward.h"
@@ -34,8 +33,8 @@ inline void Forward::embed_one(int64_t token, float* x) const {
   memset(x, 0, sizeof(float) * hidden);
 }
 
-// To the residual, the sum of what all ranks write for each token: `write(first, rows, to)` is for `rows` tokens from
-// `first` on. Threads meet before anything else reads the residual.
+// Adds to the residual what all ranks write for each token. `write(first, rows, to)` writes this rank's part for `rows`
+// tokens from `first` on. Threads meet before anything else reads the residual.
 template <class F>
 inline void Forward::add_ranks(F&& write) {
   for (int first = 0; first < tokens; first += Ranks::ROWS, ++sum) {
@@ -72,28 +71,22 @@ inline void Forward::embed() {
 
 inline void Forward::add_to_residual(Site site, const Left& a, const Matrix& w, const std::vector<float>& all_bias,
                                      const Matrix* next) {
-  // Sums and bias of a block of columns to rows of `to`; they are added to what stands there, or take its place.
-  const auto put = [&](float* to, int rows, int nb, const float* sums, auto added) {
+  // Has rows of `to` `take` the sums and the bias of a block of columns.
+  const auto put = [&](float* to, int rows, int nb, const float* sums, auto&& take) {
     const int columns = std::min(NB, hidden - nb * NB);
     const float* bias = bias_of_block(all_bias, nb);
     for (int i = 0; i < rows; ++i) {
       float* out = to + size_t(i) * hidden + nb * NB;
-      for (int j = 0; j < columns; ++j) {
-        const float x = sums[i * NB + j] + (bias ? bias[j] : 0.0f);
-        if constexpr (decltype(added)::value)
-          out[j] += x;
-        else
-          out[j] = x;
-      }
+      for (int j = 0; j < columns; ++j) take(out[j], sums[i * NB + j] + (bias ? bias[j] : 0.0f));
     }
   };
   if (model.ranks.size() == 1)
     return multiply_at(site, a, w, next, [&](int r, int rows, int nb, const float* sums) {
-      put(residual(r), rows, nb, sums, std::true_type());
+      put(residual(r), rows, nb, sums, [](float& out, float x) { out += x; });
     });
   add_ranks([&](int first, int some, float* slot) {
     multiply(a.from(first), some, w, next, [&](int r, int rows, int nb, const float* sums) {
-      put(slot + size_t(r) * hidden, rows, nb, sums, std::false_type());
+      put(slot + size_t(r) * hidden, rows, nb, sums, [](float& out, float x) { out = x; });
     });
   });
 }

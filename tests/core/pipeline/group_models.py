@@ -17,7 +17,7 @@ from pegboard.core.interfaces.batch import ModelWorkerBatch
 from pegboard.core.interfaces.batch_result import BatchResult
 from pegboard.core.pipeline.executor import Done
 from pegboard.plugins.recurrent_states.messages import NAME as STATES
-from pegboard.plugins.recurrent_states.messages import Round, StateWork
+from pegboard.plugins.recurrent_states.messages import StateWork
 from pegboard.plugins.windows.messages import NAME as WINDOWS
 from pegboard.plugins.windows.messages import GroupWork, Memory, WindowWork
 from pegboard.toolkit.cache.req_to_token import ReqToTokenPool
@@ -106,12 +106,12 @@ class KeepsStates(GroupModel):
     def keep(self, work: ModelWorkerBatch) -> None:
         payload = work.payloads[STATES]
         assert isinstance(payload, StateWork)
-        before = {int(one) for part in payload.rounds[:1] for one in part.sources[~_fresh(part)]}
+        before = {int(one) for part in payload.rounds[:1] for one in part.sources[~part.fresh]}
         places = [(place, known) for _, start, stop, known in self.contexts(work) for place in range(start, stop)]
         written, seen = set[int](), 0
         for part in payload.rounds:
             self.runs.append(len(part.firsts))
-            arrays = part.firsts, part.lengths, self.states[part.sources], part.targets, _fresh(part)
+            arrays = part.firsts, part.lengths, self.states[part.sources], part.targets, part.fresh
             for first, length, source, target, fresh in zip(*(one.tolist() for one in arrays), strict=True):
                 (at, known), seen = places[first], seen + length
                 self.read([0 if fresh else source], [known[at]], f"the state behind {at} tokens")
@@ -127,11 +127,6 @@ class KeepsStates(GroupModel):
         if isinstance(payload, StateWork):
             for part in payload.rounds:
                 self.states[part.targets] = GARBAGE
-
-
-def _fresh(part: Round) -> NDArray[np.bool_]:
-    """Return which runs begin, bool [runs]."""
-    return np.zeros(len(part.firsts), np.bool_) if part.fresh is None else part.fresh
 
 
 class KeepsWindows(GroupModel):

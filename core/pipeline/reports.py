@@ -24,12 +24,8 @@ class Reports:
         """Return what stages tell when the engine is built, by their names."""
         return {stage.name: found for stage in self._stages if (found := dict(stage.info()))}
 
-    def figures(self) -> dict[str, float]:
-        """Return totals and states of all stages."""
-        return {name: figure for told in self.by_stage().values() for name, figure in told.items()}
-
     def by_stage(self) -> dict[str, dict[str, float]]:
-        """Return the same for each stage that tells any, by its name."""
+        """Return totals and states of each stage that tells any, by its name."""
         found = self._each("figures", lambda stage: (stage.name, dict(stage.figures())))
         return {name: told for name, told in found if told}
 

@@ -147,10 +147,10 @@ class Prefill(BatchSource):
             result = adder.add(req, has_chunked=has_chunked)
             if result is AddResult.NO_TOKEN and planner.memory.trim(planner.running):
                 result = adder.add(req, has_chunked=has_chunked)
-            if result is AddResult.LATER:
-                continue
             while result is not AddResult.CONTINUE and self._pushed_out(adder, req, result, in_flight, has_chunked):
                 result = adder.add(req, has_chunked=has_chunked)
+            if result is AddResult.LATER:
+                continue
             if result is not AddResult.CONTINUE:
                 self._short = adder.rows_full or result in _SHORT
                 break

@@ -38,6 +38,7 @@ class Stats:
     def info(self, *, paused: bool) -> dict[str, object]:
         """Return counters and the state of queues and memory, as plain values."""
         memory, gates, failures = self._components.memory, self._components.gates, self._plugin_failures()
+        stages = self._components.points.reports.by_stage()
         return {
             **self._counters.to_dict(),
             "paused": paused,
@@ -61,8 +62,8 @@ class Stats:
             "plugin_failures_by": failures,
             "policy": self._policy_stats(),
             "runner": {} if self._components.runner_figures is None else dict(self._components.runner_figures()),
-            "stages": self._components.points.reports.by_stage(),
-            **self._components.points.reports.figures(),
+            "stages": stages,
+            **{name: figure for told in stages.values() for name, figure in told.items()},
             **self._beyond(),
         }
 

@@ -78,6 +78,34 @@ def test_as_many_give_way_as_are_needed(loop: str, wanted: int, gone: int) -> No
     assert next(iter(harness.outputs)) == "high", "it waits until others end"
 
 
+def test_one_that_is_passed_over_after_others_gave_way_holds_up_none() -> None:
+    class Skips(Places):
+        def clip(self, req: Req, start: int, take: int) -> int | Wait:
+            found = super().clip(req, start, take)
+            if found is Wait.SHORT or req.rid != "high" or not self.skips_high:
+                return found
+            del self.planned[req.rid]
+            return Wait.SKIP
+
+        skips_high = True
+
+    stage = Skips(2)
+    harness = Harness(joining=[stage], policy="priority")
+    asked = {f"low{number}": ([1, number, 3], 12) for number in range(2)}
+    for rid, (prompt, n) in asked.items():
+        harness.submit(rid, prompt, n, **IGNORE)
+    for _ in range(3):
+        harness.step()
+    for rid, priority in (("high", 5), ("mid", 4)):
+        asked[rid] = ([1, priority, 9], 4)
+        harness.submit(rid, *asked[rid], priority=priority, **IGNORE)
+    harness.step()
+    assert harness.scheduler.counters.preemptions == 1
+    assert "mid" in {req.rid for req in harness.scheduler.running.reqs}, "it waits for the one before it"
+    stage.skips_high = False
+    run_all(harness, asked)
+
+
 def test_none_gives_way_to_one_that_is_not_more_urgent() -> None:
     harness = Harness(joining=[Places(2)], policy="priority")
     asked = {f"r{number}": ([1, number, 3], 12) for number in range(3)}

@@ -21,7 +21,7 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ class Setup:
     port: int = 0
     client: httpx.AsyncClient = field(default_factory=lambda: httpx.AsyncClient(timeout=120))
 
-    async def tokens(self, prompt: list[int], count: int) -> AsyncIterator[float]:
+    async def tokens(self, prompt: list[int], count: int) -> AsyncGenerator[float, None]:
         """Yield the times at which tokens come."""
         sampling = {"max_new_tokens": count, "temperature": 0, "ignore_eos": True}
         body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
@@ -163,13 +163,14 @@ async def streams(setup: Setup, prompts: Prompts, args: argparse.Namespace) -> d
         nonlocal count
         while time.perf_counter() < stop:
             before = None
-            async for now in setup.tokens(prompts.new(32), 200):
-                count += 1
-                if before is not None:
-                    gaps.append(now - before)
-                before = now
-                if now > stop:
-                    break
+            async with contextlib.aclosing(setup.tokens(prompts.new(32), 200)) as times:
+                async for now in times:
+                    count += 1
+                    if before is not None:
+                        gaps.append(now - before)
+                    before = now
+                    if now > stop:
+                        break
 
     async def long() -> None:
         start = time.perf_counter()
@@ -210,6 +211,12 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
+async def measured(free: Setup, pinned: Setup, one: Setup, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure, and close the connections."""
+    async with free.client, pinned.client, one.client:
+        return await measure(free, pinned, one, args)
+
+
 async def measure(free: Setup, pinned: Setup, one: Setup, args: argparse.Namespace) -> dict[str, Any]:
     prompts, found = Prompts(), dict[str, Any]()
     if "idle" in args.only:
@@ -242,7 +249,7 @@ def main(words: Sequence[str] | None = None) -> None:
     every = set(cores)
     first, second = ({cores[0]}, {cores[-1]})
     with pair(every, every) as free, pair(first, second) as pinned, server(config(len(cores)), every) as alone:
-        found = asyncio.run(measure(free, pinned, Setup(alone), args))
+        found = asyncio.run(measured(free, pinned, Setup(alone), args))
     if args.json is not None:
         args.json.write_text(json.dumps(found))
 

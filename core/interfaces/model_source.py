@@ -37,7 +37,7 @@ class ModelSource(Component[OptionsT, ModelSourceContext]):
         """Return the directory; fetched or converted first where needed, once and atomically, safe with concurrent
         starters.
 
-        Raises ModelError saying what is missing and what to do.
+        Raises ModelError saying what is missing and what to do, and Temporary where another start may mend it.
         """
 
     @abc.abstractmethod

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext, Verdict
-from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.errors import ConfigError, Temporary
 from pegboard.plugins.disagg.decode import DecodeSide
 from pegboard.plugins.disagg.handshake import INSTANCE, Self
 from pegboard.plugins.disagg.link import LinkLimits
@@ -143,9 +143,12 @@ class DisaggGate(HandoffGate[DisaggOptions]):
         try:
             secret = options.secret()
             listening = listen(options.listen) if prefill else None
-        except (OSError, ValueError) as error:
+            described = transfer.describe() if prefill else b""
+        except OSError as error:
+            kind = Temporary if error.errno == errno.EADDRINUSE else ConfigError
+            raise kind(f"the gate `disagg`: {error.strerror or error}") from error
+        except ValueError as error:
             raise ConfigError(f"the gate `disagg`: {error}") from error
-        described = transfer.describe() if prefill else b""
         own = Self(options.role, secrets.token_bytes(INSTANCE), facts, described, secret)
         links = LinkLimits(opening=options.connect_timeout, ping=options.ping)
         network = ThreadedNetwork(own, NetworkLimits(options.max_connections, links), listening)
@@ -164,4 +167,4 @@ def listen(address: str) -> socket.socket:
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (while")[0]
         remedy = "; stop what uses the port, or choose another one" if error.errno == errno.EADDRINUSE else ""
-        raise OSError(f"option `listen`: cannot listen at {address}: {reason}{remedy}") from error
+        raise OSError(error.errno, f"option `listen`: cannot listen at {address}: {reason}{remedy}") from error

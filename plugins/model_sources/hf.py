@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.errors import ModelError, Temporary
 from pegboard.core.interfaces.model_source import ModelSourceContext
 from pegboard.plugins.model_sources.base import DirectorySource
 from pegboard.plugins.model_sources.options import HFOptions
@@ -72,7 +72,7 @@ class HFSource(DirectorySource[HFOptions]):
                 local_files_only=offline,
             )
         except (LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:
-            raise ModelError(self._unreachable(offline)) from error
+            raise (ModelError if offline else Temporary)(self._unreachable(offline)) from error
         except (HfHubHTTPError, HFValidationError) as error:
             raise ModelError(f"model.path: the hub refused {reference!r}: {error}") from error
         except OSError as error:

@@ -40,11 +40,10 @@ def listen(server: Address) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRNOTAVAIL:
             raise PegboardError(f"server.host: {server.host!r} is not an address of this machine") from None
-        other = max(1024, min(server.port + 1, 65535))
-        remedy = f"choose another port (--set server.port={other})"
-        if error.errno == errno.EADDRINUSE:
-            raise Temporary(f"cannot listen on {where}: {error.strerror}; stop what uses it, or {remedy}") from None
-        raise PegboardError(f"cannot listen on {where}: {error.strerror}; {remedy}") from None
+        remedy = f"choose another port (--set server.port={max(1024, min(server.port + 1, 65535))})"
+        failure = Temporary if error.errno == errno.EADDRINUSE else PegboardError
+        first = "stop what uses it, or " if failure is Temporary else ""
+        raise failure(f"cannot listen on {where}: {error.strerror}; {first}{remedy}") from None
     return listener
 
 

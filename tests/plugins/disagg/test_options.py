@@ -10,7 +10,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.errors import ConfigError, Temporary
 from pegboard.plugins.disagg.gate import DisaggGate, listen
 from pegboard.plugins.disagg.options import DisaggOptions
 from tests.plugins.disagg.world import World
@@ -56,7 +56,7 @@ def test_a_port_that_is_taken() -> None:
     with listen("127.0.0.1:0") as taken:
         ctx = World().prefill.made.ctx
         options = DisaggOptions(listen=f"127.0.0.1:{taken.getsockname()[1]}")
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(Temporary) as caught:
             DisaggGate(options, ctx)
     text = f"`listen`: cannot listen at {options.listen}: Address already in use; stop what uses the port, or choose"
     assert text in str(caught.value)

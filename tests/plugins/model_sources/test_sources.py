@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from pegboard.conformance.checkpoints import tiny_checkpoint
-from pegboard.core.interfaces.errors import ModelError
+from pegboard.core.interfaces.errors import ModelError, PegboardError, Temporary
 from pegboard.core.interfaces.model_source import ModelSource, ModelSourceContext
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.model_sources.demo import DemoSource, find_demo
@@ -111,13 +111,13 @@ def test_hub_ids_fetch_safetensors_and_no_pickles(tmp_path: Path, monkeypatch: p
 def test_an_unreachable_hub_is_told_from_a_refusal(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path\n"
-        "from pegboard.core.interfaces.errors import ModelError\n"
+        "from pegboard.core.interfaces.errors import Temporary\n"
         "from pegboard.core.interfaces.model_source import ModelSourceContext\n"
         "from pegboard.plugins.model_sources.hf import HFSource\n"
         "from pegboard.plugins.model_sources.options import HFOptions\n"
         "try:\n"
         "    HFSource(HFOptions(), ModelSourceContext('org/name', Path('x'))).prepare()\n"
-        "except ModelError as error:\n"
+        "except Temporary as error:\n"
         "    print(error)\n"
     )
     # Nothing listens on the discard port.
@@ -136,22 +136,22 @@ def test_the_local_cache_serves_offline(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("error", "offline", "message"),
+    ("error", "offline", "kind", "message"),
     [
-        (LocalEntryNotFoundError("no"), True, "offline mode is on"),
-        (LocalEntryNotFoundError("no"), False, "the model hub cannot be reached"),
-        (ConnectionError("no"), False, "the model hub cannot be reached"),
+        (LocalEntryNotFoundError("no"), True, ModelError, "offline mode is on"),
+        (LocalEntryNotFoundError("no"), False, Temporary, "the model hub cannot be reached"),
+        (ConnectionError("no"), False, Temporary, "the model hub cannot be reached"),
     ],
 )
 def test_without_a_network_the_error_says_what_to_do(
-    error: Exception, offline: bool, message: str, monkeypatch: pytest.MonkeyPatch
+    error: Exception, offline: bool, kind: type[PegboardError], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: Any, **kwargs: Any) -> str:
         raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    with pytest.raises(ModelError, match=f"{message}.*local directory.*hf download org/name.*{DEMO}"):
+    with pytest.raises(kind, match=f"{message}.*local directory.*hf download org/name.*{DEMO}"):
         hf("org/name", offline=offline).prepare()
 
 

@@ -21,8 +21,8 @@ class Pending(Protocol[R_co]):
 
 
 class Executor(ABC):
-    """Runs batches, and the work of stages, in the order in which they are submitted, never two at a time but in
-    several `lanes`.
+    """Runs batches, and the work of stages, in the order in which they are submitted: one at a time, or with several
+    `lanes` one in each.
 
     All that it is given is plain values and arrays, so that a provider may send it to other processes. One thread calls
     it, that of the scheduler's loop.

@@ -247,7 +247,7 @@ class Stage:
         """Before each step is planned: what `clip` has noted for the plan before is out of date."""
 
     def skips(self, req: Req) -> bool:
-        """Before a waiting request's cached prefix is looked for: return whether `clip` answers SKIP whatever it is."""
+        """Before a waiting request's cached prefix is looked for: return whether `clip` answers SKIP for any prefix."""
         return False
 
     def clip(self, req: Req, start: int, take: int) -> int | Wait:

@@ -24,8 +24,12 @@ class Reports:
         """Return what stages tell when the engine is built, by their names."""
         return {stage.name: found for stage in self._stages if (found := dict(stage.info()))}
 
+    def figures(self) -> dict[str, float]:
+        """Return totals and states of all stages."""
+        return flat(self.by_stage())
+
     def by_stage(self) -> dict[str, dict[str, float]]:
-        """Return totals and states of each stage that tells any, by its name."""
+        """Return the same for each stage that tells any, by its name."""
         found = self._each("figures", lambda stage: (stage.name, dict(stage.figures())))
         return {name: told for name, told in found if told}
 
@@ -51,3 +55,8 @@ class Reports:
                 self._failed(stage, what, error)
             else:
                 yield told
+
+
+def flat(stages: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the figures of all stages in one."""
+    return {name: figure for told in stages.values() for name, figure in told.items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from pegboard.core.pipeline.reports import flat
+
 if TYPE_CHECKING:
     from pegboard.core.interfaces.batch import ScheduleBatch
     from pegboard.core.pipeline.arrivals import QueueBounds
@@ -63,7 +65,7 @@ class Stats:
             "policy": self._policy_stats(),
             "runner": {} if self._components.runner_figures is None else dict(self._components.runner_figures()),
             "stages": stages,
-            **{name: figure for told in stages.values() for name, figure in told.items()},
+            **flat(stages),
             **self._beyond(),
         }
 

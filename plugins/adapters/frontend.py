@@ -39,12 +39,15 @@ class KnownAdapters(AddedModels):
         """Take an adapter away whose files could not be read again."""
         self.names = {known: path for known, path in self.names.items() if known != name}
 
-    def meant(self, model: str, served_name: str) -> str | None:
+    def meant(self, model: str, info: ModelInfo) -> str | None:
         """Return the adapter that a request means by its `model`; None: the model itself. One that has been unloaded
-        since it was checked is meant still: the scheduler refuses it.
+        since it was checked is meant still, and without a check any name that is not the model's: the scheduler
+        refuses what it does not know.
         """
-        name = model.removeprefix(f"{served_name}:")
-        return name if name in self._ever and model != served_name else None
+        name = model.removeprefix(f"{info.served_name}:")
+        if name in self._ever and model != info.served_name:
+            return name
+        return name if not self.checked and info.named(model) not in info.names else None
 
     def root_of(self, name: str) -> str | None:
         return self.names.get(name)
@@ -68,11 +71,7 @@ class AdapterFrontend(FrontendStage):
             if not isinstance(said, str) or not 0 < len(said) <= MAX_NAME:
                 raise InvalidRequest(f"{_PARAM} must be the name of an adapter", param=_PARAM)
             return said
-        meant = self._known.meant(request.model, info.served_name)
-        if meant is None and not self._known.checked and info.named(request.model) not in info.names:
-            # The scheduler knows it, or refuses it: it is not the model.
-            return request.model.removeprefix(f"{info.served_name}:")
-        return meant
+        return self._known.meant(request.model, info)
 
     def finish(self, chunk: OutputChunk, whole: msgspec.Raw | None, rows: Sequence[msgspec.Raw]) -> None:
         if whole is not None:

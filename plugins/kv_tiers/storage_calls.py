@@ -114,7 +114,9 @@ class StorageCalls:
         """Give up the thread of a call that was under way just now."""
         with self._lock:
             self.abandoned_threads += 1
-            replace = call not in self._calls or self.abandoned_threads <= MOST_ABANDONED_THREADS
+            if call not in self._calls:  # it has come back since, and its thread is at work
+                return
+            replace = self.abandoned_threads <= MOST_ABANDONED_THREADS
             call.worker.abandon_thread(replace=replace)
             if not replace:
                 self._standing.add(call.worker)

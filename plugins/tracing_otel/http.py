@@ -51,7 +51,7 @@ class TraceFrontend(FrontendStage):
         return carrier
 
     def figures(self, info: ModelInfo) -> dict[str, object]:
-        return {f"spans_{outcome}": count for outcome, count in self._tracing.outbox.counts.items()}
+        return {f"spans_{outcome}_total": count for outcome, count in self._tracing.outbox.counts.items()}
 
 
 class TraceMiddleware:

@@ -35,4 +35,4 @@ class TraceStage(Stage):
         return Interest(look=False)
 
     def figures(self) -> dict[str, float]:
-        return {f"spans_{outcome}": count for outcome, count in self._outbox.counts.items()}
+        return {f"spans_{outcome}_total": count for outcome, count in self._outbox.counts.items()}

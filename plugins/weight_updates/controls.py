@@ -293,7 +293,8 @@ def tensors_of(args: dict[str, object]) -> tuple[tuple[str, str, tuple[int, ...]
     try:
         return tuple(convert(args.get("announced"), list[tuple[str, str, tuple[NotNegative, ...]]]))
     except ValidationError as error:
-        raise InvalidRequest(f"announced must list name, type and shape: {error}", param="announced") from None
+        text = f"each tensor that is announced needs a name, type and shape: {error}"
+        raise InvalidRequest(text, param="announced") from None
 
 
 def _tags(args: dict[str, object]) -> tuple[Tag, ...]:

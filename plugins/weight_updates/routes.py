@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -202,16 +203,12 @@ class Routes:
 
     async def from_trainer(self, request: Request) -> Response:
         body = await parse_body(request, BroadcastBody)
-        if not len(body.names) == len(body.dtypes) == len(body.shapes):
-            # The trainer broadcasts what is refused.
-            with contextlib.suppress(InvalidRequest):
-                await self._client.control("destroy_weights_group", {"name": body.group_name})
-            raise InvalidRequest("names, dtypes and shapes must be of one length", param="names")
-        announced = list(zip(body.names, body.dtypes, body.shapes, strict=True))
+        # Of other lengths they are refused where the group can be left: the trainer broadcasts all the same.
+        announced = list(itertools.zip_longest(body.names, body.dtypes, body.shapes))
         mode = "abort" if body.abort_all_requests else body.mode
         args: dict[str, object] = {"group": body.group_name, "announced": announced, "mode": mode}
         args |= {"partial": body.partial, "weight_version": body.weight_version}
-        return await self._updated(args, {"announced": "shapes", "group": "group_name"})
+        return await self._updated(args, {"announced": "names, dtypes and shapes", "group": "group_name"})
 
     async def from_disk(self, request: Request) -> Response:
         body = await parse_body(request, DiskBody)

@@ -18,12 +18,12 @@ ROOMS = {
     "core.engine": 2_180,
     "core.frontend": 930,
     "core.interfaces": 6_310,
-    "core.pipeline": 5_816,
+    "core.pipeline": 5_830,
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 76_130,
-    "toolkit": 20_210,
+    "plugins": 76_150,
+    "toolkit": 20_250,
     "tools": 12_410,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

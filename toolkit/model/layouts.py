@@ -66,8 +66,8 @@ TABLES = {
 _AT_ONCE = 2**20
 """Numbers that become float32 at once: so few that a CPU's caches hold them."""
 _AT_ONCE_ON_GPU = 2**24
-"""On a GPU ten launches are needed for each such piece, and a decode step has some for each matrix: 0.2 GB beside a
-matrix is little.
+"""On a GPU each such piece takes ten launches, in every decode step and for every matrix, so the pieces are larger. One
+takes 0.2 GB.
 """
 
 

@@ -71,6 +71,7 @@ def read_model_config(directory: Path) -> dict[str, Any]:
 
 def _told_apart(directory: Path) -> Mapping[str, object]:
     """Return what older exports of ModelOpt say of quantised weights and KV in a file of its own; empty for neither."""
+    # Of the two objects in it, `producer` says what wrote the file, and the other how weights and KV are quantised.
     for told in read_json_object(directory / "hf_quant_config.json").values():
         if isinstance(told, Mapping) and (told.get("quant_algo") or weights_are_plain(told)):
             return told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -196,10 +197,11 @@ def test_a_name_that_was_unloaded_meanwhile_is_not_the_model() -> None:
     """Between the check of a name and its use an adapter may go: the scheduler refuses it then."""
     known = KnownAdapters({"a": "/a"})
     known.learn({"b": "/b"})
-    assert [known.meant(model, "base") for model in ("a", "base:a", "b", "base", "", "c", "base:c")] == [
-        *("a", "a", "b"),
-        *(None,) * 4,
-    ]
+    info = dataclasses.replace(FakeEngineClient().info, served_name="base")
+    models = ("a", "base:a", "b", "base", "", "c", "base:c")
+    assert [known.meant(model, info) for model in models] == ["a", "a", "b", None, None, "c", "c"]
+    known.checked = True  # no other names come here then
+    assert [known.meant(model, info) for model in models] == ["a", "a", "b", *(None,) * 4]
     assert known.root_of("a") is None
     assert known.root_of("b") == "/b"
     known.forget("b")

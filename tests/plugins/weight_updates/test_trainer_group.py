@@ -44,7 +44,7 @@ def test_odd_announcements(told: list[tuple[str, str, tuple[int, ...]]], words: 
 
 @pytest.mark.parametrize("told", [[("a", "float32", [-1])], [("a", "float32")], [(1, "float32", [1])], "a", None])
 def test_announcements_of_another_form(told: object) -> None:
-    with pytest.raises(InvalidRequest, match="must list name, type and shape"):
+    with pytest.raises(InvalidRequest, match="needs a name, type and shape"):
         tensors_of({"announced": told})
 
 

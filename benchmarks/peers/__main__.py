@@ -7,6 +7,7 @@
     python -m benchmarks.peers run --peers llama --variant int8:runner.use=cpu_native,runner.weights=int8
     python -m benchmarks.peers run --peers --against ../before    # a change: another checkout and this one in turn
     python -m benchmarks.peers pair --against ../before --rounds 20    # both up at once, in short turns
+    python -m benchmarks.peers pair --only streams-32 --reading page:/console/events    # what an open page costs
     python -m benchmarks.peers report FILE           # the tables once more
 
 Servers are measured by `pegboard bench serve`, with the same prompts, in bf16 and with prefix caching, each started
@@ -30,7 +31,7 @@ from typing import Any
 from benchmarks.peers import environments, measure, models, one_stream, paired, report
 from benchmarks.peers.environments import SetupError
 from benchmarks.peers.processes import ServerError, checkout_python
-from benchmarks.peers.servers import BEFORE, OURS, VLLM, Subject, variant, vllm_variant
+from benchmarks.peers.servers import BEFORE, OURS, VLLM, Subject, reading, variant, vllm_variant
 from benchmarks.peers.workloads import NAMES, WORKLOADS
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.toolkit.system.cache_dir import default_cache_dir
@@ -76,17 +77,20 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     pair.add_argument("--only", nargs="+", choices=STREAMS, default=list(STREAMS), metavar="WORKLOAD")
     pair.add_argument("--rounds", type=int, default=20)
     pair.add_argument("--variant", action="append", default=[], metavar="NAME:KEY=VALUE,...", help="set otherwise")
+    pair.add_argument("--reading", action="append", default=[], metavar="NAME:/PATH", help="while a stream is read")
     pair.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help="for all")
     pair.add_argument("--model", type=Path, help="a Hugging Face directory in bf16, in place of the demo model")
     pair.add_argument("--results", type=Path, help="where the JSON goes")
     again = steps.add_parser("report", help="print the tables of a run")
     again.add_argument("file", type=Path)
     found = parser.parse_args(words)
-    if found.step == "run" and found.runs < 1:
-        parser.error("--runs must be at least 1")
+    if found.step == "run":
+        if found.runs < 1:
+            parser.error("--runs must be at least 1")
+        found.reading = []
     if found.step == "pair":
-        if found.rounds < 1 or not (found.against or found.variant):
-            parser.error("pair: --rounds must be at least 1, and there must be an --against or a --variant")
+        if found.rounds < 1 or not (found.against or found.variant or found.reading):
+            parser.error("pair: --rounds must be at least 1, and there must be an --against, --variant or --reading")
         found.peers, found.runs, found.quick = [], 1, False
     return found
 
@@ -144,8 +148,7 @@ def _subjects(args: argparse.Namespace) -> list[Subject]:
         python = str(checkout_python(args.against))
         found.append(dataclasses.replace(OURS, name=BEFORE, overrides=tuple(args.overrides), python=python))
     found.append(dataclasses.replace(OURS, overrides=tuple(args.overrides)))
-    for text in args.variant:
-        one = variant(text)
+    for one in (*map(variant, args.variant), *map(reading, args.reading)):
         found.append(dataclasses.replace(one, overrides=(*args.overrides, *one.overrides)))
     return found
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.peers import measure
-from benchmarks.peers.processes import Running, first_answer
+from benchmarks.peers.processes import Running, first_answer, reading
 from benchmarks.peers.servers import Subject
 from benchmarks.peers.workloads import MODEL, Workload
 
@@ -51,6 +51,8 @@ def compare(
         for subject, server in servers:
             seconds = first_answer(server, MODEL, measure.START_S)
             plan.say(f"{subject.name}: first answer after {seconds:.1f} s")
+            if subject.reads:
+                stack.enter_context(reading(server, subject.reads))
         for number in range(rounds + 1):
             for place, workload in enumerate(map(short, plan.workloads())):
                 order = servers if number % 2 else servers[::-1]

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -168,6 +169,24 @@ def first_answer(one: Running, model: str, seconds: float) -> float:
     if not answer["choices"][0]["text"].strip():
         raise ServerError(f"{one.name} answers with nothing: {answer}")
     return took
+
+
+@contextlib.contextmanager
+def reading(one: Running, path: str) -> Iterator[None]:
+    """Read an endless stream of this route meanwhile, in a process of its own. Raises ServerError where it ended, or
+    nothing came.
+    """
+    command = ["curl", "--silent", "--fail", "--no-buffer", "--noproxy", "*", f"{one.url}{path}"]
+    with tempfile.TemporaryFile() as got:
+        reader = subprocess.Popen(command, stdout=got)
+        try:
+            yield
+            ended = reader.poll()
+        finally:
+            reader.kill()
+            reader.wait()
+        if ended is not None or not got.seek(0, os.SEEK_END):
+            raise ServerError(f"{one.name}: {path}: the stream ended, or nothing came")
 
 
 def post(one: Running, path: str, body: Mapping[str, Any]) -> Any:

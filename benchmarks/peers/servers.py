@@ -36,6 +36,8 @@ class Subject:
     env: dict[str, str] = field(default_factory=dict)
     python: str = sys.executable
     """For ours: that of the checkout that is measured."""
+    reads: str = ""
+    """The path of a stream that a client reads all the while, as an open page does; "": none."""
 
 
 BEFORE = "before"
@@ -48,6 +50,14 @@ def variant(text: str) -> Subject:
     """Pegboard with other settings, from NAME:KEY=VALUE,KEY=VALUE. Raises ValueError."""
     name, pairs = _named_pairs("--variant", text)
     return dataclasses.replace(OURS, name=f"{OURS.name}-{name}", overrides=pairs)
+
+
+def reading(text: str) -> Subject:
+    """Pegboard with a client that reads a stream of it, from NAME:/PATH. Raises ValueError."""
+    name, _, path = text.partition(":")
+    if not name or not path.startswith("/"):
+        raise ValueError(f"--reading {text}: must be NAME:/PATH")
+    return dataclasses.replace(OURS, name=f"{OURS.name}-{name}", reads=path)
 
 
 def vllm_variant(text: str) -> Subject:

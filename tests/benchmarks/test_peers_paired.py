@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
+import subprocess
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +15,42 @@ import pytest
 
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import measure, paired
+from benchmarks.peers.processes import Running, ServerError, reading
 from benchmarks.peers.servers import BEFORE, OURS, Subject
 from benchmarks.peers.workloads import Workload
 
 MOODS = (1.0, 0.4, 0.9, 0.5, 1.0, 0.3)
+
+
+class Streams(http.server.BaseHTTPRequestHandler):
+    """Two routes: /endless, and /short, which ends."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"data: 1\n\n")
+        self.wfile.flush()
+        if self.path == "/endless":
+            self.rfile.read(1)  # until the reader goes
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize(("path", "wrong"), [("/endless", False), ("/short", True)])
+def test_a_stream_is_read_until_the_end(path: str, wrong: bool, tmp_path: Path) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Streams) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever)
+        process = subprocess.Popen(["sleep", "100"])
+        one = Running("ours", process, f"http://127.0.0.1:{server.server_port}", tmp_path / "log", 0.0)
+        failing = pytest.raises(ServerError, match=rf"{path}: the stream ended") if wrong else contextlib.nullcontext()
+        try:
+            with failing, reading(one, path):
+                time.sleep(1.0)
+        finally:
+            process.kill()
+            process.wait()
+            server.shutdown()
 
 
 class Fake:
@@ -74,7 +110,7 @@ def test_a_range_holds_what_rounds_say() -> None:
 def test_there_must_be_something_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.arguments(["pair"])
-    assert "--against or a --variant" in capsys.readouterr().err
+    assert "--against, --variant or --reading" in capsys.readouterr().err
 
 
 def test_a_load_tool_that_fails_ends_it(asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,22 +109,26 @@ class TransformersFamily(ModelFamily[NoOptions]):
         return read_kv_scales(self.ctx.directory, (layer.layer_id for layer in self._spec.layers))
 
     def probe(self, network: Network, run: ProbeRun) -> None:
-        """Two requests of different lengths in one batch against the model's own attention on each alone. If they are
-        wrong, parts that are replaced are given up, one kind after the other. Then weights are packed, where that pays.
+        """Two requests of different lengths in one batch against the model's own attention on each alone, with weights
+        packed where that pays. If they are wrong, parts that are replaced are given up, one kind after the other, and
+        packing at last if these alone do not suffice.
         """
         assert isinstance(network, TransformersNetwork)
-        prompts = probe_prompts(self.spec)
+        replaced, prompts = network.replaced, probe_prompts(self.spec)
         references = [network.reference_logits(prompt) for prompt in prompts]
-        while (wrong := self._wrong(prompts, references, run)) is not None:
-            if (kind := network.replaced.give_up()) is None:
-                raise wrong
-            logger.warning("%s: the %s of transformers are used, and not ours: %s", self.ctx.architecture, kind, wrong)
-        if not network.replaced.packs:
+        replaced.pack()
+        if (wrong := self._wrong(prompts, references, run)) is None:
             return
-        network.replaced.pack()
-        if (wrong := self._wrong(prompts, references, run)) is not None:
+        replaced.unpack()  # to tell what is wrong, packing or something else
+        while (other := self._wrong(prompts, references, run)) is not None:
+            if (kind := replaced.give_up()) is None:
+                raise other
+            logger.warning("%s: the %s of transformers are used, and not ours: %s", self.ctx.architecture, kind, other)
+        replaced.pack()
+        if replaced.packs and (wrong := self._wrong(prompts, references, run)) is not None:
             logger.warning("%s: weights are not packed: %s", self.ctx.architecture, wrong)
-            network.replaced.unpack()
+            replaced.unpack()
+            replaced.packs = False
 
     def _wrong(self, prompts: list[list[int]], references: list[torch.Tensor], run: ProbeRun) -> ModelError | None:
         """Return what is wrong with the logits of prompts in a batch."""

@@ -184,12 +184,17 @@ def _used_twice(model: nn.Module) -> set[int]:
 
 
 def _product(linears: Sequence[nn.Linear], method: LinearMethod | None) -> FusedLinear:
-    """Return one layer with copies of all weights and biases, and make the layers' own ones views of it."""
-    first, sizes, coded = linears[0], [linear.out_features for linear in linears], method is not None
+    """Return one layer with the weights and biases of all, and make the layers' own ones views of it. Those of a single
+    layer stay where they are.
+    """
+    first, sizes, single = linears[0], [linear.out_features for linear in linears], len(linears) == 1
     dtype, device, biased = first.weight.dtype, first.weight.device, first.bias is not None
+    coded = method is not None or single
     made = FusedLinear(first.in_features, sizes, bias=biased, dtype=dtype, device=device, coded=coded)
     if method is not None:
         made.use(method)
+    elif single:
+        made.weight = first.weight
     else:
         for linear, rows in zip(linears, torch.split(made.weight, sizes), strict=True):
             linear.weight = _moved(linear.weight, rows)

@@ -82,8 +82,7 @@ class Replaced:
 
     @torch.inference_mode()
     def unpack(self) -> None:
-        """Undo `pack`, for good."""
-        self.packs = False
+        """Undo `pack`."""
         for group in self.groups:
             if group.product.packed:
                 group.unpack()

@@ -143,4 +143,5 @@ def test_some_seeds(kind: type[GroupCompany], monkeypatch: pytest.MonkeyPatch) -
 def test_five_thousand_seeds(kind: type[GroupCompany], monkeypatch: pytest.MonkeyPatch) -> None:
     """OMP_NUM_THREADS=1 python -m pytest -n 0 -m soak tests/core/pipeline/test_group_company.py, an hour or so."""
     for seed in range(1000, 6000):
-        play(kind, seed, monkeypatch)
+        with monkeypatch.context() as patched:  # which keeps all that it patches
+            play(kind, seed, patched)

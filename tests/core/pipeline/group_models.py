@@ -45,6 +45,9 @@ class GroupModel(FakeModel):
         self.late: Any = lambda work: False
         self.undone: set[int] = set()
         """Numbers of steps that are undone, whatever they read: the step before each of them was not run."""
+        self.waits = False
+        """Whether what is wrong counts only once results are taken: `taken` is called for each step then."""
+        self._waiting: dict[int, list[str]] = {}
 
     def __call__(self, work: ModelWorkerBatch) -> BatchResult:
         before = len(self.wrong)
@@ -55,11 +58,17 @@ class GroupModel(FakeModel):
             del self.wrong[before:]
             self.spoil(work)
             raise
-        if work.bid in self.undone:
+        if self.waits:
+            self._waiting.setdefault(work.bid, []).extend(self.wrong[before:])
+        if self.waits or work.bid in self.undone:
             del self.wrong[before:]
         if self.late(work):
             raise RuntimeError("out of luck, late")
         return result
+
+    def taken(self, number: int) -> None:
+        """Note that the results of a step are taken: it is not undone."""
+        self.wrong += self._waiting.pop(number, ())
 
     def answer(self, work: ModelWorkerBatch) -> BatchResult:
         result = super().answer(work)

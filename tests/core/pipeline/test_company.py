@@ -328,8 +328,9 @@ def test_some_seeds(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
-def test_five_thousand_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_five_thousand_seeds(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """OMP_NUM_THREADS=1 python -m pytest -n 0 -m soak tests/core/pipeline/test_company.py, an hour or so."""
     for seed in range(1000, 6000):
         with monkeypatch.context() as patched:  # which keeps all that it patches
             play(seed, patched)
+        caplog.clear()  # the tracebacks of failed passes hold all there was

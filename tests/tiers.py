@@ -15,6 +15,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ALL = ""
+WHOLE_FILE = re.compile(r"^pytestmark = (?:\[[^]]*\]|.*$)", re.MULTILINE)
 
 FULL: dict[str, tuple[str, ...]] = {
     # ---- end to end -------------------------------------------------------------------------------------------------
@@ -671,10 +672,16 @@ SOAK: dict[str, tuple[str, ...]] = {
 
 
 def is_left_out(path: Path, markers: str) -> bool:
-    """Tell whether the marker expression `markers` leaves out the whole file at `path`."""
-    return (
-        "not full" in markers and path.is_relative_to(HERE) and ALL in FULL.get(path.relative_to(HERE).as_posix(), ())
-    )
+    """Tell whether the marker expression `markers` leaves out the whole file at `path`: by `FULL`, or by the file's own
+    pytestmark. So nothing is imported of which nothing would run.
+    """
+    if not path.is_relative_to(HERE) or path.suffix != ".py":
+        return False
+    out = set(re.findall(r"\bnot (\w+)", markers))
+    if "full" in out and ALL in FULL.get(path.relative_to(HERE).as_posix(), ()):
+        return True
+    found = WHOLE_FILE.search(path.read_text(encoding="utf-8")) if out else None
+    return found is not None and not out.isdisjoint(re.findall(r"\bpytest\.mark\.(\w+)", found[0]))
 
 
 def mark(items: list[pytest.Item]) -> None:

@@ -26,6 +26,14 @@ from pegboard.toolkit.text.near_names import did_you_mean
 HOOK_NAMES = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))
 
 
+class _Manager(pluggy.PluginManager):
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        """Look for hooks where there may be some. All names of all records would take longer than all else here."""
+        if isinstance(plugin, LoadedPlugin) or name.startswith("__"):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
+
+
 class Hooks:
     """One process's hooks. Implementations are called in lock order: built-in plugins first, then by name.
 
@@ -34,7 +42,7 @@ class Hooks:
     """
 
     def __init__(self) -> None:
-        self.manager = pluggy.PluginManager("pegboard")
+        self.manager: pluggy.PluginManager = _Manager("pegboard")
         self.manager.add_hookspecs(HookSpecs)
         self.built: list[tuple[LoadedPlugin, object]] = []
         """The hooks of plugins, each with its plugin."""

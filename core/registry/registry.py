@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 
 from pegboard.core.interfaces.contract import Cardinality, Contract
@@ -58,7 +58,6 @@ class Registry:
         self.name_conflicts = tuple(conflicts)
         """Plugins that were left out, because another one has their name."""
         self.conflicts = (*conflicts, *contract_conflicts, *self._index())
-        self.lock = PluginLock.of(self.plugins)
 
     @classmethod
     def discover(cls, disable: Collection[str] = ()) -> Registry:
@@ -113,6 +112,11 @@ class Registry:
             known = self.contracts
             raise PluginError(f"there is no contract {name!r}; {or_hint(name, known)}known: {', '.join(known)}")
         return self.contracts[name]
+
+    @cached_property
+    def lock(self) -> PluginLock:
+        """The lock of its plugins. It has a digest of each record, so it is made when it is asked for."""
+        return PluginLock.of(self.plugins)
 
     @property
     def installed(self) -> frozenset[str]:

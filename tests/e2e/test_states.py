@@ -271,9 +271,22 @@ def test_drafts_change_no_answer(setting: dict[str, Any], checkpoints: Any) -> N
 @pytest.mark.full
 @pytest.mark.parametrize("name", [*QUICK, "jamba", "falcon_h1", "lfm2"])
 def test_drafts_of_many_prompts(name: str, checkpoints: Any) -> None:
-    """Two hundred, some of which share their beginnings, in memory that does not suffice for all that run."""
-    prompts = [(SHARED if at % 3 else []) + ids(at, 5 + at % 40) for at in range(200 if name in QUICK else 20)]
+    """Some of which share their beginnings, in memory that does not suffice for all that run."""
+    drafts_of(name, [*PROMPTS[:4], *many_prompts(20)], checkpoints)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", QUICK)
+def test_drafts_of_two_hundred_prompts(name: str, checkpoints: Any) -> None:
+    drafts_of(name, many_prompts(200), checkpoints)
+
+
+def many_prompts(count: int) -> list[list[int]]:
+    return [(SHARED if at % 3 else []) + ids(at, 5 + at % 40) for at in range(count)]
+
+
+def drafts_of(name: str, prompts: list[list[int]], checkpoints: Any) -> None:
     for setting in FIRST:
         drafted, accepted = with_drafts(name, setting, checkpoints, prompts)
         assert drafted > accepted
-        assert accepted > 0 or name not in QUICK or name == "mamba2"  # few prompts, or answers that repeat nothing
+        assert accepted > 0 or name not in QUICK or name == "mamba2"  # answers that repeat nothing

@@ -25,9 +25,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_two_deaths(world: World, tmp_path: Path) -> None:
-    """Of another rank, and of rank 0 in a forward pass."""
+    """Of another rank, and of rank 0 in a forward pass: two of the eight of the next test, by themselves."""
     assert len(run(world, tmp_path, [("kill", 1, False), ("raise", 0, False)]).deaths) == 2
 
 

@@ -19,7 +19,7 @@ ROOMS = {
     "core.frontend": 930,
     "core.interfaces": 6_310,
     "core.pipeline": 5_830,
-    "core.registry": 910,
+    "core.registry": 940,
     "core.server": 1_390,
     "core.worker": 610,
     "plugins": 76_150,

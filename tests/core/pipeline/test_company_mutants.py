@@ -325,7 +325,7 @@ CHANGES: dict[Change, int] = {
     fails_all_media: 10,
     blames_requests_for_loads: 1,
     commits_failed_loads: 0,
-    computes_halves_without_loads: 56,
+    computes_halves_without_loads: 255,
     never_ends_loads: 0,
 }
 """Each with the seed that was the first to notice it, where the search begins."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import shutil
 import sys
 from typing import Any
 
@@ -57,6 +58,16 @@ class TestDiscovery:
         assert "acme" in registry.lock.names
         builtin = [one.origin.builtin for one in registry.plugins]
         assert builtin == sorted(builtin, reverse=True)
+
+    def test_what_is_installed_or_removed_meanwhile_is_seen(self, site: Any) -> None:
+        """What is installed is read once for as long as the folders of sys.path stay as they are."""
+        for name in ("one", "two"):
+            site.install(f"acme-{name}", **{name: site.plugin(name)})
+            assert Registry.discover().plugin(name) is not None
+        shutil.rmtree(site.folder / "acme_one-1.0.dist-info")
+        names = Registry.discover().installed
+        assert "two" in names
+        assert "one" not in names
 
     def test_a_disabled_plugin_is_not_imported(self, site: Any) -> None:
         site.install("acme-cache", "2.1", acme="raise SystemExit('imported')")

@@ -12,7 +12,8 @@ import msgspec
 from pegboard.core.interfaces.batch import StageWork
 from pegboard.core.interfaces.executor import Executor
 from pegboard.core.interfaces.followers import Followers
-from pegboard.plugins.parallel.api import Rendezvous
+from pegboard.plugins.parallel import RANK_LAUNCHER
+from pegboard.plugins.parallel.api import LaunchContext, Rendezvous
 from pegboard.plugins.parallel.delta import Encoder
 from pegboard.plugins.parallel.group import Group, GroupLost, Member
 from pegboard.plugins.parallel.lanes import Lanes, LanesExecutor
@@ -22,14 +23,14 @@ from pegboard.toolkit.model.ranks import PENDING
 from pegboard.toolkit.system.keyed_sockets import listen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from pegboard.core.interfaces.batch import ModelWorkerBatch, TableChanges
     from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.executor import Pending
     from pegboard.core.interfaces.followers import FollowersContext
-    from pegboard.plugins.parallel.api import RankLauncher
     from pegboard.plugins.parallel.axes import Axes
+    from pegboard.plugins.parallel.options import ParallelSection
     from pegboard.plugins.parallel.part import RanksPart
 
 logger = logging.getLogger(__name__)
@@ -38,38 +39,32 @@ ENTRY = "pegboard.plugins.parallel.follower:follow"
 
 
 class Leader(Followers):
-    """Rank 0, with whose `facts` the other ranks of the `axes` must agree. What is started is ended by `close`, which
-    the executor calls, too.
-    """
+    """Rank 0 of the `axes`. What is started is ended by `close`, which the executor calls, too."""
 
-    def __init__(
-        self,
-        ctx: FollowersContext,
-        facts: Mapping[str, str],
-        launcher: RankLauncher,
-        axes: Axes,
-        part: RanksPart,
-        timeout: float,
-    ) -> None:
+    def __init__(self, ctx: FollowersContext, axes: Axes, part: RanksPart, section: ParallelSection) -> None:
         self.sharing = axes.size
         self.lanes = axes.lanes
-        self._launcher = launcher
+        self._ctx = ctx
         self._axes = axes
         self._part = part
-        self._timeout = timeout
-        self._group = Group(timeout, facts)
-        self._closed = False
-        try:
-            for index in range(1, self.sharing):
-                self._start(ctx, index)
-        except BaseException:
-            self.close()
-            raise
+        self._cores = section.cores
+        self._timeout = section.timeout
+        self._closing: list[Callable[[], None]] = [axes.close]
+
+    def start(self) -> None:
+        ctx = self._ctx
+        facts = ctx.facts()  # before a launcher is chosen, which followers have none of
+        context = LaunchContext(self.sharing, self._cores, ctx.module, self._axes.reaches_machines)
+        self._launcher = ctx.choose.choose(RANK_LAUNCHER, context)
+        self._group = Group(self._timeout, facts)
+        self._closing = [self._group.close, self._axes.close, self._launcher.close]
+        for index in range(1, self.sharing):
+            self._start(index)
         self._group.watch()
 
-    def _start(self, ctx: FollowersContext, index: int) -> None:
+    def _start(self, index: int) -> None:
         def line(file: int) -> bytes:
-            return ctx.order(ENTRY, msgspec.json.encode(Place(index, self.sharing, file)).decode())
+            return self._ctx.order(ENTRY, msgspec.json.encode(Place(index, self.sharing, file)).decode())
 
         handle = self._launcher.start(line)
         member = Member(index, Link(handle.connection), handle)
@@ -118,12 +113,9 @@ class Leader(Followers):
             self._group.wait_for("meet")
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._group.close()
-        self._axes.close()
-        self._launcher.close()
+        closing, self._closing = self._closing, []
+        for close in closing:
+            close()
 
 
 class _NotSent:

@@ -81,12 +81,7 @@ class Leader(Followers):
         group.send(encode(Start(num_pages, *table)))
         group.wait_for("start")
         # Longer than a rank may be silent: what the group finds out is told, and not that a collective ended.
-        try:
-            self._meet(2 * self._timeout)
-        except Exception:
-            # This error says only that they did not meet; a lost rank says why.
-            group.raise_if_lost()
-            raise
+        self._meet(2 * self._timeout)
         self._part.around = group.within
         group.serving = True
         executor = RanksExecutor(local, group, Encoder(*table), self.close)
@@ -98,18 +93,21 @@ class Leader(Followers):
         return LanesExecutor(executor, lanes)
 
     def _meet(self, timeout: float) -> None:
-        """Connect the ranks' communicators."""
+        """Connect the ranks' communicators. Raises GroupLost, with the reason, at once where one of them ends, and not
+        that they did not meet.
+        """
         if self._launcher.address is None:
             with tempfile.TemporaryDirectory(prefix="pegboard-ranks-") as meeting:
                 self._group.send(encode(Meet(meeting, timeout)))
-                self._axes.connect(Path(meeting), timeout)
+                self._group.while_there(lambda: self._axes.connect(Path(meeting), timeout))
                 self._group.wait_for("meet")
             return
         host, _ = self._launcher.address
         with listen(host) as listener:
             port: int = listener.getsockname()[1]
             self._group.send(encode(MeetMachines(host, port, timeout)))
-            self._axes.connect_machines(Rendezvous(host, port, host, listener), timeout)
+            meeting_point = Rendezvous(host, port, host, listener)
+            self._group.while_there(lambda: self._axes.connect_machines(meeting_point, timeout))
             self._group.wait_for("meet")
 
     def close(self) -> None:

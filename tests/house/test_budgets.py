@@ -22,7 +22,7 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 76_150,
+    "plugins": 76_200,
     "toolkit": 20_250,
     "tools": 12_440,
 }

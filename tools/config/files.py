@@ -47,7 +47,7 @@ def check_files(resolved: ResolvedConfig, hooks: Hooks) -> list[str]:
         text = str(error).removeprefix("model.path: ")
         problems.append(Problem("model.path", text, resolved.origins.get("model.path", "")))
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError([replace(one, origin=one.origin or resolved.origins.get(one.path, "")) for one in problems])
     return [*([] if here else ["the model, which is to be fetched"]), *_NOT_CHECKED, *([left] if left else [])]
 
 

@@ -16,7 +16,7 @@ from pegboard.core.cli.main import app
 from pegboard.core.engine.engine import Engine
 from pegboard.core.interfaces.errors import ConfigError
 
-NINE_HEADS = {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}
+NINE_HEADS: dict[str, Any] = {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}
 
 
 def check(model: Path, *settings: str, files: Sequence[Path] = ()) -> Any:
@@ -47,7 +47,7 @@ def test_heads_that_ranks_cannot_share(tmp_path: Path) -> None:
     assert problem["message"] == started(model, {"parallel": {"tensor": 2}})
 
 
-TOGETHER = {
+TOGETHER: dict[str, tuple[dict[str, Any], str, str]] = {
     "a runner": (
         {"runner": {"use": "cpu_native"}, "model": {"dtype": "float32"}},
         "runner.use",
@@ -55,13 +55,23 @@ TOGETHER = {
     ),
     "a stage": (
         {"adapters": {"preload": {"base": "/none"}}, "model": {"served_name": ["base"]}},
-        "adapters.preload",
+        "adapters.preload.base",
         "'base' is a name of the model itself; give the adapter another one",
     ),
     "ranks": (
         {"parallel": {"tensor": 2, "cores": 2}, "prefix_cache": {"use": "hiradix"}},
         "parallel.tensor",
         "the prefix cache 'hiradix' keeps KV beyond the device, which does not work on 2 ranks",
+    ),
+    "a format": (
+        {"quantization": {"format": {"use": "fp8"}}},
+        "quantization.format.use",
+        "are not quantised, and nothing quantises them when they are read; set it to auto",
+    ),
+    "drafts": (
+        {"parallel": {"tensor": 2, "cores": 2}, "speculation": {"use": "ngram"}},
+        "parallel.tensor",
+        "the stage 'speculation' brings tokens ahead, which does not work on 2 ranks; switch it off",
     ),
 }
 
@@ -75,6 +85,7 @@ def test_what_does_not_work_together(plain: Path, tmp_path: Path, name: str) -> 
     (problem,) = check(plain, files=[file])["problems"]
     assert problem["path"] == path
     assert says in problem["message"]
+    assert problem["origin"].startswith(str(file))
     assert problem["message"] == started(plain, config)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from pegboard.core.engine.choose import choose_providers, load_model, pages_for, with_memory
 from pegboard.core.engine.device import device_of, executor_of, loop_of, stage_parts
-from pegboard.core.engine.followers import start_followers
+from pegboard.core.engine.followers import followers_of
 from pegboard.core.engine.gates import build_gates
 from pegboard.core.engine.memory_services import memory_services
 from pegboard.core.engine.model_info import model_info
@@ -123,8 +123,10 @@ def build_scheduler(resolved: ResolvedConfig, scratch: Path) -> BuiltScheduler:
     started = time.monotonic()
     chosen, family = choose(resolved, hooks)
     parts = StageBuilder(chosen, hooks, scratch)
-    followers = start_followers(chosen, hooks, parts, scratch)
+    followers = followers_of(chosen, hooks, parts, scratch)
     try:
+        if followers is not None:
+            followers.start()
         with torch.inference_mode():
             runner = load_model(chosen, family, parts.chunk_size, parts.parts)
             # What is free is known once all have read their weights.

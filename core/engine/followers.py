@@ -1,4 +1,4 @@
-"""What starts followers: processes that compute each batch along with the scheduler's."""
+"""What brings followers: processes that compute each batch along with the scheduler's."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 MODULE = "pegboard.core.server.follower_process"
 
 
-def start_followers(chosen: Chosen, hooks: Hooks, parts: StageBuilder, scratch: Path) -> Followers | None:
-    """Return the followers that a plugin starts, if one does. Raises PluginError where several do, or answers are
-    other things.
+def followers_of(chosen: Chosen, hooks: Hooks, parts: StageBuilder, scratch: Path) -> Followers | None:
+    """Return the followers that a plugin brings, if one does, before they are started. Raises PluginError where several
+    do, or answers are other things.
     """
     resolved = chosen.resolved
 
@@ -54,7 +54,7 @@ def start_followers(chosen: Chosen, hooks: Hooks, parts: StageBuilder, scratch: 
     if len(found) > 1:
         for _, made in found:
             made.close()
-        raise PluginError(f"one plugin may start followers, not {' and '.join(plugin for plugin, _ in found)}")
+        raise PluginError(f"one plugin may bring followers, not {' and '.join(plugin for plugin, _ in found)}")
     return found[0][1] if found else None
 
 

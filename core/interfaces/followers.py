@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 class Followers(ABC):
     """Other processes that compute each batch along with the scheduler's, which alone decides and samples. A plugin
-    starts them in the hook `followers`; they read their weights while the scheduler's process reads its own.
+    brings them by the hook `followers`, and the core starts them. They read their weights while the scheduler's process
+    reads its own.
     """
 
     sharing: int = 1
@@ -25,6 +26,12 @@ class Followers(ABC):
     lanes: int = 1
     """`Executor.lanes` of what `lead` returns. If there are several, its `local` runs batches in the thread that calls
     it, which may be any: one at a time, but that others run while one waits within the model's forward pass."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start them. `pegboard config check` does not call it. Raises PegboardError where one of them cannot be
+        started.
+        """
 
     @abstractmethod
     def room(self) -> int:
@@ -41,7 +48,7 @@ class Followers(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End them all, at once. May be called again."""
+        """End them all, at once. May be called again, and without `start`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,14 +163,15 @@ class HookSpecs:
 
     @hookspec
     def followers(self, ctx: FollowersContext) -> Followers | None:
-        """Once in the scheduler process, before weights are read: start processes that compute each batch along with
-        it. One plugin may. Raise ConfigError for what of the config does not work with them.
+        """Once in the scheduler process, before weights are read: bring processes that compute each batch along with
+        it, to be started by `Followers.start`. One plugin may. Raise ConfigError for what of the config does not work
+        with them.
 
         Example::
 
             @hookimpl
             def followers(self, ctx):
-                return Second(subprocess.Popen(...)) if ctx.config.acme.second else None
+                return Second(ctx.order) if self.second else None
         """
 
     @hookspec

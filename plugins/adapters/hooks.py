@@ -69,7 +69,7 @@ class AdapterHooks:
         for name in self._section.preload:
             if name in (model.path, *model.served_name):
                 text = f"{name!r} is a name of the model itself; give the adapter another one"
-                raise ConfigError(Problem("adapters.preload", text))
+                raise ConfigError(Problem(f"adapters.preload.{name}", text))
         self._stage = Adapters(self._section)
         return [self._stage]
 

@@ -12,6 +12,7 @@ from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.toolkit.http.bodies import RequestModel, parse_body
 from pegboard.toolkit.http.model_names import ADAPTER
 from pegboard.toolkit.http.openapi import body_docs, error_responses, json_answer
+from pegboard.toolkit.http.refusals import RefusingModel, Unknown
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import ModelInfo
@@ -23,11 +24,12 @@ NOTHING: tuple[object, ...] = (None, "", [], False)
 _UNSUPPORTED = ("input_embeds", "image_data", "video_data", "audio_data", "lora_path", "routed_dp_rank")
 
 
-class PromptBody(RequestModel):
+class PromptBody(RefusingModel):
     """One prompt, or a batch where `text` or `input_ids` is a list of prompts. A subclass says which of its own fields
     are `unsupported`, and which of those below are `taken` all the same.
     """
 
+    unknown = Unknown.GUESSED
     unsupported: ClassVar[Sequence[str]] = ()
     taken: ClassVar[Sequence[str]] = ()
 

@@ -13,6 +13,7 @@ from pegboard.core.interfaces.api_router import ApiContext
 from pegboard.core.interfaces.client import EmbedRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.api_native.bodies import Described, PromptBody, adapter_fields, answers, takes, taking
+from pegboard.plugins.api_native.unsupported import ENCODE, HARMLESS_TO_ENCODE
 from pegboard.toolkit.http.answers import json_response
 from pegboard.toolkit.http.bodies import parse_body
 from pegboard.toolkit.http.events import until_disconnect
@@ -26,6 +27,8 @@ class EncodeBody(RequestFields, PromptBody):
     """Body of `/encode` and `/classify`: one prompt, or a batch where `text` or `input_ids` is a list of prompts."""
 
     unsupported = ("is_cross_encoder_request",)
+    refused = ENCODE
+    harmless = HARMLESS_TO_ENCODE
 
     dimensions: int | None = None
     """How many numbers of the vector to keep, from its beginning; all by default."""

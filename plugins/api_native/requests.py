@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from pydantic import WithJsonSchema
+from pydantic import ConfigDict, WithJsonSchema
 
 from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import Grammar, SamplingParams
 from pegboard.plugins.api_native.bodies import PromptBody, each
+from pegboard.plugins.api_native.unsupported import GENERATE, HARMLESS, HARMLESS_TO_SAMPLING
 from pegboard.plugins.sessions_in_memory.api import SessionParams
 from pegboard.toolkit.grammars.grammar import grammar_of
 from pegboard.toolkit.http.bodies import validate_part
 from pegboard.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer
 from pegboard.toolkit.http.processors import processors_of
+from pegboard.toolkit.http.refusals import UNKNOWN_FIELD, RefusingModel, Unknown
 from pegboard.toolkit.http.request_fields import RequestFields, with_declared
 from pegboard.toolkit.media.inputs import MediaPrompt
 
@@ -29,8 +31,12 @@ _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _PREFIX = "sampling_params."
 
 
-class SamplingBody(SamplingFields):
+class SamplingBody(SamplingFields, RefusingModel):
     """`sampling_params` of a request."""
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
+    unknown = Unknown.REFUSED
+    harmless = HARMLESS_TO_SAMPLING
 
     max_new_tokens: int = 128
     """Most tokens to generate; fewer where the context ends before."""
@@ -82,6 +88,8 @@ class GenerateBody(RequestFields, PromptBody):
     """
 
     unsupported = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
+    refused = GENERATE
+    harmless = HARMLESS
 
     sampling_params: Annotated[
         dict[str, Any] | list[dict[str, Any]],
@@ -200,7 +208,13 @@ def _samplings(given: dict[str, Any] | list[dict[str, Any]], count: int) -> list
 
 
 def _sampling(given: dict[str, Any]) -> SamplingBody:
-    sampling = validate_part(given, SamplingBody, "sampling_params")
+    try:
+        sampling = validate_part(given, SamplingBody, "sampling_params")
+    except InvalidRequest as error:
+        if error.code != UNKNOWN_FIELD:
+            raise
+        text = f"{_PREFIX}{error.message}"
+        raise InvalidRequest(text, param=f"{_PREFIX}{error.param}", code=error.code) from None
     sampling.check()
     return sampling
 

@@ -10,13 +10,17 @@ import torch
 from pegboard.core.interfaces.weights import TensorSpec, WeightStore
 from pegboard.toolkit.model.layers import Embedding, FusedLinear
 from pegboard.toolkit.model.weight_memory import WeightMemory, check_put, fill, lent
+from pegboard.toolkit.system.memory import trim
 
 if TYPE_CHECKING:
     from pegboard.plugins.model_dense.network import DenseNetwork
     from pegboard.toolkit.model.decoder_names import DecoderNames
     from pegboard.toolkit.model.weights import Target
 
-_HEAD = "lm_head.weight"
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_TRIM_BYTES = 64 * 2**20
+"""After so many bytes that packing has freed, the system gets them back: glibc's malloc does not find them for the next
+matrix, which is aligned, so that an update would take a fourth of the matrices beside the weights."""
 
 
 class DenseStore(WeightStore):
@@ -38,6 +42,8 @@ class DenseStore(WeightStore):
         self._targets: dict[str, Target] = {}
         self._open: dict[FusedLinear | Embedding, set[str]] = {}
         self._missing: set[str] = set()
+        self._freed = 0
+        """Bytes that packing has freed and that the system has not got back."""
         self._whole = False
         """Whether the next update must be one of all tensors, since memory was given back."""
 
@@ -89,6 +95,8 @@ class DenseStore(WeightStore):
 
     def _target(self, name: str) -> torch.Tensor:
         """Return where a tensor goes, in a matrix that is not packed (any more)."""
+        if self._packs_embedding and self._head.packed and name == self._names.stored(_EMBEDDING):
+            self._head.unpack()  # its packed copy would be there twice, once for each state of the weights
         module = self._module_of.get(name)
         if module is not None and module not in self._open:
             if module.packed:
@@ -109,10 +117,17 @@ class DenseStore(WeightStore):
         del self._open[module]
         for name in self._packed_parts[module]:
             self._targets.pop(name, None)
+        self._freed += module.weight.nbytes
         if isinstance(module, Embedding):
             module.pack(looked_up=False)
         else:
             module.pack()
+        if self._freed >= _TRIM_BYTES:
+            self._trim()
+
+    def _trim(self) -> None:
+        self._freed = 0
+        trim()
 
     @torch.inference_mode()
     def finish(self) -> None:
@@ -122,7 +137,9 @@ class DenseStore(WeightStore):
         for module in list(self._open):
             self._close(module)
         self._targets = {}
-        if self._packs_embedding:
+        if self._freed:
+            self._trim()
+        if self._packs_embedding and not self._head.packed:
             self._head.pack(looked_up=True)
 
     @torch.inference_mode()

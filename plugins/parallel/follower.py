@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pegboard.core.interfaces.errors import Temporary
 from pegboard.plugins.parallel.api import Rendezvous
 from pegboard.plugins.parallel.axes import THIS_RANK, ThisRank
 from pegboard.plugins.parallel.delta import Decoder
@@ -89,7 +90,7 @@ class _Follower:
             pass  # the leader is gone
         except Exception as error:
             logger.exception("rank %d cannot go on", self._this.index)
-            self._say(Failed(in_words(error)))
+            self._say(Failed(in_words(error), isinstance(error, Temporary)))
         finally:
             if self._this.axes is not None:
                 self._this.axes.close()

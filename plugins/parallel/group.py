@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.interfaces.errors import PegboardError, Temporary
 from pegboard.plugins.parallel.messages import (
     Close,
     Done,
@@ -55,6 +55,10 @@ class GroupLost(PegboardError):
     """A rank is gone, so that no batch can be computed any more."""
 
 
+class RankEnded(GroupLost, Temporary):
+    """The same, where its process has ended or is silent, and it has not said that the next one would fail, too."""
+
+
 @dataclass(slots=True)
 class Member:
     """A follower, and what it has said: the phases of the start that are done, its room for KV, and the last Synced."""
@@ -83,6 +87,7 @@ class Group:
         self._facts = facts
         self.members: list[Member] = []
         self.lost: str | None = None
+        self._temporary = False
         self.serving = False
         self._timeout = timeout
         self._heard = threading.Condition()
@@ -105,7 +110,7 @@ class Group:
             except OSError:
                 # The watcher learns of it too, and why; it has the last word.
                 self._wait(lambda: self.lost is not None, _LAST_SECONDS)
-                self._lose(f"{member.name} does not take messages any more")
+                self._lose(f"{member.name} does not take messages any more", temporary=True)
                 self._check()
 
     def give_up(self, error: Exception) -> None:
@@ -117,12 +122,30 @@ class Group:
         self._wait(lambda: self.lost is not None or all(phase in member.done for member in self.members), None)
         self._check()
 
-    def raise_if_lost(self) -> None:
-        """Raise GroupLost, with its reason, if a rank is lost now or within SYNC_SECONDS: for an error that this may
-        have caused.
+    def while_there(self, run: Callable[[], object]) -> None:
+        """Run this in a thread of its own, and wait for it as long as all are there. Raises what it raises; and
+        GroupLost, with the reason, where a rank is lost meanwhile, or within SYNC_SECONDS of an error, which that may
+        have caused. The thread then goes on until what it waits for raises.
         """
-        self._wait(lambda: self.lost is not None, SYNC_SECONDS)
+        errors: list[Exception] = []
+        ended = threading.Event()
+
+        def runs() -> None:
+            try:
+                run()
+            except Exception as error:
+                errors.append(error)
+            ended.set()
+            with self._heard:
+                self._heard.notify_all()
+
+        threading.Thread(target=runs, name="ranks-meet", daemon=True).start()
+        self._wait(lambda: self.lost is not None or ended.is_set(), None)
+        if errors:
+            self._wait(lambda: self.lost is not None, SYNC_SECONDS)
         self._check()
+        if errors:
+            raise errors[0]
 
     def room(self) -> int:
         """Wait until all have said for how many pages of KV they have memory; return the least. Raises GroupLost."""
@@ -173,7 +196,7 @@ class Group:
             return
         if self.serving and threading.current_thread() is not self._watcher:
             self._ended.wait(_LAST_SECONDS)  # this process ends with the reason, and not with what raises here
-        raise GroupLost(self.lost)
+        raise (RankEnded if self._temporary else GroupLost)(self.lost)
 
     def healthy(self) -> bool:
         """Return whether all ranks are there. Once batches are being computed this does not return where one is lost:
@@ -205,13 +228,16 @@ class Group:
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    def _lose(self, reason: str) -> None:
-        """Give the group up, for the first reason. Return once all have ended, if this process goes on."""
+    def _lose(self, reason: str, *, temporary: bool = False) -> None:
+        """Give the group up, for the first reason. Return once all have ended, if this process goes on. `temporary`:
+        another start may mend it.
+        """
         with self._heard:
             first = self.lost is None and not self._closing
             if first and self.serving:
                 say_last_words(reason)  # before any thread can see that it is lost, and end this process without it
-            self.lost = self.lost or reason
+            if self.lost is None:
+                self.lost, self._temporary = reason, temporary
             self._heard.notify_all()
         if not first:
             self._ended.wait()
@@ -244,7 +270,8 @@ class Group:
             for frame in frames:
                 self._hear(member, frame)
         except (OSError, EOFError):
-            self._lose(f"{member.name} {member.handle.died(_END_SECONDS) or 'closed its connection'}")
+            how = member.handle.died(_END_SECONDS) or "closed its connection"
+            self._lose(f"{member.name} {how}", temporary=True)
         except (LinkError, msgspec.DecodeError) as error:
             self._lose(f"{member.name} sent what is not a message: {error}")
 
@@ -252,7 +279,7 @@ class Group:
         message = to_leader.decode(frame)
         member.pings = 0
         if isinstance(message, Failed):
-            self._lose(f"{member.name} failed: {message.error}")
+            self._lose(f"{member.name} failed: {message.error}", temporary=message.temporary)
             return
         if isinstance(message, Like):
             self._compare(member, message.facts)
@@ -281,7 +308,7 @@ class Group:
         for member in self.members:
             seconds = self._timeout if "come" in member.done else max(self._timeout, COME_SECONDS)
             if member.pings * self._timeout / PINGS >= seconds:
-                self._lose(f"{member.name} has not answered for {seconds:g} s")
+                self._lose(f"{member.name} has not answered for {seconds:g} s", temporary=True)
                 return
             member.pings += 1
             with contextlib.suppress(OSError):  # the next turn sees the end of its stream

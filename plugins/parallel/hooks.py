@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.hooks import hookimpl
-from pegboard.plugins.parallel import COMMUNICATOR, RANK_LAUNCHER
+from pegboard.plugins.parallel import COMMUNICATOR
 from pegboard.plugins.parallel.options import ParallelFields
 
 if TYPE_CHECKING:
@@ -61,12 +61,8 @@ class RanksHooks:
     def followers(self, ctx: FollowersContext) -> Followers | None:
         if self._axes is None or self._part is None:
             return None
-        from pegboard.plugins.parallel.api import LaunchContext
         from pegboard.plugins.parallel.checks import check
         from pegboard.plugins.parallel.leader import Leader
 
         check(ctx, self._section.tensor, self._section.pipeline, self._section.timeout)
-        facts = ctx.facts()  # before a launcher is chosen, which followers have none of
-        context = LaunchContext(self._axes.size, self._section.cores, ctx.module, self._axes.reaches_machines)
-        launcher = ctx.choose.choose(RANK_LAUNCHER, context)
-        return Leader(ctx, facts, launcher, self._axes, self._part, self._section.timeout)
+        return Leader(ctx, self._axes, self._part, self._section)

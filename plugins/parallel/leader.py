@@ -12,7 +12,8 @@ import msgspec
 from pegboard.core.interfaces.batch import StageWork
 from pegboard.core.interfaces.executor import Executor
 from pegboard.core.interfaces.followers import Followers
-from pegboard.plugins.parallel.api import Rendezvous
+from pegboard.plugins.parallel import RANK_LAUNCHER
+from pegboard.plugins.parallel.api import LaunchContext, Rendezvous
 from pegboard.plugins.parallel.delta import Encoder
 from pegboard.plugins.parallel.group import Group, GroupLost, Member
 from pegboard.plugins.parallel.lanes import Lanes, LanesExecutor
@@ -22,14 +23,14 @@ from pegboard.toolkit.model.ranks import PENDING
 from pegboard.toolkit.system.keyed_sockets import listen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from pegboard.core.interfaces.batch import ModelWorkerBatch, TableChanges
     from pegboard.core.interfaces.batch_result import BatchResult
     from pegboard.core.interfaces.executor import Pending
     from pegboard.core.interfaces.followers import FollowersContext
-    from pegboard.plugins.parallel.api import RankLauncher
     from pegboard.plugins.parallel.axes import Axes
+    from pegboard.plugins.parallel.options import ParallelSection
     from pegboard.plugins.parallel.part import RanksPart
 
 logger = logging.getLogger(__name__)
@@ -38,38 +39,32 @@ ENTRY = "pegboard.plugins.parallel.follower:follow"
 
 
 class Leader(Followers):
-    """Rank 0, with whose `facts` the other ranks of the `axes` must agree. What is started is ended by `close`, which
-    the executor calls, too.
-    """
+    """Rank 0 of the `axes`. What is started is ended by `close`, which the executor calls, too."""
 
-    def __init__(
-        self,
-        ctx: FollowersContext,
-        facts: Mapping[str, str],
-        launcher: RankLauncher,
-        axes: Axes,
-        part: RanksPart,
-        timeout: float,
-    ) -> None:
+    def __init__(self, ctx: FollowersContext, axes: Axes, part: RanksPart, section: ParallelSection) -> None:
         self.sharing = axes.size
         self.lanes = axes.lanes
-        self._launcher = launcher
+        self._ctx = ctx
         self._axes = axes
         self._part = part
-        self._timeout = timeout
-        self._group = Group(timeout, facts)
-        self._closed = False
-        try:
-            for index in range(1, self.sharing):
-                self._start(ctx, index)
-        except BaseException:
-            self.close()
-            raise
+        self._cores = section.cores
+        self._timeout = section.timeout
+        self._closing: list[Callable[[], None]] = [axes.close]
+
+    def start(self) -> None:
+        ctx = self._ctx
+        facts = ctx.facts()  # before a launcher is chosen, which followers have none of
+        context = LaunchContext(self.sharing, self._cores, ctx.module, self._axes.reaches_machines)
+        self._launcher = ctx.choose.choose(RANK_LAUNCHER, context)
+        self._group = Group(self._timeout, facts)
+        self._closing = [self._group.close, self._axes.close, self._launcher.close]
+        for index in range(1, self.sharing):
+            self._start(index)
         self._group.watch()
 
-    def _start(self, ctx: FollowersContext, index: int) -> None:
+    def _start(self, index: int) -> None:
         def line(file: int) -> bytes:
-            return ctx.order(ENTRY, msgspec.json.encode(Place(index, self.sharing, file)).decode())
+            return self._ctx.order(ENTRY, msgspec.json.encode(Place(index, self.sharing, file)).decode())
 
         handle = self._launcher.start(line)
         member = Member(index, Link(handle.connection), handle)
@@ -86,12 +81,7 @@ class Leader(Followers):
         group.send(encode(Start(num_pages, *table)))
         group.wait_for("start")
         # Longer than a rank may be silent: what the group finds out is told, and not that a collective ended.
-        try:
-            self._meet(2 * self._timeout)
-        except Exception:
-            # This error says only that they did not meet; a lost rank says why.
-            group.raise_if_lost()
-            raise
+        self._meet(2 * self._timeout)
         self._part.around = group.within
         group.serving = True
         executor = RanksExecutor(local, group, Encoder(*table), self.close)
@@ -103,27 +93,27 @@ class Leader(Followers):
         return LanesExecutor(executor, lanes)
 
     def _meet(self, timeout: float) -> None:
-        """Connect the ranks' communicators."""
+        """Connect the ranks' communicators. Raises GroupLost, with the reason, at once where one of them ends, and not
+        that they did not meet.
+        """
         if self._launcher.address is None:
             with tempfile.TemporaryDirectory(prefix="pegboard-ranks-") as meeting:
                 self._group.send(encode(Meet(meeting, timeout)))
-                self._axes.connect(Path(meeting), timeout)
+                self._group.while_there(lambda: self._axes.connect(Path(meeting), timeout))
                 self._group.wait_for("meet")
             return
         host, _ = self._launcher.address
         with listen(host) as listener:
             port: int = listener.getsockname()[1]
             self._group.send(encode(MeetMachines(host, port, timeout)))
-            self._axes.connect_machines(Rendezvous(host, port, host, listener), timeout)
+            meeting_point = Rendezvous(host, port, host, listener)
+            self._group.while_there(lambda: self._axes.connect_machines(meeting_point, timeout))
             self._group.wait_for("meet")
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._group.close()
-        self._axes.close()
-        self._launcher.close()
+        closing, self._closing = self._closing, []
+        for close in closing:
+            close()
 
 
 class _NotSent:

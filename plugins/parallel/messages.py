@@ -110,9 +110,10 @@ class Pong(_Message, frozen=True, tag=2):
 
 
 class Failed(_Message, frozen=True, tag=3):
-    """What the follower cannot go on after. It ends."""
+    """What the follower cannot go on after. It ends. `temporary`: another start may mend it."""
 
     error: str
+    temporary: bool = False
 
 
 class Like(_Message, frozen=True, tag=4):

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import msgspec
 
-from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.interfaces.errors import PegboardError, Temporary
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.parallel.api import LaunchContext, RankHandle, RankLauncher
 from pegboard.plugins.parallel.messages import Link, LinkError
@@ -112,7 +112,7 @@ class Torchrun(RankLauncher[NoOptions]):
         try:
             attendant, _ = self._listener.accept()
         except TimeoutError:
-            raise PegboardError(f"no process of torchrun's has come within {COME_SECONDS:g} s") from None
+            raise Temporary(f"no process of torchrun's has come within {COME_SECONDS:g} s") from None
         attendant.settimeout(COME_SECONDS)
         ours, theirs = socket.socketpair()
         with theirs:

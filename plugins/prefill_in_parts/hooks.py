@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.interfaces.hooks import hookimpl
 from pegboard.plugins.prefill_in_parts.options import PartFields
 
@@ -25,10 +25,9 @@ class PartHooks:
         if not self._layers:
             return []
         if "split_prefill" not in ctx.runner:
-            raise ConfigError(
-                f"scheduler.split_prefill_layers: the runner {ctx.runner_name!r} cannot pause between layers (it lacks "
-                "the capability split_prefill); set it to 0, or choose another runner.use"
-            )
+            text = f"the runner {ctx.runner_name!r} cannot pause between layers (it lacks the capability split_prefill)"
+            remedy = "set it to 0, or choose another runner.use"
+            raise ConfigError(Problem("scheduler.split_prefill_layers", f"{text}; {remedy}"))
         from pegboard.plugins.prefill_in_parts.stage import PrefillInParts
 
         num_layers = len(ctx.spec.layers)

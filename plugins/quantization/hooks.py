@@ -6,9 +6,9 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from pegboard.core.interfaces.errors import ConfigError
+from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.interfaces.hooks import hookimpl
 from pegboard.plugins.quantization import LINEAR, WEIGHT_FORMAT
 
@@ -22,11 +22,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class _Use(Protocol):
+    use: str
+
+
+class _Section(Protocol):
+    format: _Use
+
+
+class _Config(Protocol):
+    """The config with the contracts' section."""
+
+    quantization: _Section
+
+
 class QuantizationHooks:
     """Brings the service `quantized_weights`: `QuantizedWeights` of checkpoints that have such."""
 
     def __init__(self, options: Options) -> None:
         """Take the section's options, of which there are none yet."""
+        self._named = "auto"
+
+    @hookimpl
+    def configure(self, config: _Config) -> None:
+        self._named = config.quantization.format.use
 
     @hookimpl
     def model_services(self, model: ModelContext, chooser: Chooser) -> Mapping[str, object]:
@@ -37,6 +56,10 @@ class QuantizationHooks:
 
         config = quantization_of(model.hf_config)
         if config is None:
+            if self._named != "auto":
+                text = f"{self._named!r}, but the weights of {model.directory} are not quantised, and nothing quantises"
+                remedy = "set it to auto, or serve a checkpoint that is quantised"
+                raise ConfigError(Problem("quantization.format.use", f"{text} them when they are read; {remedy}"))
             return {}
         from pegboard.plugins.quantization.api import FormatContext, LinearContext
         from pegboard.toolkit.model.coded import SERVICE, QuantizedWeights, slots_of

@@ -47,6 +47,10 @@ class Windows(Stage):
         return ()
 
     def gate(self, ctx: AdmissionGateContext) -> None:
+        for stage in ctx.stages.values():
+            if isinstance(stage, Stage) and (why := _objection(stage)):
+                remedy = "set it to false, or switch the stage off"
+                raise ConfigError(Problem("memory.window_pages", f"the stage {stage.name!r} {why}; {remedy}"))
         if ctx.kv is not None:
             raise ConfigError(Problem("gates", "with memory.window_pages no KV comes from elsewhere (disaggregation)"))
         if ctx.cache is not None and ctx.cache.loader:
@@ -126,3 +130,12 @@ class Windows(Stage):
 
     def idle_error(self) -> str | None:
         return self.pages.idle_error()
+
+
+def _objection(stage: Stage) -> str | None:
+    """Return why another stage does not work with pages by windows; None: it does."""
+    if stage.lookback:
+        return "computes the last token of a cached prefix again, for which the pages of its window may be gone"
+    if type(stage).ahead is not Stage.ahead:
+        return "brings tokens ahead, and a window's pages may be gone when they are rejected"
+    return None

@@ -17,6 +17,7 @@ from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.sampling import SamplingParams
 from tests.e2e.disagg_pair import pair
+from tests.plugins.spec_eagle.heads import Head
 from tests.tools.families import NEAR_TIE, build
 from tests.tools.family_configs import FAMILIES
 
@@ -153,6 +154,14 @@ def test_refused(changes: dict[str, dict[str, Any]], reason: str, checkpoints: P
     for section, values in changes.items():
         data[section] = {**data.get(section, {}), **values}
     with pytest.raises(ConfigError, match=reason):
+        Engine(compose(data=data, env={}))
+
+
+def test_drafts_on_the_device_are_refused(checkpoints: Path, tmp_path: Path) -> None:
+    """A step of theirs behind a cached prefix would be lost, since it looks back (`lookback`)."""
+    data = settings(tiny_checkpoint(checkpoints, "mistral", sliding_window=16))
+    data["speculation"] = {"use": "eagle", "draft": str(Head().write(tmp_path))}
+    with pytest.raises(ConfigError, match=r"speculation\.use: speculation excludes memory\.window_pages"):
         Engine(compose(data=data, env={}))
 
 

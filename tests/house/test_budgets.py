@@ -17,14 +17,14 @@ ROOMS = {
     "core.config": 1_990,
     "core.engine": 2_180,
     "core.frontend": 930,
-    "core.interfaces": 6_310,
+    "core.interfaces": 6_320,
     "core.pipeline": 5_830,
     "core.registry": 940,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 76_150,
-    "toolkit": 20_250,
-    "tools": 12_410,
+    "plugins": 76_330,
+    "toolkit": 20_290,
+    "tools": 12_440,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""
 

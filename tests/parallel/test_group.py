@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pegboard.core.interfaces.errors import PegboardError
+from pegboard.core.interfaces.errors import PegboardError, Temporary
 from pegboard.plugins.parallel import group as module
 from pegboard.plugins.parallel.api import RankHandle
 from pegboard.plugins.parallel.group import Group, GroupLost, Member
 from pegboard.plugins.parallel.leader import Leader
-from pegboard.plugins.parallel.messages import Failed, Link, encode
+from pegboard.plugins.parallel.messages import Failed, Like, Link, encode
 from pegboard.toolkit.system.last_words import keep_last_words
 
 LARGE = bytes(8 * 2**20)
@@ -163,23 +163,83 @@ def test_a_short_message_never_waits(pair: tuple[socket.socket, socket.socket]) 
         link.try_send(b"ping")
 
 
-def test_a_rank_that_dies_while_ranks_meet_is_the_reason(pair: tuple[socket.socket, socket.socket]) -> None:
-    """And not that the communicator has waited in vain."""
+class Meeting(Leader):
+    """Has one rank, which `meets` this one, or does not."""
 
-    class Meeting(Leader):
-        def __init__(self, group: Group) -> None:
-            """Has one rank, which fails while this one waits for it."""
-            parts: Any = SimpleNamespace(connect=self.wait, address=None)
-            self._group, self._timeout, self._axes, self._launcher = group, 60.0, parts, parts
+    def __init__(self, group: Group, meets: Callable[[], None]) -> None:
+        parts: Any = SimpleNamespace(connect=lambda meeting, timeout: meets(), address=None)
+        self._group, self._timeout, self._axes, self._launcher = group, 60.0, parts, parts
 
-        def wait(self, meeting: Path, timeout: float) -> None:
-            Link(pair[1]).send(encode(Failed("RuntimeError: a drill")))
-            raise PegboardError("the ranks did not meet")
+    def meet(self) -> None:
+        local: Any = None
+        self.lead(local, 1, (1, 1))
 
+
+@pytest.fixture
+def meeting(pair: tuple[socket.socket, socket.socket]) -> Iterator[Group]:
     group = Group(timeout=60.0)
     group.members.append(Member(1, Link(pair[0]), Stopped(pair[1]), done={"come", "start"}))
     group.watch()
-    local: Any = None
-    with pytest.raises(GroupLost, match="failed: RuntimeError: a drill"):
-        Meeting(group).lead(local, 1, (1, 1))
+    yield group
     group.close()
+
+
+def test_a_rank_that_dies_while_ranks_meet_is_the_reason(
+    meeting: Group, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    """And not that the communicator has waited in vain."""
+
+    def meets() -> None:
+        Link(pair[1]).send(encode(Failed("RuntimeError: a drill")))
+        raise PegboardError("the ranks did not meet")
+
+    with pytest.raises(GroupLost, match="failed: RuntimeError: a drill"):
+        Meeting(meeting, meets).meet()
+
+
+def test_nothing_waits_for_a_rank_that_has_died(meeting: Group, pair: tuple[socket.socket, socket.socket]) -> None:
+    """Though the communicator would wait until its own time is up."""
+    released = threading.Event()
+
+    def meets() -> None:
+        pair[1].shutdown(socket.SHUT_RDWR)
+        assert released.wait(SECONDS)
+
+    with pytest.raises(GroupLost, match="closed its connection"):
+        Meeting(meeting, meets).meet()
+    assert not released.is_set()
+    released.set()
+
+
+def test_ranks_that_do_not_meet_though_all_are_there(meeting: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SYNC_SECONDS", 0.1)
+
+    def meets() -> None:
+        raise PegboardError("the ranks did not meet")
+
+    with pytest.raises(PegboardError, match="the ranks did not meet") as caught:
+        Meeting(meeting, meets).meet()
+    assert not isinstance(caught.value, GroupLost)
+
+
+@pytest.mark.parametrize(
+    ("said", "temporary"),
+    [
+        (None, True),
+        (Failed("ModelError: no such file"), False),
+        (Failed("Temporary: the cluster is full", temporary=True), True),
+        (Like({"versions": "another"}), False),
+    ],
+    ids=["it ended", "it cannot", "it could not", "it differs"],
+)
+def test_whether_another_start_may_help(
+    said: Failed | Like | None, temporary: bool, meeting: Group, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    """It decides on the exit code: 1 where a supervisor should try again."""
+    if said is None:
+        pair[1].shutdown(socket.SHUT_RDWR)
+    else:
+        Link(pair[1]).send(encode(said))
+    with pytest.raises(GroupLost) as caught:
+        meeting.wait_for("load")
+    assert isinstance(caught.value, Temporary) == temporary

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
+import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,12 +13,19 @@ from pydantic import model_validator
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.toolkit.http.bodies import RequestModel
+from pegboard.toolkit.text.near_names import nearest
 
 logger = logging.getLogger(__name__)
 
 MAX_REPORTED = 256
 """Most names of unknown fields that are logged: clients choose them."""
 _reported: set[str] = set()
+UNKNOWN_FIELD = "unknown_field"
+"""Code of a refused field that nothing knows."""
+_LONG = 64
+"""Characters of an unknown name that are shown, and compared with others."""
+_ALIKE = 0.85
+"""From which likeness on a name is taken for a misspelt one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +45,24 @@ class Refusal:
         return value not in self.neutral
 
 
+class Unknown(enum.Enum):
+    """What becomes of a field that a body does not know."""
+
+    LOGGED = "logged"
+    """It is ignored, and the log says so, once of each name."""
+    GUESSED = "guessed"
+    """It is refused where its name is nearly that of a field, else logged."""
+    REFUSED = "refused"
+
+
 class RefusingModel(RequestModel):
-    """A body that names the fields which it knows of and refuses, so that none of them is ignored in silence. Fields
-    that it does not know are ignored, and the log says so, once of each name.
+    """A body that names the fields which it knows of and refuses, so that none of them is ignored in silence. Those of
+    `harmless` are ignored; `unknown` says what becomes of others.
     """
 
     refused: ClassVar[Mapping[str, Refusal]] = {}
+    harmless: ClassVar[Collection[str]] = ()
+    unknown: ClassVar[Unknown] = Unknown.LOGGED
 
     @model_validator(mode="before")
     @classmethod
@@ -51,13 +72,27 @@ class RefusingModel(RequestModel):
             if refusal is not None and refusal.concerns(data[name]):
                 text = f"{name} is not supported by this server{refusal.instead}"
                 raise InvalidRequest(text, param=name, code="unsupported")
-            if refusal is None and name not in cls.model_fields:
-                _report(name)
+            if refusal is None and data[name] is not None and name not in _names(cls) and name not in cls.harmless:
+                cls._unknown_field(name)
         return data
+
+    @classmethod
+    def _unknown_field(cls, name: str) -> None:
+        guesses = nearest(name[:_LONG], _names(cls), cutoff=_ALIKE if cls.unknown is Unknown.GUESSED else 0.6)
+        if cls.unknown is Unknown.REFUSED or (guesses and cls.unknown is Unknown.GUESSED):
+            hint = f"; did you mean {' or '.join(map(repr, guesses))}?" if guesses else ""
+            raise InvalidRequest(f"{name[:_LONG]} is not a field{hint}", param=name[:_LONG], code=UNKNOWN_FIELD)
+        _report(name)
+
+
+@functools.cache
+def _names(model: type[RefusingModel]) -> frozenset[str]:
+    """Return the names that a body's fields have in JSON."""
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
 def _report(name: str) -> None:
     """Log a field that is ignored, if its name is new and there have not been too many."""
     if len(_reported) < MAX_REPORTED and name not in _reported:
         _reported.add(name)
-        logger.info("requests have a field that is not known here and has no effect: %r", name[:64])
+        logger.info("requests have a field that is not known here and has no effect: %r", name[:_LONG])

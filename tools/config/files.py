@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pegboard.core.config.select import Selection
 from pegboard.core.engine.reserving import Providers, services
 from pegboard.core.engine.source import check_model
+from pegboard.core.interfaces.contracts import MODEL_FAMILY
 from pegboard.core.interfaces.errors import ConfigError, ModelError, Problem
+from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.toolkit.http.keys import Keys
 from pegboard.toolkit.http.tls import tls_context
 from pegboard.toolkit.model.model_config import read_model_config
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from pegboard.core.config.compose import ResolvedConfig
     from pegboard.core.registry.hooks import Hooks
 
+_PROVIDERS = "whether providers take the model"
+_ON_DEVICE = "whether attention, sampler and runner take the model"
 _NOT_CHECKED = ("the device and its memory", "the weights", "the port", "what plugins open, such as storages")
 
 
@@ -32,28 +37,46 @@ def check_files(resolved: ResolvedConfig, hooks: Hooks) -> list[str]:
             check()
         except ConfigError as error:
             problems += error.problems
-    here, selection = True, Selection(resolved)
+    here, left, selection = True, None, Selection(resolved)
     try:
         here = check_model(resolved, selection)
-        _call_model_services(resolved, selection, hooks)
+        left = _choose(resolved, selection, hooks)
     except ConfigError as error:
         problems += error.problems
     except ModelError as error:
         text = str(error).removeprefix("model.path: ")
         problems.append(Problem("model.path", text, resolved.origins.get("model.path", "")))
     if problems:
-        raise ConfigError(problems)
-    return [*([] if here else ["the model, which is to be fetched"]), *_NOT_CHECKED]
+        raise ConfigError([replace(one, origin=one.origin or resolved.origins.get(one.path, "")) for one in problems])
+    return [*([] if here else ["the model, which is to be fetched"]), *_NOT_CHECKED, *([left] if left else [])]
 
 
-def _call_model_services(resolved: ResolvedConfig, selection: Selection, hooks: Hooks) -> None:
-    """Let plugins look at a model that is a directory, as a start does: they refuse weights that they cannot read."""
+def _choose(resolved: ResolvedConfig, selection: Selection, hooks: Hooks) -> str | None:
+    """Choose for a model that is a directory what a start chooses before it reads weights. Return what could not be
+    asked; None: all was. Raises as a start does.
+    """
     import torch
 
-    from pegboard.core.interfaces.model_family import ModelContext
+    from pegboard.core.engine.build import choose
+    from pegboard.core.engine.followers import followers_of
+    from pegboard.core.engine.stages import StageBuilder
 
-    directory = Path(resolved.engine.model.path).expanduser()
-    if directory.is_dir():
-        device = torch.device("cpu" if (said := resolved.engine.model.device) == "auto" else said)
-        model = ModelContext(directory, read_model_config(directory), torch.float32, device)
-        services(hooks, "model_services", model=model, chooser=Providers(selection, Culprits()))
+    directory, said = Path(resolved.engine.model.path).expanduser(), resolved.engine.model.device
+    if not directory.is_dir():
+        return _PROVIDERS
+    if said.startswith("cuda") or (said == "auto" and torch.cuda.is_available()):
+        # Attention and samplers take memory of a GPU, where a server may be running; and it may not be here.
+        model = ModelContext(directory, read_model_config(directory), torch.float32, torch.device("cuda"))
+        _choose_family(selection, hooks, model)
+        return _ON_DEVICE
+    chosen, _ = choose(resolved, hooks)
+    followers_of(chosen, hooks, StageBuilder(chosen, hooks, Path()), Path())
+    return None
+
+
+def _choose_family(selection: Selection, hooks: Hooks, model: ModelContext) -> None:
+    """Let plugins look at the model, and ask the families: nothing of it needs the device."""
+    model = replace(model, context_length=selection.resolved.engine.model.context_length)
+    made = services(hooks, "model_services", model=model, chooser=Providers(selection, Culprits()))
+    model = replace(model, services=made)
+    _ = selection.choose(MODEL_FAMILY, model).build(model).spec

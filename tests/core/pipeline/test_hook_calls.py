@@ -236,8 +236,14 @@ ROOM = 50
 """Pages of KV that followers have room for: fewer than the engine itself."""
 
 
+FOLLOWING = ("followers", "start", "room", "lead")
+
+
 class Led(Followers):
     """Followers that are not there: batches run here alone."""
+
+    def start(self) -> None:
+        EVENTS.append(Event("start"))
 
     def room(self) -> int:
         EVENTS.append(Event("room"))
@@ -506,14 +512,14 @@ class TestSteps:
         with start(checkpoint, Leading) as engine:
             engine.generate([[3, 4]], greedy(3))
             slots = engine.built.pool.num_slots
-        begin, room, lead, *_ = [event for event in EVENTS if event.hook in ("followers", "room", "lead")]
-        assert (begin.hook, room.hook, lead.hook) == ("followers", "room", "lead")
+        begin, *_, lead = calls = [event for event in EVENTS if event.hook in FOLLOWING]
+        assert tuple(event.hook for event in calls) == FOLLOWING
         assert begin.facts["ctx"].offers
         assert begin.facts["ctx"].facts().keys() == {"versions", "config.json", "weights", "providers"}
         assert lead.facts["pages"] == ROOM < slots
 
     def test_one_plugin_may_start_followers(self, checkpoint: Path) -> None:
-        with pytest.raises(PluginError, match="one plugin may start followers, not recorder0 and recorder1"):
+        with pytest.raises(PluginError, match="one plugin may bring followers, not recorder0 and recorder1"):
             start(checkpoint, Leading, LeadingToo)
         assert [event.hook for event in EVENTS].count("end") == 2
         with pytest.raises(PluginError, match="3 is not a Followers"):

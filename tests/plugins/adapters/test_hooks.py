@@ -60,7 +60,7 @@ def test_who_cannot_compute_them_is_named(who: str, key: str) -> None:
 
 def test_the_names_of_the_model_are_taken() -> None:
     for name in ("base", "alias", "/model"):
-        with pytest.raises(ConfigError, match=rf"adapters\.preload: '{name}' is a name of the model itself"):
+        with pytest.raises(ConfigError, match=rf"adapters\.preload\.{name}: '{name}' is a name of the model itself"):
             hooks(preload={name: "/a"}).pipeline_stages(context())
 
 

@@ -5,10 +5,13 @@ Huge n and logprobs (CVE-2026-34756, CVE-2025-48956) and tensors (CVE-2025-62164
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 
+from pegboard.plugins.api_native.unsupported import ENCODE, GENERATE, HARMLESS
+from pegboard.toolkit.http import refusals
 from tests.plugins.api_native.asking import asked
 
 HUGE = 10**18
@@ -307,3 +310,65 @@ def test_bad_fields_of_other_routes_are_named(path: str, body: dict[str, Any], f
 def test_nothing_is_said_where_a_body_is_needed() -> None:
     for path in ("/generate", "/encode", "/close_session", "/configure_logging", "/abort_request"):
         assert asked(path)[0].status == 400
+
+
+# ---- fields that are not known ---------------------------------------------------------------------------------------
+
+
+def refused(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    done, client = asked(path, {"text": "Hi", **body})
+    assert (done.status, client.requests) == (400, []), done.body
+    error: dict[str, Any] = done.json()["error"]
+    return error
+
+
+def taken(path: str, body: dict[str, Any]) -> None:
+    done, _ = asked(path, {"text": "Hi", **body})
+    assert done.status == 200, done.body
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "hint"),
+    [
+        ({"sampling_params": {"max_new_token": 3}}, "sampling_params.max_new_token", "'max_new_tokens'"),
+        ({"text": ["a", "b"], "sampling_params": [{}, {"top_pp": 1}]}, "sampling_params.top_pp", "'top_p'"),
+        ({"sampling_params": {"mirostat": 2}}, "sampling_params.mirostat", ""),
+        ({"sampling_param": {"top_p": 0.5}}, "sampling_param", "'sampling_params'"),
+        ({"return_logprobs": True}, "return_logprobs", "'return_logprob'"),
+    ],
+)
+def test_a_misspelt_field_is_refused(body: dict[str, Any], param: str, hint: str) -> None:
+    error = refused("/generate", body)
+    assert (error["param"], error["code"]) == (param, "unknown_field")
+    assert error["message"].startswith(f"{param} is not a field")
+    assert ("did you mean" in error["message"]) == bool(hint)
+    assert hint in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/generate", "/encode"])
+def test_a_field_of_sglang_that_would_change_the_answer_is_refused(path: str) -> None:
+    table = GENERATE if path == "/generate" else ENCODE
+    for name, refusal in table.items():
+        error = refused(path, {name: 1})
+        assert error["param"] == name
+        assert error["message"] == f"{name} is not supported by this server{refusal.instead}"
+        taken(path, {name: None})
+    taken(path, {"data_parallel_rank": 0})
+
+
+@pytest.mark.parametrize("path", ["/generate", "/encode"])
+def test_other_fields_are_ignored_and_logged(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(refusals, "_reported", set())
+    with caplog.at_level(logging.INFO, logger=refusals.__name__):
+        taken(path, dict.fromkeys(HARMLESS, "x"))
+        taken(path, {"sampling_params": {"stream_interval": 4, "mirostat": None}, "mirostat": None})
+        assert not caplog.records
+        for _ in range(2):
+            taken(path, {"mirostat": 2})
+    assert [record.args for record in caplog.records] == [("mirostat",)]
+
+
+def test_a_long_name_is_not_shown_as_a_whole() -> None:
+    assert len(refused("/generate", {"sampling_params": {"x" * 100_000: 1}})["message"]) < 200

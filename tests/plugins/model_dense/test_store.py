@@ -16,8 +16,11 @@ from pegboard.conformance.rig.model_references import context, model_checkpoint,
 from pegboard.conformance.rig.other_weights import other_weights, tensors_of
 from pegboard.conformance.rig.paged import PagedRun
 from pegboard.core.interfaces.errors import Unsupported
+from pegboard.plugins.model_dense import store as stores
 from pegboard.plugins.model_dense.family import DenseFamily
+from pegboard.plugins.model_dense.network import DenseNetwork
 from pegboard.plugins.model_dense.options import DenseOptions
+from pegboard.toolkit.model import layers, packed
 from pegboard.toolkit.model.layers import FusedLinear
 from pegboard.toolkit.model.packed import why_not_packed
 
@@ -68,6 +71,39 @@ def test_packed_matrices_are_replaced(tmp_path: Path, tied: bool, released: bool
     for module in run.network.modules():  # type: ignore[attr-defined]
         assert not isinstance(module, FusedLinear) or module.packed
     assert torch.equal(logits(run, prompt, 1), logits(loaded(whole), prompt, 1))
+
+
+def test_an_update_takes_little_beside_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tied embeddings the packed copy goes before the new one is made, and what packing frees goes to the system."""
+    base = tiny_checkpoint(tmp_path, "llama", num_hidden_layers=2, tie_word_embeddings=True)
+    network = loaded(base).network
+    assert isinstance(network, DenseNetwork)
+    store, trimmed, alone = network.weights(), list[int](), list[bool]()
+    head, pack = network.embedding, packed.pack
+    assert head is not None
+
+    def packs(weight: torch.Tensor) -> torch.Tensor:
+        if weight is head.weight:
+            alone.append(not head.packed)
+        return pack(weight)
+
+    monkeypatch.setattr(layers, "pack", packs)
+    monkeypatch.setattr(stores, "trim", lambda: trimmed.append(1))
+    monkeypatch.setattr(stores, "_TRIM_BYTES", 1)
+    tensors = tensors_of(base)
+    store.begin(tensors)
+    for name, tensor in sorted(tensors.items()):
+        store.put(name, tensor)
+    assert len(trimmed) == 2 * 4, "after each matrix"
+    store.finish()
+    assert alone == [True]
+    monkeypatch.setattr(stores, "_TRIM_BYTES", 2**40)
+    name = "model.layers.0.self_attn.o_proj.weight"
+    store.begin([name])
+    store.put(name, tensors[name])
+    store.finish()
+    assert len(trimmed) == 2 * 4 + 1, "at the end in any case"
+    assert alone == [True], "embeddings that stay are not packed again"
 
 
 def test_reading_leaves_them_packed(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pegboard.core.interfaces.admission_gate import AdmissionGateContext
 from pegboard.core.interfaces.batch import BatchExtras
+from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.stage import Interest, Stage, StepView
@@ -283,3 +285,49 @@ def test_the_same_bytes_hold_more_requests() -> None:
     before, after = most_running(pages * PAGE, None, None), most_running(grouped * PAGE, stage, memory)
     assert before == 4
     assert after / before >= 2.5, f"{before} requests run with one group, {after} with two"
+
+
+# ---- what does not work with windows --------------------------------------------------------------------------------
+
+
+class LooksBack(Packs):
+    """Has the last token of a cached prefix computed again."""
+
+    lookback = 1
+
+    def __init__(self) -> None:
+        super().__init__(lambda step: None)
+
+
+class Drafts(Packs):
+    """Brings tokens ahead."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda step: None)
+
+    def ahead(self, running: Any, room: Any) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (LooksBack(), "the stage 'packs' computes the last token of a cached prefix again"),
+        (Drafts(), "the stage 'packs' brings tokens ahead"),
+    ],
+    ids=["lookback", "ahead"],
+)
+def test_a_stage_that_does_not_work_with_windows_is_named_at_the_start(other: Stage, why: str) -> None:
+    stage = WindowHarness().stage
+    with pytest.raises(ConfigError, match=rf"memory\.window_pages: {why}.*switch the stage off"):
+        stage.gate(AdmissionGateContext(stages={stage.name: stage, other.name: other}))
+    stage.gate(AdmissionGateContext(stages={stage.name: stage, "packs": Packs(lambda step: None)}))
+
+
+def test_why_a_stage_that_looks_back_does_not_work() -> None:
+    """Its step is lost: the pages of windows end at the prefix, not a token before it."""
+    harness = WindowHarness(count=60, joining=[LooksBack()])
+    answer(harness, {"before": SHARED[:40]}, 4)
+    with pytest.raises(AssertionError):
+        answer(harness, {"behind": [*SHARED[:40], *own(2, 9)]}, 4)
+    assert harness.scheduler.counters.failed_batches

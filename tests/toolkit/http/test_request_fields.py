@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 
 import pytest
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.plugin import BodyField
+from pegboard.toolkit.http import refusals
 from pegboard.toolkit.http.bodies import validate_body
 from pegboard.toolkit.http.refusals import Refusal, RefusingModel
 from pegboard.toolkit.http.request_fields import RequestFields, with_declared
@@ -156,3 +158,12 @@ def test_documents_have_declared_fields() -> None:
     assert [one.get("type") for one in room["anyOf"]] == ["integer", "array", "null"]
     assert [one.get("type") for one in check["anyOf"]] == ["boolean", "null"]
     assert set(Asking.model_json_schema()["properties"]) == set(schema["properties"]) - {"room", "host", "check", "due"}
+
+
+def test_declared_fields_are_not_reported_as_unknown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(refusals, "_reported", set())
+    with caplog.at_level(logging.INFO, logger=refusals.__name__):
+        told((1,), room=1, host="x", due=1.5, unheard_of=1)
+    assert [record.args for record in caplog.records] == [("unheard_of",)]

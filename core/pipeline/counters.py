@@ -41,7 +41,8 @@ class Counters:
         kv, out = item.req.kv, item.req.output
         out.cached_tokens, out.cached_from = kv.prefix_len, item.loaded_from
         self.cached_tokens += out.cached_tokens
-        self.cached_from.update(out.cached_from)
+        for origin, count in out.cached_from.items():  # hardly ever any, and `Counter.update` is slow to find that out
+            self.cached_from[origin] += count
 
     def to_dict(self) -> dict[str, float]:
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "cached_from"}

@@ -149,8 +149,9 @@ class GuardedCache:
     def match(self, req: Req) -> PrefixMatch:
         """Find and lock what is cached of a request, as far as stages can go on behind it."""
         found = self._match(req, req.matchable_key())
-        length = len(found) + found.promised
-        if self.resumable is None or not length or (usable := self.resumable(req, length)) >= length:
+        if (ask := self.resumable) is None or not (length := len(found) + found.promised):
+            return found
+        if (usable := ask(req, length)) >= length:
             return found
         self.unlock(found.handle, req)
         found = self._match(req, req.key(usable)) if usable else _NOTHING

@@ -254,6 +254,8 @@ class Points(PlanPoints):
 
     def send(self, req: Req, start: int, stop: int) -> tuple[Features | None, Rows | None]:
         """Return what stages add to an output with tokens [start, stop) of a request."""
+        if not self._sending:
+            return None, None
         features: Features = {}
         rows: Rows = {}
         for stage in self._sending:

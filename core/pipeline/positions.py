@@ -25,7 +25,8 @@ def positions_of(spans: Spans) -> NDArray[np.int64]:
     if found is not None:
         axes = found.prompt.shape[0]
         return np.concatenate([_on_axes(axes, req, start, stop) for req, start, stop in spans], axis=1)
-    return np.concatenate([np.arange(start, stop) + delta_of(req) for req, start, stop in spans])
+    moved = [(delta_of(req), start, stop) for req, start, stop in spans]
+    return np.concatenate([np.arange(start + delta, stop + delta) for delta, start, stop in moved])
 
 
 def delta_of(req: Req) -> int:

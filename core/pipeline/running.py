@@ -29,7 +29,7 @@ NEVER, UNSTAMPED = -1, -2
 NUMBERS: np.dtype[np.void] = np.dtype(list(SAMPLING_ROW), align=True)
 """What a sampler needs of a request."""
 
-_ROW, _SEQ, _INPUT, _ALLOCATED, _LEFT, _LAST, _STAMP, _FLAGS, _DELTA, _GAP = range(10)
+_ROW, _INPUT, _ALLOCATED, _STAMP, _FLAGS, _DELTA, _SEQ, _LEFT, _LAST, _GAP = range(10)
 
 
 class RunningBatch:
@@ -135,8 +135,8 @@ class RunningBatch:
             if place is None:
                 place = len(self.reqs)
                 self.reqs.append(req)
-                ints = req.kv.row, 0, req.input_len, req.kv.allocated_len, 0, 0, 0, req.flags, delta_of(req), 0
-                self._ints[:, place] = ints
+                ints = req.kv.row, req.input_len, req.kv.allocated_len, stamp, req.flags, delta_of(req)
+                self._ints[:_SEQ, place] = ints
                 self._numbers[place] = req.sampling.row(req.seed, self._vocab_size)
                 self._times[place] = req.timing.last_token
                 for (stage, column), values in zip(self._declared, self._columns, strict=True):
@@ -190,11 +190,10 @@ class RunningBatch:
 
     def _take(self, place: int, req: Req, coming: int = 0) -> None:
         """Take from a request how far it is, with no step of it under way but one that samples `coming` tokens."""
-        known = req.seq_len
-        self._ints[_SEQ, place] = known + coming
-        self._ints[_LEFT, place] = max(0, req.remaining_tokens - coming)
-        self._ints[_LAST, place] = 0 if coming else req.tokens.last
-        self._ints[_GAP, place] = coming or known - req.kv.committed_len
+        known, last = req.seq_len, 0 if coming else req.tokens.last
+        gap = coming or known - req.kv.committed_len
+        # At once, since numpy takes nearly as long to write one number.
+        self._ints[_SEQ:, place] = known + coming, max(0, req.remaining_tokens - coming), last, gap
 
     def note(self, reqs: list[Req], tokens: NDArray[np.int64], now: float, version: int) -> NDArray[np.float64]:
         """Take what was sampled for `reqs`; the seconds since each one's token before, NaN for a first one.

@@ -15,11 +15,14 @@ from pegboard.plugins.adapters.api import AdapterWeights, LowRank
 from pegboard.plugins.adapters.peft import CONFIG, Pair, PeftConfig, pairs_of, read_config
 from pegboard.toolkit.model.coded import StoredSlot
 from pegboard.toolkit.model.weights import read_header
+from pegboard.toolkit.system.compute import rest
 
 if TYPE_CHECKING:
     from pegboard.toolkit.model.linear import Site
 
 WEIGHTS = "adapter_model.safetensors"
+_PIECE = 2**18
+"""Bytes of a file that are read at once for its digest."""
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -122,6 +125,7 @@ def _checked(slot: StoredSlot, shape: tuple[int, int]) -> torch.Tensor:
     tensor = slot.read()
     if not bool(torch.isfinite(tensor).all()):
         raise slot.wrong("has numbers that are not finite")
+    rest()
     return tensor
 
 
@@ -133,6 +137,10 @@ def _digest(*files: Path) -> str:
     """Return a digest of files' contents, in hexadecimal."""
     found = hashlib.sha256()
     for path in files:
-        with path.open("rb") as file:
-            found.update(hashlib.file_digest(file, "sha256").digest())
+        one = hashlib.sha256()
+        with path.open("rb", buffering=0) as file:
+            while piece := file.read(_PIECE):
+                one.update(piece)
+                rest()
+        found.update(one.digest())
     return found.hexdigest()[:32]

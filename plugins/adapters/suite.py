@@ -132,7 +132,7 @@ class AdapterContract(ContractSuite):
         for slot, weights in adapters.items():
             backend.activate(slot, backend.prepare(weights))
 
-    @pytest.mark.parametrize("lens", [[5], [1], [1, 1, 1], [3, 1, 4]])
+    @pytest.mark.parametrize("lens", [[5], [1], [1, 1, 1], [3, 1, 4], [9, 1, 9]])
     def test_one_adapter(self, backend: AdapterBackend, lens: list[int]) -> None:
         adapters = {1: adapter(1)}
         self.put_in(backend, adapters)

@@ -18,6 +18,7 @@ import torch
 from pegboard.plugins.cpu_native.library import SITES, Additions, LowRankSite, first_that_loads
 from pegboard.plugins.cpu_native.weights import PARTS
 from pegboard.toolkit.model.linear import Part, Site
+from pegboard.toolkit.system.compute import rest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,6 +88,7 @@ class NativeAdapter:
         for number, name, piece in pieces:
             place = self._memory[at : at + piece.numel()]
             place.copy_(piece)
+            rest()
             setattr(self.by_site[number], name, place.data_ptr())
             at += _rounded(piece.numel(), _LINE)
         for number, one in packed.items():
@@ -95,7 +97,7 @@ class NativeAdapter:
 
 class NativeAdditions:
     """What the adapters of a batch add, as the native runner takes it in `ForwardBatch.additions`: `which` int64
-    [tokens] is the index of each token's adapter, -1 for none. `arrays` are `which`, `order` and `begin` of
+    [tokens] is the index of each token's adapter, -1 for none. `arrays` are `which`, `order`, `begin` and `place` of
     PbAdditions.
     """
 
@@ -104,12 +106,13 @@ class NativeAdditions:
         self._adapters = adapters
         order = np.argsort(which, kind="stable")
         begin = np.searchsorted(which[order], np.arange(len(adapters) + 1))
-        self.arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in (which, order, begin)]
+        place = np.argsort(order)
+        self.arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in (which, order, begin, place)]
         pointers = (ctypes.c_void_p * len(adapters))(*[ctypes.addressof(adapter.by_site) for adapter in adapters])
         self._pointers = pointers
-        numbers, ordered, begins = (array.ctypes.data for array in self.arrays)
+        pieces = [array.ctypes.data for array in self.arrays]
         most = max(adapter.most_ranks for adapter in adapters)
-        self._native = Additions(len(adapters), most, ctypes.addressof(pointers), numbers, ordered, begins)
+        self._native = Additions(len(adapters), most, ctypes.addressof(pointers), *pieces)
 
     @property
     def pointer(self) -> int:
@@ -162,6 +165,7 @@ def _rows(site: Site) -> NDArray[np.int64]:
 
 
 def _pack(site: Site, parts: Sequence[Factors]) -> _Packed:
+    rest()
     if any(part.start % LANES for part in parts) and not _interleaved(site):
         parts = [_joined(site, parts)]
     ranks = sum(len(part.a) for part in parts)

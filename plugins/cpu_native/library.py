@@ -274,7 +274,7 @@ class Additions(ctypes.Structure):
 
     _fields_ = [
         *[(name, ctypes.c_int32) for name in ("count", "most_ranks")],
-        *[(name, ctypes.c_void_p) for name in ("adapters", "which", "order", "begin")],
+        *[(name, ctypes.c_void_p) for name in ("adapters", "which", "order", "begin", "place")],
     ]
 
 

@@ -10,6 +10,7 @@ import torch
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.plugins.adapters.api import AdapterBackend, AdapterContext
 from pegboard.plugins.cpu_native.api import NAME, Factors, NativeAdapter, NativeAdditions
+from pegboard.toolkit.system.compute import rest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,4 +63,5 @@ class NativeAdapters(AdapterBackend[NoOptions]):
 
 
 def _factors(part: LowRank) -> Factors:
+    rest()
     return Factors(part.start, part.a.to(torch.bfloat16), (part.b.float() * part.scale).to(torch.bfloat16))

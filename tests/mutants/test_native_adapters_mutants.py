@@ -71,7 +71,7 @@ class OrdersBackwards(NativeAdapters):
     def begin(self, slots, lens, put):
         made = super().begin(slots, lens, put)
         if made is not None:
-            _, order, _ = made.arrays
+            _, order, _, _ = made.arrays
             order[:] = order[::-1].copy()
         return made
 
@@ -139,10 +139,18 @@ CAUGHT = {
 IN_SOURCE = {
     in_source("OneStripOnly", "+ strip * STRIP, sums", ", sums"): MANY,
     in_source("FirstStripOfA", "size_t(strip) * x.steps", "size_t(0) * x.steps"): MANY,
-    in_source("FirstTokens", "all->begin[which] + piece / strips(which) * together", "all->begin[which]"): MIX,
+    in_source(
+        "FirstTokens", "all->begin[which] + piece / strips(which) * TOGETHER", "all->begin[which]"
+    ): "test_one_adapter",
     in_source("AnotherAdapter", "lanes_of_bf16(b + r * LANES)", "lanes_of_bf16(b)"): "test_one_adapter",
     in_source("GapsAreRows", "last - first == count - 1", "true"): MIX,
-    in_source("LosesARank", "one.halves[half * 3 + 1];", "one.halves[half * 3 + 1] - 1;"): "test_one_adapter",
+    in_source("LosesARank", "ranks = entry[1];", "ranks = entry[1] - 1;"): "test_one_adapter",
+    in_source("EightTokensOnly", "tokens += count;", "break;"): "test_one_adapter",
+    in_source("AddsTwice", "all->order[at - 1] >= first) continue", "all->order[at - 1] > first) continue"): MIX,
+    in_source("SumsOfTheFirst", "(tokens[i] - first) * NB", "i * NB"): MIX,
+    in_source(
+        "FactorsOfTheFirst", "small_of(tokens[i]) + entry[0]", "small_of(tokens[0]) + entry[0]"
+    ): "test_one_adapter",
 }
 MUTANTS = [
     pytest.param(

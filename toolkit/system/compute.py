@@ -6,11 +6,31 @@ import contextlib
 import os
 import sys
 import threading
+import time
 
 import torch
 
 LESS = 10
 """Steps of niceness: such a thread gets a tenth of a core that another one wants, and what is left."""
+PIECE = 0.0005
+"""Seconds that a thread which gives way computes before it rests, while others compute."""
+REST = 9
+"""Seconds that it rests for each second that it has computed: the tenth again, but in small pieces."""
+
+
+class _Clocks(threading.local):
+    """Seconds that this thread (`own`) and the whole process (`all`) had computed when this thread last rested, if it
+    gives way.
+    """
+
+    gives_way = False
+    own = all = 0.0
+
+    def read(self) -> None:
+        self.own, self.all = time.thread_time(), time.process_time()
+
+
+_clocks = _Clocks()
 
 
 def compute_alone() -> None:
@@ -34,3 +54,22 @@ def give_way() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LESS)
+    _clocks.gives_way = True
+    _clocks.read()
+
+
+def rest() -> None:
+    """Sleep, if the calling thread gives way, has computed for `PIECE` seconds since it last did, and other threads of
+    the process have computed as long meanwhile. To be called between pieces of work that are shorter than that.
+
+    Its priority alone holds up a step by whole time slices of the system, several milliseconds: threads that compute
+    together wait for the one whose core is taken.
+    """
+    if not _clocks.gives_way:
+        return
+    worked = time.thread_time() - _clocks.own
+    if worked < PIECE:
+        return
+    if time.process_time() - _clocks.all >= 2 * worked:
+        time.sleep(REST * worked)
+    _clocks.read()

@@ -21,8 +21,8 @@ namespace {
 class AddedBySite {
  public:
   // `x` is the left side of the product at `site`; the small products go to `small` float [tokens, most_ranks].
-  AddedBySite(const PbAdditions* all, int site, const Left& x, int tokens, float* small)
-      : all(all), site(site), x(x), together(tokens <= MB ? 4 : MOST_TOGETHER), small(small) {
+  AddedBySite(const PbAdditions* all, int site, const Left& x, float* small)
+      : all(all), site(site), x(x), small(small) {
     for (int i = 0; all && i < all->count; ++i) pieces += pieces_of(i);
   }
 
@@ -32,10 +32,10 @@ class AddedBySite {
   void shrink(int piece, Buffer<bf16>& space) const {
     int which = 0;
     for (int n; piece >= (n = pieces_of(which)); ++which) piece -= n;
-    const int strip = piece % strips(which), begin = all->begin[which] + piece / strips(which) * together;
-    const int count = std::min(together, all->begin[which + 1] - begin);
+    const int strip = piece % strips(which), begin = all->begin[which] + piece / strips(which) * TOGETHER;
+    const int count = std::min(TOGETHER, all->begin[which + 1] - begin);
     const int32_t* tokens = all->order + begin;
-    alignas(64) float sums[MOST_TOGETHER * STRIP];
+    alignas(64) float sums[TOGETHER * STRIP];
     rows_times_strip(count, rows_of(tokens, count, space), part(which).a + size_t(strip) * x.steps * STRIP * KB,
                      x.steps, sums);
     for (int i = 0; i < count; ++i)
@@ -44,29 +44,72 @@ class AddedBySite {
 
   // Adds to block `nb` of the product, `sums` [rows][NB] of the tokens from `first` on.
   void expand(int first, int rows, int nb, float* sums) const {
-    for (int i = 0; i < rows; ++i, sums += NB) {
-      const int which = all->which[first + i];
+    for (int i = 0; i < rows; ++i) {
+      const int which = all->which[first + i], at = all->place[first + i];
       if (which < 0 || !part(which).ranks) continue;
-      for (int half = 0; half < NB / LANES; ++half)
-        expand_half(part(which), nb * (NB / LANES) + half, small_of(first + i), sums + half * LANES);
+      // An adapter's first token here takes along its others.
+      if (at > all->begin[which] && all->order[at - 1] >= first) continue;
+      const int32_t *tokens = all->order + at, *end = all->order + all->begin[which + 1];
+      while (const int count = count_before(tokens, end, first + rows)) {
+        expand_some(count, part(which), nb, tokens, first, sums);
+        tokens += count;
+      }
     }
   }
 
  private:
-  static constexpr int MOST_TOGETHER = 8;
+  static constexpr int TOGETHER = 8;  // tokens of one adapter, at most
 
-  static void expand_half(const PbLowRank& one, int half, const float* small, float* sums) {
-    const int32_t first = one.halves[half * 3], count = one.halves[half * 3 + 1];
-    const bf16* b = one.b + size_t(one.halves[half * 3 + 2]) * LANES;
-    Lanes sum = lanes_at(sums);
-    for (int r = 0; r < count; ++r) sum = fused(lanes_of(small[first + r]), lanes_of_bf16(b + r * LANES), sum);
-    store(sums, sum);
+  // How many of the tokens from `tokens` on come before `limit`, at most TOGETHER.
+  static int count_before(const int32_t* tokens, const int32_t* end, int limit) {
+    int count = 0;
+    while (count < TOGETHER && tokens + count < end && tokens[count] < limit) ++count;
+    return count;
+  }
+
+  void expand_some(int count, const PbLowRank& one, int nb, const int32_t* tokens, int first, float* sums) const {
+    switch (count) {
+      case 1: return expand_block<1>(one, nb, tokens, first, sums);
+      case 2: return expand_block<2>(one, nb, tokens, first, sums);
+      case 3: return expand_block<3>(one, nb, tokens, first, sums);
+      case 4: return expand_block<4>(one, nb, tokens, first, sums);
+      case 5: return expand_block<5>(one, nb, tokens, first, sums);
+      case 6: return expand_block<6>(one, nb, tokens, first, sums);
+      case 7: return expand_block<7>(one, nb, tokens, first, sums);
+      default: return expand_block<8>(one, nb, tokens, first, sums);
+    }
+  }
+
+  // For N tokens of one adapter, whose numbers are read and converted once for all of them. Each token's sums are made
+  // in the order of ranks, whatever other tokens there are.
+  template <int N>
+  void expand_block(const PbLowRank& one, int nb, const int32_t* tokens, int first, float* all_sums) const {
+    for (int half = 0; half < NB / LANES; ++half) {
+      const int32_t* entry = one.halves + (nb * (NB / LANES) + half) * 3;
+      const bf16* b = one.b + size_t(entry[2]) * LANES;
+      Lanes sums[N];
+      const float* factors[N];
+      float* to[N];
+#pragma GCC unroll 8
+      for (int i = 0; i < N; ++i) {
+        to[i] = all_sums + (tokens[i] - first) * NB + half * LANES;
+        factors[i] = small_of(tokens[i]) + entry[0];
+        sums[i] = lanes_at(to[i]);
+      }
+      for (int r = 0, ranks = entry[1]; r < ranks; ++r) {
+        const Lanes right = lanes_of_bf16(b + r * LANES);
+#pragma GCC unroll 8
+        for (int i = 0; i < N; ++i) sums[i] = fused(lanes_of(factors[i][r]), right, sums[i]);
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < N; ++i) store(to[i], sums[i]);
+    }
   }
 
   const PbLowRank& part(int which) const { return all->adapters[which][site]; }
   int strips(int which) const { return part(which).ranks / STRIP; }
   int pieces_of(int which) const {
-    return strips(which) * ((all->begin[which + 1] - all->begin[which] + together - 1) / together);
+    return strips(which) * ((all->begin[which + 1] - all->begin[which] + TOGETHER - 1) / TOGETHER);
   }
   float* small_of(int token) const { return small + size_t(token) * all->most_ranks; }
 
@@ -74,7 +117,7 @@ class AddedBySite {
     const int first = tokens[0], last = tokens[count - 1];
     const Left::Row row = x.row(first);
     if (last - first == count - 1 && last / MB == first / MB) return {row.data, KB, row.step};
-    bf16* to = space.need(size_t(MOST_TOGETHER) * x.steps * KB);
+    bf16* to = space.need(size_t(TOGETHER) * x.steps * KB);
     for (int i = 0; i < count; ++i) {
       const Left::Row from = x.row(tokens[i]);
       for (int s = 0; s < x.steps; ++s) memcpy(to + (size_t(s) * count + i) * KB, from.at(s * KB), KB * sizeof(bf16));
@@ -85,7 +128,6 @@ class AddedBySite {
   const PbAdditions* all;
   const int site;
   const Left& x;
-  const int together;  // tokens of a piece
   float* small;
 };
 
@@ -103,10 +145,17 @@ int pb_add(const PbAdditions* additions, int site, const bf16* x, int tokens, in
     for (int i = 0; i < tokens; ++i)
       for (int c = 0; c < k; c += KB)
         memcpy(left.row(i).at(c), x + size_t(i) * k + c, sizeof(bf16) * std::min(KB, k - c));
-    const AddedBySite added(additions, site, left, tokens, small.need(size_t(tokens) * additions->most_ranks));
+    const AddedBySite added(additions, site, left, small.need(size_t(tokens) * additions->most_ranks));
     for (int i = 0; i < added.pieces; ++i) added.shrink(i, gathered);
-    for (int i = 0; i < tokens; ++i)
-      for (int nb = 0; nb < blocks; ++nb) added.expand(i, 1, nb, out + (size_t(i) * blocks + nb) * NB);
+    alignas(64) float sums[MB * NB];
+    for (int first = 0; first < tokens; first += MB)
+      for (int nb = 0; nb < blocks; ++nb) {
+        const int rows = std::min(MB, tokens - first);
+        std::fill(sums, sums + rows * NB, 0.0f);
+        added.expand(first, rows, nb, sums);
+        for (int i = 0; i < rows; ++i)
+          memcpy(out + (size_t(first + i) * blocks + nb) * NB, sums + i * NB, NB * sizeof(float));
+      }
     return 0;
   } catch (...) {
     return 1;

@@ -122,7 +122,7 @@ class Forward {
   // The same for all tokens at a site of the current layer, and what adapters add to it.
   template <class F>
   void multiply_at(Site site, const Left& a, const Matrix& w, const Matrix* next, F&& done) {
-    const AddedBySite added(batch.additions, current * LAYER_SITES + site, a, tokens, model.small.data);
+    const AddedBySite added(batch.additions, current * LAYER_SITES + site, a, model.small.data);
     if (!added.pieces) return multiply(a, tokens, w, next, done);
     std::atomic<int>& computed = *model.taken(counter++);
     int from, to, spins = 0;

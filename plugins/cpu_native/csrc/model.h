@@ -50,12 +50,13 @@ struct PbLowRank {
 };
 
 // What `count` adapters add, each an array of PbLowRank by site: layer * 4 + Site. `which` [tokens] says which adapter
-// a token has, below 0 for none; `order` has the tokens of the first one, of the second, and so on, ascending, and
-// `begin` [count + 1] where they begin in it. No adapter has more than `most_ranks` at a site.
+// a token has, below 0 for none; `order` has the tokens of the first one, of the second, and so on, ascending, `begin`
+// [count + 1] where they begin in it, and `place` [tokens] where each token is in it. No adapter has more than
+// `most_ranks` at a site.
 struct PbAdditions {
   int32_t count, most_ranks;
   const PbLowRank* const* adapters;
-  const int32_t *which, *order, *begin;
+  const int32_t *which, *order, *begin, *place;
 };
 
 // Arrays as in ForwardBatch; `starts` has batch + 1 entries. cos and sin are float [tokens, head_dim / 2].

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pegboard.toolkit.system.compute import LESS, give_way
+from pegboard.toolkit.system import compute
+from pegboard.toolkit.system.compute import LESS, PIECE, REST, give_way, rest
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
@@ -24,3 +27,76 @@ def test_only_the_thread_that_asks_gives_way() -> None:
     thread.join()
     assert found == [min(19, LESS)]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+
+
+class Clocks:
+    """In the place of `time`: seconds that the thread and the process have computed, and how long it slept."""
+
+    def __init__(self) -> None:
+        self.own = self.all = 100.0
+        self.slept: list[float] = []
+
+    def thread_time(self) -> float:
+        return self.own
+
+    def process_time(self) -> float:
+        return self.all
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+    def work(self, own: float, others: float) -> None:
+        self.own += own
+        self.all += own + others
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    made = Clocks()
+    monkeypatch.setattr(compute, "time", made)
+    return made
+
+
+def in_a_thread(work: Callable[[], None]) -> None:
+    """Run `work`, which may give way, in a thread of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
+def test_it_rests_in_proportion_while_others_compute(clocks: Clocks) -> None:
+    def work() -> None:
+        give_way()
+        clocks.work(PIECE / 2, PIECE)
+        rest()
+        assert not clocks.slept, "pieces are not that small"
+        clocks.work(PIECE, PIECE)
+        rest()
+        assert clocks.slept == [pytest.approx(1.5 * PIECE * REST)]
+        rest()
+        assert len(clocks.slept) == 1, "it has computed nothing since"
+
+    in_a_thread(work)
+
+
+def test_it_does_not_rest_where_no_other_thread_computes(clocks: Clocks) -> None:
+    def work() -> None:
+        give_way()
+        clocks.work(1.0, 0.5)
+        rest()
+        assert not clocks.slept
+        clocks.work(PIECE, PIECE)
+        rest()
+        assert clocks.slept == [pytest.approx(PIECE * REST)], "what was before does not count any more"
+
+    in_a_thread(work)
+
+
+def test_a_thread_that_does_not_give_way_never_rests(clocks: Clocks) -> None:
+    def work() -> None:
+        clocks.work(1.0, 5.0)
+        rest()
+        assert not clocks.slept
+
+    in_a_thread(give_way)
+    in_a_thread(work)
+    work()

@@ -194,7 +194,7 @@ def _product(linears: Sequence[nn.Linear], method: LinearMethod | None) -> Fused
     if method is not None:
         made.use(method)
     elif single:
-        made.weight = first.weight
+        made.weight = nn.Parameter(first.weight, requires_grad=False)
     else:
         for linear, rows in zip(linears, torch.split(made.weight, sizes), strict=True):
             linear.weight = _moved(linear.weight, rows)

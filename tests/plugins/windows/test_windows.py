@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from pegboard.core.interfaces.admission_gate import AdmissionGateContext
+from pegboard.core.interfaces.ahead import AheadRoom
 from pegboard.core.interfaces.batch import BatchExtras
 from pegboard.core.interfaces.errors import ConfigError
 from pegboard.core.interfaces.messages import TokenizedRequest
 from pegboard.core.interfaces.req import Req
 from pegboard.core.interfaces.stage import Interest, Stage, StepView
 from pegboard.core.interfaces.step import StepLost
+from pegboard.core.interfaces.trees import TokenTrees
 from pegboard.core.pipeline.executor import Done
 from pegboard.plugins.windows.messages import NAME, Memory
 from pegboard.plugins.windows.pages import WindowPages
@@ -305,7 +307,7 @@ class Drafts(Packs):
     def __init__(self) -> None:
         super().__init__(lambda step: None)
 
-    def ahead(self, running: Any, room: Any) -> Any:
+    def ahead(self, room: AheadRoom) -> TokenTrees | None:
         return None
 
 

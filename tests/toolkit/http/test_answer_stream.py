@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from docs._build.config import builtin_registry
 from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
@@ -26,8 +26,8 @@ from pegboard.core.interfaces.messages import (
 from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.client import AsyncEngineClient
 from pegboard.core.server.serve import build_api
-from pegboard.toolkit.http.app import build_app
 from pegboard.toolkit.http.answer_stream import BODY_WRITER, AnswerStream, AnswerWriter, body_writer
+from pegboard.toolkit.http.app import build_app
 from pegboard.toolkit.http.events import event
 from pegboard.toolkit.http.generation import Answers
 
@@ -93,7 +93,7 @@ class Connection:
         await self._left.wait()
         return {"type": "http.disconnect"}
 
-    def scope(self, *, direct: bool = True, foreign: type | None = None) -> Any:
+    def scope(self, *, direct: bool = True, foreign: type[Looking] | None = None) -> Any:
         app = build_app([])
         if foreign is not None:
             app.add_middleware(foreign)
@@ -385,15 +385,21 @@ def test_errors_are_the_apis() -> None:
 class Looking:
     """A middleware that may want to see bodies."""
 
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
 
-class PassingOn:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
+class PassingOn(Looking):
     """One that says that it does not."""
 
     passes_bodies = True
 
 
 @pytest.mark.parametrize("foreign", [Looking, PassingOn])
-def test_middleware_sees_what_passes_it(foreign: type) -> None:
+def test_middleware_sees_what_passes_it(foreign: type[Looking]) -> None:
     async def scene() -> None:
         connection = Connection()
         body, _ = await stream((1, [[(0, "a")], [(0, "z.")]]), connection, connection.scope(foreign=foreign))
@@ -417,7 +423,8 @@ def test_our_own_middleware_lets_streams_write_to_the_connection(server: dict[st
         before = len(app.user_middleware)
         hooks.call.register_routes(app=app, client=client)
         assert len(app.user_middleware) == before + 1 + len(server)
-        assert body_writer({"app": app, "extensions": {BODY_WRITER: "it"}}) == "it"
+        connection = Connection()
+        assert body_writer({"app": app, "extensions": {BODY_WRITER: connection}}) is connection
         hooks.call.shutdown()
 
     run(scene)

@@ -51,9 +51,15 @@ class RefusingModel(RequestModel):
             if refusal is not None and refusal.concerns(data[name]):
                 text = f"{name} is not supported by this server{refusal.instead}"
                 raise InvalidRequest(text, param=name, code="unsupported")
-            if refusal is None and name not in cls.model_fields:
+            if refusal is None and not cls._knows(name):
                 _report(name)
         return data
+
+    @classmethod
+    def _knows(cls, name: str) -> bool:
+        """Return whether a body may have a field of this name; those that providers declare have it as an alias."""
+        fields = cls.model_fields
+        return name in fields or any(field.alias == name for field in fields.values())
 
 
 def _report(name: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 
 import pytest
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.plugin import BodyField
+from pegboard.toolkit.http import refusals
 from pegboard.toolkit.http.bodies import validate_body
 from pegboard.toolkit.http.refusals import Refusal, RefusingModel
 from pegboard.toolkit.http.request_fields import RequestFields, with_declared
@@ -65,6 +67,15 @@ def refusal(answers: Sequence[int], **body: object) -> tuple[int, str | None, st
     with pytest.raises(InvalidRequest) as error:
         told(answers, **body)
     return error.value.status, error.value.param, error.value.message
+
+
+def test_only_fields_that_nobody_reads_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(refusals, "_reported", set())
+    with caplog.at_level(logging.INFO, logger=refusals.__name__):
+        assert told([1], room=5, check=True, prompt="x", nobody=1) == [{"gate": {"room": 5}, "policy": {"check": True}}]
+    assert [record.args for record in caplog.records] == [("nobody",)]
 
 
 def test_without_declared_fields_nothing_is_made_and_nothing_copied() -> None:

@@ -140,7 +140,7 @@ class ChatAnswer:
 
 
 def _without_thought(parser: OutputParser) -> str:
-    """Return the end of a prompt after which an answer is no thought unless it has the marker."""
+    """Return the end of a prompt after which an answer has a thought only if it has the marker."""
     form = parser.thought_form()
     # Some models think without a marker, unless the prompt has a thought already.
     return form.closes[0] if form is not None and form.opened else ""

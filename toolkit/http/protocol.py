@@ -28,7 +28,7 @@ class StreamingProtocol(HttpToolsProtocol):
             self.send_400_response(_MALFORMED)
 
     def feed(self, data: bytes) -> None:
-        """Parse what has arrived. Raises HttpParserError where it is no HTTP.
+        """Parse what has arrived. Raises HttpParserError for what is not HTTP.
 
         A request may ask for another protocol, and a server may answer it as if it had not (RFC 9110, 7.8): Java's
         client asks for HTTP/2 in each request without TLS. httptools takes what follows such a head for the other

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pydantic_core
 
 from pegboard.toolkit.http.events import event
+from pegboard.toolkit.parsing.json_stream import without_lone_surrogates
 from pegboard.toolkit.parsing.output_parser import Content, OutputEvent, Reasoning, ToolCallArguments, ToolCallStart
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _arguments(text: str) -> dict[str, object]:
     stream.
     """
     try:
-        value = pydantic_core.from_json(text or "{}", allow_partial="trailing-strings")
+        value = pydantic_core.from_json(without_lone_surrogates(text) or "{}", allow_partial="trailing-strings")
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
@@ -100,7 +100,8 @@ class AnthropicRouter(ApiRouter[AnthropicOptions]):
                 done=b"",
                 headers=headers,
             )
-        [answer] = await until_disconnect(request, answers.collect())
+        with _called(body.names):
+            [answer] = await until_disconnect(request, answers.collect())
         response = json_response(writer.message(answer))
         response.headers.update(headers)
         return response
@@ -126,10 +127,19 @@ class AnthropicRouter(ApiRouter[AnthropicOptions]):
         )
 
     async def _submit(self, request: Request, asked: GenerateRequest, names: Mapping[str, str]) -> Answers:
-        try:
+        with _called(names):
             return await until_disconnect(request, Answers.submit(self.client, [asked]))
-        except InvalidRequest as error:
-            raise error.called(names) from None
+
+
+@contextlib.contextmanager
+def _called(names: Mapping[str, str]) -> Iterator[None]:
+    """Say what the engine refuses in the body's words (`names`). It may refuse a grammar after it has accepted the
+    request.
+    """
+    try:
+        yield
+    except InvalidRequest as error:
+        raise error.called(names) from None
 
 
 async def _events(answers: Answers, writer: MessageWriter) -> AsyncGenerator[bytes, None]:

@@ -29,6 +29,12 @@ _NOTHING: dict[str, Any] = {
 }
 
 
+_PROGRESS = ("generated_tokens", "prompt_tokens")
+"""The scheduler's counters of what has been computed; prompts count chunk by chunk."""
+_LOOK_AGAIN = 0.1
+"""Seconds between two looks at them."""
+
+
 class ModelAnswer(Described):
     """The served model."""
 
@@ -132,16 +138,23 @@ class Information:
         before = await until_disconnect(request, self._scheduler())
         if before.get("paused"):
             raise InvalidRequest("generation is paused (/continue_generation)", code="paused", status=503)
-        probing = asyncio.wait_for(self._probe(), self._health_timeout)
         try:
-            await until_disconnect(request, probing)
+            await until_disconnect(request, asyncio.wait_for(self._answered(before), self._health_timeout))
         except TimeoutError:
-            after = await until_disconnect(request, self._scheduler())
-            if after.get("generated_tokens", 0) == before.get("generated_tokens", 0):
-                raise InvalidRequest(
-                    f"the engine has generated nothing for {self._health_timeout:g} s", code="no_progress", status=503
-                ) from None
+            if not _got_on(before, await until_disconnect(request, self._scheduler())):
+                text = f"the engine has computed nothing for {self._health_timeout:g} s"
+                raise InvalidRequest(text, code="no_progress", status=503) from None
         return Response()
+
+    async def _answered(self, before: Mapping[str, object]) -> None:
+        """Return when a probe has been answered or, where the queue is full, when the engine has got on."""
+        try:
+            await self._probe()
+        except InvalidRequest as error:
+            if error.code != "queue_full":
+                raise
+            while not _got_on(before, await self._scheduler()):
+                await asyncio.sleep(_LOOK_AGAIN)
 
     async def _probe(self) -> None:
         probe = GenerateRequest(
@@ -187,6 +200,13 @@ class Information:
         info = await self._client.server_info()
         scheduler: Mapping[str, object] = info.get("scheduler", {})
         return scheduler
+
+
+def _got_on(before: Mapping[str, object], after: Mapping[str, object]) -> bool:
+    """Return whether an engine has computed anything between two looks at its counters. A prompt may take minutes in
+    which nothing is generated. A restart, which begins to count again, is seen as well.
+    """
+    return any(after.get(name, 0) != before.get(name, 0) for name in _PROGRESS)
 
 
 def model_info(info: ModelInfo, tokenizer: Tokenizer, version: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from pegboard.toolkit.http.openapi import error_responses
+from pegboard.toolkit.parsing.json_stream import without_lone_surrogates
 from pegboard.toolkit.parsing.output_parser import Content, OutputEvent, Reasoning, ToolCallStart
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def stamp(seconds: float) -> str:
 
 def _object(text: str) -> dict[str, object] | None:
     try:
-        found = json.loads(text)
+        found = json.loads(without_lone_surrogates(text))
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

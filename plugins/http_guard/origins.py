@@ -42,11 +42,14 @@ class Origins:
     def _is_foreign(self, method: str, headers: dict[bytes, bytes]) -> bool:
         """Return whether a page of another origin sent this: browsers let any page send some requests, and only keep
         the answer from it. They say so in Sec-Fetch-Site, but not to other machines without TLS, and older browsers
-        never do; there the Origin must tell. With keys it need not: such a page knows none.
+        never do; there the Origin must tell, and so it must for pages of the same site, whose origin is another one:
+        another port of this machine is. With keys it need not: such a page knows none.
         """
         site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
-        if site is not None:
-            return site == b"cross-site" and method not in _HARMLESS
+        if site is not None and method in _HARMLESS:
+            return False
+        if site not in (None, b"same-site"):
+            return site == b"cross-site"
         if origin is None or self._keyed or method == "OPTIONS":
             return False
         return not is_own_origin(origin, headers.get(b"host"))

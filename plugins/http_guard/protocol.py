@@ -188,12 +188,9 @@ class BoundedHttpProtocol(StreamingProtocol):
         self._arrived += len(data)
         self._unset_keepalive_if_required()
         try:
-            self.parser.feed_data(data)
+            self.feed(data)
         except httptools.HttpParserError as error:
             self._not_http(error)
-        except httptools.HttpParserUpgrade:
-            # The request is answered as if it had asked for no other protocol, which a server may do.
-            pass
         if self._begun:
             # A header that does not end is not a header for the parser yet.
             if self._arrived > 2 * MAX_HEAD_BYTES + MAX_OVERHEAD * self._body_bytes:
@@ -224,6 +221,8 @@ class BoundedHttpProtocol(StreamingProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.to_be_parsed_again():
+            return
         self._check_host()
         self._in_head = False
         if self._place.spare:
@@ -235,6 +234,8 @@ class BoundedHttpProtocol(StreamingProtocol):
             self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
+        if self.to_be_parsed_again():
+            return
         self._begun = False
         self._rest()
         if not self._is_quiet():

@@ -51,6 +51,8 @@ class HttpMetrics:
 class _Counting:
     """ASGI middleware around everything that answers."""
 
+    passes_bodies = True
+
     def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
         self._app = app
         self._metrics = metrics

@@ -24,6 +24,7 @@ from pegboard.plugins.parsers_tools.grammars import chosen, parameters_of, prope
 from pegboard.plugins.parsers_tools.literals import TagForm, tagged_calls
 from pegboard.toolkit.grammars.schema_values import PossibleTypes, type_of
 from pegboard.toolkit.parsing.call_stream import CallStream
+from pegboard.toolkit.parsing.json_stream import without_lone_surrogates
 from pegboard.toolkit.parsing.output_parser import (
     EarlierCall,
     OutputParser,
@@ -179,7 +180,7 @@ def as_json(text: str, types: frozenset[str]) -> str:
     rather than what the JSON is.
     """
     words = {"True": "true", "False": "false", "None": "null"}
-    found = words.get(text.strip(), text.strip())
+    found = words.get(text.strip(), without_lone_surrogates(text.strip()))
     try:
         value = json.loads(found, parse_constant=_refuse)
     except (ValueError, RecursionError):

@@ -57,6 +57,8 @@ class TraceFrontend(FrontendStage):
 class TraceMiddleware:
     """ASGI middleware around everything that answers. GETs, such as probes and scrapes, have no span."""
 
+    passes_bodies = True
+
     def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
         self._app = app
         self._tracer = tracing.tracer

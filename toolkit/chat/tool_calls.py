@@ -139,6 +139,13 @@ class ChatAnswer:
     calls: tuple[ToolCall, ...]
 
 
+def _without_thought(parser: OutputParser) -> str:
+    """Return the end of a prompt after which an answer has a thought only if it has the marker."""
+    form = parser.thought_form()
+    # Some models think without a marker, unless the prompt has a thought already.
+    return form.closes[0] if form is not None and form.opened else ""
+
+
 class ChatStream:
     """One answer's text as events: the reasoning parser first, and its content through the tool parser.
 
@@ -169,7 +176,7 @@ class ChatStream:
         if reasoning_parser is not None:
             # Templates may have trimmed it.
             own = prefill if prompt.endswith(prefill) else prefill.rstrip()
-            before = "" if constrained else prompt.removesuffix(own)
+            before = _without_thought(reasoning_parser) if constrained else prompt.removesuffix(own)
             self._thinking = reasoning_parser.stream(prompt=before)
             if prefill and not constrained:
                 self._thinking.feed(prefill)

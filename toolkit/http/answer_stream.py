@@ -52,12 +52,16 @@ class BodyWriter(Protocol):
 
 def body_writer(scope: Scope) -> BodyWriter | None:
     """Return the server's BodyWriter, for routes that write in many small pieces; None where there is none, or where
-    a middleware stands between that wants to see the body.
+    a middleware stands between that wants to see the body. A middleware that does not has the attribute
+    `passes_bodies`, which is True.
     """
     app: Any = scope.get("app")
     own = getattr(getattr(app, "state", None), "own_middleware", None)
-    if own is None or app.user_middleware != own:
+    if own is None:
         return None
+    for middleware in app.user_middleware:
+        if middleware not in own and not getattr(middleware.cls, "passes_bodies", False):
+            return None
     writer: BodyWriter | None = scope.get("extensions", {}).get(BODY_WRITER)
     return writer
 

@@ -92,11 +92,13 @@ class SamplingFields(RequestModel):
         limits = _LIMITS & known.keys()
         left = known.keys() - given - limits - more.keys()
         unset = [name for name in SAMPLING_DEFAULTS if name in left]
-        left_open = max_new_tokens is None or (limits and not limits & given)
+        # What is said may mean no limit, as Ollama's -1 does; null says nothing.
+        said = any(getattr(self, name) is not None for name in limits & given)
+        left_open = not said if limits else max_new_tokens is None
         return (*unset, "max_new_tokens") if left_open else tuple(unset)
 
 
-_LIMITS = frozenset({"max_new_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens"})
+_LIMITS = frozenset({"max_new_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict"})
 """What bodies call the most tokens of an answer."""
 
 _SHARED = tuple(name for name in SamplingFields.model_fields if name in SamplingParams.__struct_fields__)

@@ -1,9 +1,9 @@
 """For output parsers: JSON as models write it, read from a `Source` as it comes.
 
 What is told is valid JSON, whatever the model does. Its usual slips are mended on the way: line breaks in strings,
-unknown escapes, True for true, NaN, single quotes, names without quotes, a comma before the end. What cannot be mended
-raises Broken, and whatever was read before has been told. The work per character is constant, and nesting is bounded,
-so that any reader of the JSON can read it.
+unknown escapes, halves of surrogate pairs, True for true, NaN, single quotes, names without quotes, a comma before the
+end. What cannot be mended raises Broken, and whatever was read before has been told. The work per character is
+constant, and nesting is bounded, so that any reader of the JSON can read it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ _WORDS = {
     "NaN": "null", "Infinity": "null", "-Infinity": "null",
 }  # fmt: skip
 """Words for values, and the JSON for each. JavaScript, too, writes null for a number that JSON does not have."""
+_SURROGATE = re.compile(r"\\u[dD](?:([89abAB])|[c-fC-F])[0-9a-fA-F]{2}")
+"""An escape of half a pair; the group is there for the first half."""
+_PAIR_OR_ESCAPE = re.compile(
+    rf"\\u[dD][89abAB][0-9a-fA-F]{{2}}\\u[dD][c-fC-F][0-9a-fA-F]{{2}}|{_SURROGATE.pattern}|\\."
+)
+_REPLACEMENT = "\\ufffd"
 _ESCAPES = frozenset('"\\/bfnrt')
 _CLOSING = {"{": "}", "[": "]"}
 
@@ -133,15 +139,20 @@ def read_raw_string(source: Source, tell: Tell, quote: str = '"') -> Reading[Non
     """Read a string, told with its quotes and escapes; JSON has `"` alone for a `quote`."""
     yield from source.expect(quote)
     tell('"')
+    half = ""
     while True:
         char = yield from source.peek()
+        if char == "\\":
+            half = _tell_escape((yield from _read_escape(source)), half, tell)
+            continue
+        if half:
+            tell(_REPLACEMENT)
+            half = ""
         if char == quote:
             source.take(1)
             tell('"')
             return
-        if char == "\\":
-            tell((yield from _read_escape(source)))
-        elif char == '"':
+        if char == '"':
             tell(f"\\{source.take(1)}")
         elif char < " ":
             if not char:
@@ -149,6 +160,29 @@ def read_raw_string(source: Source, tell: Tell, quote: str = '"') -> Reading[Non
             tell(json.dumps(source.take(1))[1:-1])
         else:
             tell(source.run_of(_PLAIN[quote]))
+
+
+def _tell_escape(escape: str, half: str, tell: Tell) -> str:
+    """Tell an escape that follows the first `half` of a surrogate pair, "" for none. Return it untold where it is such
+    a half itself.
+    """
+    found = _SURROGATE.fullmatch(escape)
+    if half and found and not found[1]:
+        tell(half + escape)
+        return ""
+    if half:
+        tell(_REPLACEMENT)
+    if found and found[1]:
+        return escape
+    tell(_REPLACEMENT if found else escape)
+    return ""
+
+
+def without_lone_surrogates(text: str) -> str:
+    """JSON text, with U+FFFD for each escape that is half a surrogate pair without its other half: no text may have
+    one, so that it could neither be written as UTF-8 nor read by every reader.
+    """
+    return _PAIR_OR_ESCAPE.sub(lambda found: _REPLACEMENT if _SURROGATE.fullmatch(found[0]) else found[0], text)
 
 
 def _read_escape(source: Source) -> Reading[str]:

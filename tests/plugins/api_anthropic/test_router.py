@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from pegboard.conformance.asgi import Exchange, call
 from pegboard.conformance.fake_client import FAILURE, SCRIPT, FakeEngineClient
 from pegboard.core.interfaces.api_router import ApiContext
+from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.api_anthropic.options import AnthropicOptions
@@ -398,6 +399,25 @@ def test_the_engines_refusals_use_our_names() -> None:
     assert done.json()["error"]["message"] == "max_tokens is odd"
     done, _ = ask(PATH, BODY, refuse=InvalidRequest("the prompt is too long", param="prompt"))
     assert done.json()["error"]["message"] == "messages: the prompt is too long"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_grammar_that_turns_out_bad_later_is_called_by_our_names(streamed: bool) -> None:
+    """As it is where it does not compile: its request has been accepted then."""
+
+    class Compiling(FakeEngineClient):
+        def pieces(self, request: GenerateRequest, number: int) -> tuple[str, ...]:
+            raise InvalidRequest("json_schema: bad pattern", param="json_schema")
+
+    async def scene() -> Exchange:
+        body = {**BODY, "output_config": {"format": FORMAT}, "stream": streamed}
+        return await call(make_app(Compiling()), "POST", PATH, body)
+
+    done = asyncio.run(scene())
+    assert done.status == 400
+    error = done.json()["error"]
+    assert error["message"] == "output_config.format.schema: bad pattern"
+    assert error["details"]["param"] == "output_config.format.schema"
 
 
 @pytest.mark.parametrize("path", [PATH, COUNT])

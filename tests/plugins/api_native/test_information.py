@@ -10,6 +10,7 @@ import pytest
 
 from pegboard.conformance.asgi import PATIENCE
 from pegboard.core.interfaces.client import GenerateRequest, OutputStream
+from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.api_native.options import NativeOptions
 from pegboard.toolkit.http.weight_version import ServedWeights
 from tests.faults.whole_api import ask, bearer, whole_app
@@ -59,21 +60,62 @@ def test_a_paused_engine_is_not_well() -> None:
     played(scene)
 
 
-@pytest.mark.parametrize(("progress", "status"), [(True, 200), (False, 503)])
-def test_a_probe_that_waits_asks_whether_others_got_on(progress: bool, status: int) -> None:
+@pytest.mark.parametrize(
+    ("progress", "status"), [("generated_tokens", 200), ("prompt_tokens", 200), ("accepted", 503), ("", 503)]
+)
+def test_a_probe_that_waits_asks_whether_others_got_on(progress: str, status: int) -> None:
+    """By tokens of answers, or by those of prompts, which may be long."""
+
     async def scene(server: Server) -> None:
         client = await with_counters(server)
         client.stall_at = 0
         submit = client.submit
 
         async def meanwhile(request: GenerateRequest) -> OutputStream:
-            client.scheduler["generated_tokens"] = 10 if progress else 0
+            client.scheduler[progress] = 10
             return await submit(request)
 
         client.submit = meanwhile  # type: ignore[method-assign]
         done = await server.get("/health_generate")
         assert done.status == status
+        if status == 503:
+            assert done.json()["error"]["code"] == "no_progress"
         assert client.aborted == [client.requests[0].rid], "nobody waits for it any more"
+
+    played(scene)
+
+
+@pytest.mark.parametrize("looks", [1, 2, None])
+def test_a_full_queue_is_no_illness(looks: int | None) -> None:
+    """As long as the engine gets on; here it does so after this many looks at it."""
+
+    class Full(Counting):
+        looked = 0
+
+        async def server_info(self) -> dict[str, Any]:
+            if self.looked == looks:
+                self.scheduler["generated_tokens"] = 10
+            self.looked += 1
+            return await super().server_info()
+
+    async def scene(server: Server) -> None:
+        client = Full()
+        client.refuse = InvalidRequest("8 requests are waiting", code="queue_full", status=503)
+        server.app = Server.of(client, NativeOptions(health_timeout=0.05 if looks is None else PATIENCE)).app
+        done = await server.get("/health_generate")
+        assert done.status == (503 if looks is None else 200)
+        if looks is None:
+            assert done.json()["error"]["code"] == "no_progress"
+
+    played(scene)
+
+
+def test_a_probe_that_is_refused_for_another_reason() -> None:
+    async def scene(server: Server) -> None:
+        client = await with_counters(server)
+        client.refuse = InvalidRequest("over", code="shutting_down", status=503)
+        done = await server.get("/health_generate")
+        assert (done.status, done.json()["error"]["code"]) == (503, "shutting_down")
 
     played(scene)
 

@@ -165,6 +165,10 @@ class TestWhatIsAsked:
         left = asked(options={"num_predict": -1}).sampling
         assert left.max_new_tokens is None
         assert {"repetition_penalty", "temperature"} <= set(left.unset)
+        assert left.filled({"max_new_tokens": 7}).max_new_tokens is None, "until the context is full"
+        for given in ({}, {"num_predict": None}):
+            assert asked(options=given).sampling.filled({"max_new_tokens": 7}).max_new_tokens == 7
+        assert asked(options={"num_predict": 5}).sampling.filled({"max_new_tokens": 7}).max_new_tokens == 5
 
     def test_the_format(self) -> None:
         schema = {"type": "object", "properties": {"a": {"type": "integer"}}}

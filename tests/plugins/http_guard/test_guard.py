@@ -21,6 +21,7 @@ from pegboard.core.registry.hooks import Hooks
 from pegboard.plugins.http_guard import guard as guard_module
 from pegboard.plugins.http_guard.connections import SPARE
 from pegboard.plugins.http_guard.guard import OTHER_FILES, Guard
+from pegboard.plugins.http_guard.origins import Origins
 from pegboard.toolkit.http.app import build_app
 from pegboard.toolkit.http.levels import ADMIN, LARGE, PUBLIC, STREAMED, USER
 from tests.plugins.http_guard.guarded import guarding
@@ -97,7 +98,12 @@ def test_a_file_that_is_read_piece_by_piece_has_no_bound(packed: bool) -> None:
         ("POST", "cross-site", None, 403),
         ("POST", "cross-site", "null", 403),
         ("POST", "cross-site", ORIGIN, 200),
-        ("POST", "same-site", "https://evil.example.com", 200),
+        ("POST", "same-site", "http://127.0.0.1:3000", 403),
+        ("POST", "same-site", "null", 403),
+        ("POST", "same-site", ORIGIN, 200),
+        ("POST", "same-site", "http://localhost", 200),
+        ("POST", "same-site", None, 200),
+        ("GET", "same-site", "http://127.0.0.1:3000", 404),
         ("POST", "same-origin", ORIGIN, 200),
         ("POST", "none", None, 200),
         ("POST", None, None, 200),
@@ -112,6 +118,13 @@ def test_pages_of_elsewhere_may_not_act(method: str, site: str | None, origin: s
     assert done.status == status
     if status == 403:
         assert done.json()["error"]["code"] == "cross_site"
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_with_keys_a_page_of_the_same_site_needs_one(keyed: bool) -> None:
+    headers = [(b"host", b"x"), (b"origin", b"http://x:3000"), (b"sec-fetch-site", b"same-site")]
+    refusal = Origins((), None, keyed=keyed).refusal({"method": "POST", "headers": headers})
+    assert (refusal is None) == keyed
 
 
 @pytest.mark.parametrize(("host", "status"), [("localhost:1", 200), ("rebound.example", 403)])

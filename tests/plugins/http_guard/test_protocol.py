@@ -382,3 +382,60 @@ def test_a_request_has_one_host() -> None:
                 await refused(reader, 400, "bad_host")
 
     run(scene)
+
+
+UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nhttp2-settings: AAEAAEAAAAIAAAABAAMAAABk\r\nupgrade: h2c\r\n"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("size", [0, 5, 100_000])
+@pytest.mark.parametrize("cut", ["", "in the head", "behind the head", "in the body", "everywhere"])
+def test_a_request_that_asks_for_another_protocol_keeps_its_body(cut: str, size: int, chunked: bool) -> None:
+    """As Java's client does, in every request without TLS; and so does what comes after it."""
+    body = b"x" * size
+    framing = b"content-length: %d\r\n" % size
+    if chunked:
+        framing = b"transfer-encoding: chunked\r\n"
+        body = (b"%x\r\n%b\r\n" % (size, body) if size else b"") + b"0\r\n\r\n"
+    head = HEAD + UPGRADE + framing + b"\r\n"
+    sent = (head + body) * 2 + HEAD + b"content-length: 3\r\n\r\nabc" + head + body
+    at = {"": len(sent), "in the head": 40, "behind the head": len(head), "in the body": len(head) + 3}.get(cut)
+
+    async def scene(app: App, dial: Dial) -> None:
+        reader, writer = await dial()
+        for piece in [sent[:at], sent[at:]] if at else [sent[i : i + 1] for i in range(len(sent))]:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0 if cut == "everywhere" else 0.01)
+        for expected in (size, size, 3, size):
+            got, headers, answered = await answer(reader)
+            assert (got, answered) == (200, str(expected).encode())
+            assert "connection" not in headers
+
+    if cut != "everywhere" or size < 100:
+        run(scene)
+
+
+def test_bounds_hold_for_requests_that_ask_for_another_protocol() -> None:
+    async def scene(app: App, dial: Dial) -> None:
+        reader, writer = await dial()
+        writer.write(HEAD + UPGRADE + b"a: b\r\n" * (MAX_HEADERS - 4) + b"\r\n")
+        assert (await answer(reader))[0] == 200
+        writer.write(HEAD + UPGRADE + b"a: b\r\n" * (MAX_HEADERS - 3) + b"\r\n")
+        await refused(reader, 431, "headers_too_large")
+        reader, writer = await dial()
+        writer.write(HEAD + UPGRADE + b"content-length: 5\r\n\r\nab")
+        await refused(reader, 408, "too_slow")
+
+    run(scene, SOON)
+
+
+def test_what_follows_a_connect_is_no_request() -> None:
+    async def scene(app: App, dial: Dial) -> None:
+        reader, writer = await dial()
+        writer.write(b"CONNECT /x HTTP/1.1\r\nhost: x\r\n\r\n" + HEAD + b"\r\n")
+        got, headers, _ = await answer(reader)
+        assert (got, headers["connection"]) == (200, "close")
+        assert await reader.read() == b""
+
+    run(scene)

@@ -10,6 +10,7 @@ from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.registry.registry import Registry
 from pegboard.plugins.parsers_reasoning.options import MarkerOptions, ThinkOptions
 from pegboard.plugins.parsers_reasoning.parsers import MarkedParser, QwenParser, ThinkParser
+from pegboard.toolkit.chat.tool_calls import ChatStream, Tools
 from pegboard.toolkit.parsing.output_parser import OutputParserContext
 from tests.choosing import best
 
@@ -49,6 +50,30 @@ def test_answers_may_be_said_to_begin_with_thinking() -> None:
     assert read(eager, "<think>Hm.</think>Four.").reasoning == "Hm."
     assert read(eager, "Four.", "<think>\n\n</think>\n\n").content == "Four."
     assert read(ThinkParser(ThinkOptions(), CTX), "Hm.</think>Four.").content == "Hm.</think>Four."
+
+
+@pytest.mark.parametrize("parser", [ThinkParser(ThinkOptions(starts_open=True), CTX), QwenParser(NoOptions(), CTX)])
+@pytest.mark.parametrize("prompt", ["", "<think>\n"])
+def test_an_answer_that_a_grammar_describes_is_no_thought(parser: ThinkParser, prompt: str) -> None:
+    """Unless the grammar lets the model write the marker."""
+    for text, reasoning in (('{"a": 1}', ""), ('<think>Hm.</think>{"a": 1}', "Hm.")):
+        answer = ChatStream(reasoning_parser=parser, prompt=prompt, constrained=True).collect(text)
+        assert (answer.content, answer.reasoning) == ('{"a": 1}', reasoning)
+
+
+def test_a_call_that_is_forced_is_no_thought() -> None:
+    record = Registry.discover().get("tool_parser", "hermes")
+    assert record is not None
+    tools = Tools(({"name": "now", "parameters": {}},), "required")
+    stream = ChatStream(
+        tools=tools,
+        tool_parser=record.load()(NoOptions(), CTX),
+        reasoning_parser=ThinkParser(ThinkOptions(starts_open=True), CTX),
+        constrained=True,
+    )
+    answer = stream.collect('<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
+    assert [call.name for call in answer.calls] == ["now"]
+    assert (answer.content, answer.reasoning) == ("", "")
 
 
 def test_only_the_end_of_the_prompt_counts() -> None:

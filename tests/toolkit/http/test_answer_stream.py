@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from docs._build.config import builtin_registry
 from pegboard.conformance.fake_client import FakeEngineClient, FakeTokenizer
+from pegboard.core.config.compose import compose
 from pegboard.core.interfaces.client import GenerateRequest, OutputChunk
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.messages import (
@@ -21,8 +23,11 @@ from pegboard.core.interfaces.messages import (
     TokenOutput,
     TokenOutputs,
 )
+from pegboard.core.registry.hooks import Hooks
 from pegboard.core.server.client import AsyncEngineClient
-from pegboard.toolkit.http.answer_stream import BODY_WRITER, AnswerStream, AnswerWriter
+from pegboard.core.server.serve import build_api
+from pegboard.toolkit.http.answer_stream import BODY_WRITER, AnswerStream, AnswerWriter, body_writer
+from pegboard.toolkit.http.app import build_app
 from pegboard.toolkit.http.events import event
 from pegboard.toolkit.http.generation import Answers
 
@@ -88,9 +93,10 @@ class Connection:
         await self._left.wait()
         return {"type": "http.disconnect"}
 
-    def scope(self, *, direct: bool = True, foreign: bool = False) -> Any:
-        own = ["front"]
-        app = SimpleNamespace(state=SimpleNamespace(own_middleware=own), user_middleware=["gzip"] * foreign + own)
+    def scope(self, *, direct: bool = True, foreign: type[Looking] | None = None) -> Any:
+        app = build_app([])
+        if foreign is not None:
+            app.add_middleware(foreign)
         return {"type": "http", "app": app, "extensions": {BODY_WRITER: self} if direct else {}}
 
 
@@ -376,12 +382,50 @@ def test_errors_are_the_apis() -> None:
     run(scene)
 
 
-def test_middleware_sees_what_passes_it() -> None:
+class Looking:
+    """A middleware that may want to see bodies."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
+class PassingOn(Looking):
+    """One that says that it does not."""
+
+    passes_bodies = True
+
+
+@pytest.mark.parametrize("foreign", [Looking, PassingOn])
+def test_middleware_sees_what_passes_it(foreign: type[Looking]) -> None:
     async def scene() -> None:
         connection = Connection()
-        body, _ = await stream((1, [[(0, "a")], [(0, "z.")]]), connection, connection.scope(foreign=True))
-        assert connection.direct == 0
+        body, _ = await stream((1, [[(0, "a")], [(0, "z.")]]), connection, connection.scope(foreign=foreign))
+        assert (connection.direct > 0) == (foreign is PassingOn)
         assert texts(body) == {0: "az."}
+
+    run(scene)
+
+
+@pytest.mark.parametrize("server", [{}, {"otlp_traces_endpoint": "http://127.0.0.1:9/v1/traces"}])
+def test_our_own_middleware_lets_streams_write_to_the_connection(server: dict[str, str]) -> None:
+    """That of all APIs of the default config, and of all hooks."""
+
+    async def scene() -> None:
+        registry = builtin_registry()
+        resolved = compose(data={"model": {"path": "x/y"}, "server": server}, env={}, registry=registry)
+        hooks = Hooks.load(resolved.registry, resolved.plugin_options)
+        hooks.call.configure(config=resolved.engine, origins=resolved.origins)
+        client = FakeEngineClient()
+        app = build_api(resolved, client, hooks)[0]
+        before = len(app.user_middleware)
+        hooks.call.register_routes(app=app, client=client)
+        assert len(app.user_middleware) == before + 1 + len(server)
+        connection = Connection()
+        assert body_writer({"app": app, "extensions": {BODY_WRITER: connection}}) is connection
+        hooks.call.shutdown()
 
     run(scene)
 

@@ -69,6 +69,15 @@ def refusal(answers: Sequence[int], **body: object) -> tuple[int, str | None, st
     return error.value.status, error.value.param, error.value.message
 
 
+def test_only_fields_that_nobody_reads_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(refusals, "_reported", set())
+    with caplog.at_level(logging.INFO, logger=refusals.__name__):
+        assert told([1], room=5, check=True, prompt="x", nobody=1) == [{"gate": {"room": 5}, "policy": {"check": True}}]
+    assert [record.args for record in caplog.records] == [("nobody",)]
+
+
 def test_without_declared_fields_nothing_is_made_and_nothing_copied() -> None:
     assert with_declared(Asking, {}) is with_declared(Asking, {"gate": ()}) is Asking
     body = Asking(params={"gate": {"room": 1}})

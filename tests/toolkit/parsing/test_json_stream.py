@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from pegboard.conformance.properties import properties
 from pegboard.conformance.streams import cut
-from pegboard.toolkit.parsing.json_stream import MAX_DEPTH, MAX_NUMBER, as_object, read_string, read_value
+from pegboard.toolkit.parsing.json_stream import (
+    MAX_DEPTH,
+    MAX_NUMBER,
+    as_object,
+    read_string,
+    read_value,
+    without_lone_surrogates,
+)
 from pegboard.toolkit.parsing.text_stream import Broken, Reading, Source
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -76,6 +83,31 @@ def test_slips_are_mended(text: str, value: Any) -> None:
     for pieces in ([text + " "], [*text, " "]):
         told, _ = read(pieces)
         assert json.loads(told) == value
+
+
+@properties(max_examples=150)
+@given(pieces=st.lists(st.sampled_from([r"\ud83d", r"\uDE00", r"\\", r"\n", "a", "ud83d", r"\u00e9"])), data=st.data())
+def test_no_half_of_a_pair_is_told(pieces: list[str], data: st.DataObject) -> None:
+    text = f'"{"".join(pieces)}"'
+    found = json.loads(text).encode("utf-16-le", "surrogatepass")
+    expected, place = "", 0
+    while place < len(found):
+        size = 4 if found[place + 1] & 0xFC == 0xD8 and found[place + 3 : place + 4] == b"\xde" else 2
+        expected += found[place : place + size].decode("utf-16-le", "replace")
+        place += size
+    told, _ = read(data.draw(cut(text + " ")))
+    assert json.loads(told) == expected
+    assert json.loads(without_lone_surrogates(text)) == expected
+
+
+def test_half_of_a_pair_at_the_end_of_the_text() -> None:
+    source = Source()
+    told: list[str] = []
+    source.push(r'"a\ud83d')
+    source.ended = True
+    with pytest.raises(Broken):
+        list(read_value(source, told.append))
+    assert "".join(told) == r'"a\ufffd'
 
 
 @pytest.mark.parametrize(

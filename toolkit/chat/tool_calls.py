@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.sampling import Grammar
 
 
+INVALID_JSON = "INVALID_JSON"
+"""For APIs whose calls have their arguments as an object: the only argument of a call whose text is not JSON, with that
+text for a value. Anthropic's documentation of fine-grained tool streaming has clients write it so.
+"""
+
+
 @dataclass(frozen=True)
 class Tools:
     """What a request says about tools, checked. `functions` are those that may be called, each with `name`,

@@ -113,6 +113,10 @@ GLM = (
     Answer(_GLM, _glm("note", ("text", ' two\n "lines"\n')), calls=(("note", {"text": ' two\n "lines"\n'}),)),
     Answer(_GLM, _glm("note", ("text", _XML)), calls=(("note", {"text": _XML}),)),
     Answer(_GLM, "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</tool_call>", calls=(ROME,)),
+    # An end of a value is text where nothing follows that may follow one; an end of a call may be forgotten.
+    Answer(_GLM, _glm("note", ("text", "a</arg_value> b")), calls=(("note", {"text": "a</arg_value> b"}),)),
+    Answer(_GLM, _glm("weather", ("city", "Rome")).removesuffix("</tool_call>") + _glm("now"), calls=(ROME, NOW)),
+    Answer(_GLM, _glm("ship", ("items", "['1', '2']")) + " Done.", "", "Done.", (("ship", {"items": ["1", "2"]}),)),
     Answer(_GLM, f"{_glm('nope', ('a', '1'))}\n{_glm('now')}", "", _glm("nope", ("a", "1")), (NOW,)),
     Answer(_GLM, "<think>Call <tool_call>now</tool_call>?</think>No.", "Call <tool_call>now</tool_call>?", "No."),
     Answer(_GLM, "A <tool_call> now", "", "A <tool_call> now"),
@@ -283,6 +287,22 @@ GEMMA = (
     ),
     # Quotes and spaces as JSON has them.
     Answer(_GEMMA, _gemma('weather{"city": "Oslo", days : 2}'), calls=(OSLO,)),
+    # Strings whose tokens were forgotten.
+    Answer(_GEMMA, _gemma("weather{city: Oslo ,days:2}"), calls=(OSLO,)),
+    Answer(
+        _GEMMA,
+        _gemma("ship{items:[New York,10:30,2026-01-02,O'Hare],address:{next:{a:nothing}},weight:-1.5}"),
+        calls=(
+            (
+                "ship",
+                {
+                    "items": ["New York", "10:30", "2026-01-02", "O'Hare"],
+                    "address": {"next": {"a": "nothing"}},
+                    "weight": -1.5,
+                },
+            ),
+        ),
+    ),
     Answer(_GEMMA, _gemma('weather{city:<|"|>Rome<|"|>}').removesuffix("<tool_call|>"), calls=(ROME,)),
     Answer(_GEMMA, f"{_gemma('nope{a:1}')} {_gemma('now{}')}", "", _gemma("nope{a:1}"), (("now", {}),)),
     Answer(_GEMMA, "A <|tool_call> is a token: call:now{}", "", "A <|tool_call> is a token: call:now{}"),

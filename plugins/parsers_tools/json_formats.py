@@ -22,7 +22,7 @@ from pegboard.toolkit.parsing.output_parser import (
 from pegboard.toolkit.parsing.text_stream import Broken, Reading
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
-_MOST = 64
+_MOST = 128
 """Longest name of a function."""
 
 

@@ -32,7 +32,7 @@ _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_e
 _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _KIMI_IDS = "tool_declare<|im_middle|>"
 _ID = re.compile(r"[A-Za-z0-9_.:-]+")
-_MOST = 128
+_MOST = 256
 _WRITTEN = re.compile(rf"{re.escape(_CALL)}(functions\.[A-Za-z0-9_.-]+:[0-9]+)")
 _PARTS = re.compile(r"(?:functions\.)?(.+?)(?::([0-9]{1,9}))?")
 

@@ -25,7 +25,7 @@ from pegboard.toolkit.parsing.text_stream import Broken, Reading
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
-_MOST = 64
+_MOST = 128
 _MAX_NUMBER = 1000
 _NUMBER_CHARS = re.compile(r"[-+.0-9eE_]+")
 _NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")

@@ -408,3 +408,13 @@ def test_an_answer_that_ends_anywhere_is_read(answer: Answer) -> None:
         # A marker may be cut, too.
         thought = found.reasoning.partition("<")[0].rstrip()
         assert answer.reasoning.startswith(thought) or thought.startswith(answer.reasoning or "\0")
+
+
+@pytest.mark.parametrize("name", [one.name for one in REGISTRY.providers("tool_parser") if one.name != "plain"])
+@pytest.mark.parametrize("offered", [True, False])
+def test_names_may_be_as_long_as_anthropics(name: str, offered: bool) -> None:
+    parser, long = parser_of("tool_parser", name), "mcp__" + "x" * 123
+    text = parser.write_calls([{"name": long, "arguments": {"city": "Rome"}}])
+    for pieces in ([text], one_by_one(text)):
+        found = feed(parser.stream(({"name": long},) if offered else ()), pieces)
+        assert (found.content, found.loaded) == ("", [(long, {"city": "Rome"})])

@@ -245,6 +245,10 @@ def test_a_budget_of_thinking_reaches_an_engine_that_has_them() -> None:
         done, client = ask(PATH, body, features=features)
         assert done.status == 200, done.body
         assert client.requests[0].params.get("thought_budget", {}).get("tokens") == tokens
+    long = [*BODY["messages"], {"role": "assistant", "content": "((" + "x" * 70_000}]
+    done, client = ask(PATH, {**body, "messages": long}, features=["thought_budget"])
+    assert done.status == 200, done.body
+    assert len(str(client.requests[0].params)) < 1000
 
 
 # ---- why it ended -------------------------------------------------------------------------------------------------

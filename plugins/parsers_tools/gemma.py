@@ -43,6 +43,7 @@ class GemmaParser(OutputParser[NoOptions]):
     """Gemma 4."""
 
     skip_special_tokens = False
+    call_markers = (_CALL,)
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:

@@ -58,6 +58,8 @@ class HermesParser(OutputParser[NoOptions]):
     It serves chat models whose template does not know of tools, too: it explains the format to them.
     """
 
+    call_markers = (_BEGIN,)
+
     @classmethod
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
         if not ctx.chat_template:
@@ -190,6 +192,7 @@ class MistralParser(OutputParser[NoOptions]):
     """A list of JSON objects after a special token; or, as newer models write, a name and its arguments."""
 
     skip_special_tokens = False
+    call_markers = (_CALLS,)
 
     def __init__(self, options: NoOptions, ctx: OutputParserContext) -> None:
         super().__init__(options, ctx)
@@ -265,6 +268,7 @@ class DeepSeekParser(OutputParser[NoOptions]):
     """
 
     skip_special_tokens = False
+    call_markers = (_OUTER[0], _INNER)
 
     def __init__(self, options: NoOptions, ctx: OutputParserContext) -> None:
         super().__init__(options, ctx)

@@ -67,6 +67,7 @@ class GraniteParser(_ListParser):
     """Granite 3, and Phi-4-mini, which ends the list. Granite 4 writes as Hermes does."""
 
     begin, end, written_end = "<|tool_call|>", "<|/tool_call|>", ""
+    call_markers = (begin,)
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
@@ -79,6 +80,7 @@ class HunyuanParser(_ListParser):
     """Hunyuan."""
 
     begin, end, written_end = "<tool_calls>", "</tool_calls>", "</tool_calls>"
+    call_markers = (begin,)
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
@@ -91,6 +93,7 @@ class KimiParser(OutputParser[NoOptions]):
     """
 
     skip_special_tokens = False
+    call_markers = (_SECTION, _CALL)
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:

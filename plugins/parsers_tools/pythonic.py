@@ -75,6 +75,8 @@ _SECTION, _SECTION_END = "<function_calls>", "</function_calls>"
 class OlmoParser(PythonicParser):
     """Olmo 3: calls on lines of their own, in a section."""
 
+    call_markers = (_SECTION,)
+
     @classmethod
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
         return None if _SECTION in ctx.chat_template else f"the chat template has no {_SECTION}"

@@ -93,6 +93,7 @@ class _TaggedParser(OutputParser[NoOptions]):
     def __init__(self, options: NoOptions, ctx: OutputParserContext) -> None:
         super().__init__(options, ctx)
         self._form = self.form(ctx.chat_template)
+        self.call_markers = (*(begin for begin, _ in self.tags.sections), self.tags.call)
 
     @abstractmethod
     def form(self, template: str) -> TagForm:

@@ -51,6 +51,8 @@ _FORM = TagForm(
 class XmlParser(OutputParser[NoOptions]):
     """Functions and parameters in tags of their own."""
 
+    call_markers = (_BEGIN, _FUNCTION)
+
     @classmethod
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
         return None if _FUNCTION in ctx.chat_template else f"the chat template has no {_FUNCTION}"

@@ -12,7 +12,7 @@ import pytest
 from tests.house.drawing import ROOT, House, room
 
 ROOMS = {
-    "conformance": 18_980,
+    "conformance": 18_990,
     "core.cli": 180,
     "core.config": 1_990,
     "core.engine": 2_180,
@@ -22,8 +22,8 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 76_150,
-    "toolkit": 20_250,
+    "plugins": 76_370,
+    "toolkit": 20_500,
     "tools": 12_410,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

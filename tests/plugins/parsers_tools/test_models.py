@@ -88,6 +88,8 @@ HARMONY = (
     ),
     # Ends that were forgotten, and headers that were cut.
     Answer(_GPT, f"{_message('analysis', 'Hm.', '')}<|start|>assistant{_message('final', 'So.', '')}", "Hm.", "So."),
+    Answer(_GPT, f"{_message('analysis', 'Hm.', '')}{_message('final', 'So.', '<|return|>')}", "Hm.", "So."),
+    Answer(_GPT, f"{_message('analysis', 'Hm. <|channel|>fi', '')}{_TO_ROME}", "Hm. <|channel|>fi", "", (ROME,)),
     Answer(_GPT, f"{_ANALYSIS}<|channel|>fin", "2 + 2."),
     Answer(_GPT, "2 + 2.<|end|><|start|>assistant" + _message("final", "4.", ""), "2 + 2.", "4.", (), _ANALYSIS[:30]),
     Answer(_GPT, '{"a": "<|end|>"}', "", '{"a": "<|end|>"}'),

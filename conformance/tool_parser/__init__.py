@@ -224,6 +224,14 @@ class ToolParserContract(ContractSuite):
         text, calls = self.example(parser)
         assert feed(self.stream(parser, ()), [text]).loaded == calls
 
+    def test_calls_begin_with_its_markers(self, parser: OutputParser) -> None:
+        """So that one in a thought is found."""
+        if not parser.call_markers:
+            pytest.skip("its calls have no markers")
+        texts = [self.example(parser)[0], *(text for text, _ in self.call_texts())]
+        for text in texts:
+            assert text.lstrip().startswith(tuple(parser.call_markers)), f"it begins with no marker: {text}"
+
     def test_tools_and_calls_are_read_and_not_changed(self, parser: OutputParser) -> None:
         """They are the request's, and go to the chat template and to other parsers as well."""
         tools = list(copy.deepcopy(TOOLS))

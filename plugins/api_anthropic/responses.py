@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic_core
 
+from pegboard.toolkit.chat.tool_calls import INVALID_JSON
 from pegboard.toolkit.http.events import event
-from pegboard.toolkit.parsing.json_stream import without_lone_surrogates
+from pegboard.toolkit.parsing.json_stream import is_beginning, without_lone_surrogates
 from pegboard.toolkit.parsing.output_parser import Content, OutputEvent, Reasoning, ToolCallArguments, ToolCallStart
 
 if TYPE_CHECKING:
@@ -108,13 +109,17 @@ def _joined(events: Iterable[OutputEvent]) -> list[OutputEvent]:
 
 def _arguments(text: str) -> dict[str, object]:
     """Return a call's arguments; as far as they go where the answer was cut off, as Anthropic's clients read a
-    stream.
+    stream. Text that is not JSON is wrapped, so that no tool runs as if it had been called with other arguments.
     """
-    try:
-        value = pydantic_core.from_json(without_lone_surrogates(text) or "{}", allow_partial="trailing-strings")
-    except ValueError:
+    text = without_lone_surrogates(text)
+    if not text:
         return {}
-    return value if isinstance(value, dict) else {}
+    partial: Literal["off", "trailing-strings"] = "trailing-strings" if is_beginning(text) else "off"
+    try:
+        value = pydantic_core.from_json(text, allow_partial=partial)
+    except ValueError:
+        return {INVALID_JSON: text}
+    return value if isinstance(value, dict) else {INVALID_JSON: text}
 
 
 class MessageWriter:

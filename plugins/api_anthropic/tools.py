@@ -9,12 +9,16 @@ from pegboard.toolkit.chat.tool_calls import Tools
 from pegboard.toolkit.chat.tool_schema import (
     Choice,
     FunctionSource,
+    ToolLimits,
     check_choice,
     checked_functions,
     named_choice,
     wrong,
 )
 from pegboard.toolkit.parsing.output_parser import ToolFunction
+
+LIMITS = ToolLimits(tools=1024, name=128)
+"""Anthropic's own for names, and room for the tools of many MCP servers."""
 
 _CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -25,7 +29,7 @@ def message_tools(tools: Sequence[object] | None = None, tool_choice: object = N
     run itself.
     """
     _refuse_server_tools(tools or ())
-    functions = checked_functions(tools, _flat)
+    functions = checked_functions(tools, _flat, LIMITS)
     choice, name, parallel = _choice(tool_choice, functions)
     return Tools(functions, choice, name, parallel)
 

@@ -14,7 +14,7 @@ from pegboard.plugins.api_native.tools import called_tools
 from pegboard.toolkit.chat.tool_calls import ChatAnswer, ChatStream
 from pegboard.toolkit.http.answers import json_response
 from pegboard.toolkit.http.bodies import RequestModel, parse_body
-from pegboard.toolkit.parsing.output_parser import reasoning_parser_of, tool_parser_of
+from pegboard.toolkit.parsing.output_parser import OutputParser, reasoning_parser_of, tool_parser_of
 
 _LONG = 4096
 """Characters from which on a text is parsed in a thread."""
@@ -99,7 +99,8 @@ class Parsing:
     async def reasoning(self, request: Request) -> Response:
         body = await parse_body(request, ReasoningBody)
         self._check_name("reasoning_parser", "reasoning_parser", body.reasoning_parser)
-        found = await _parse(body.text, ChatStream(reasoning_parser=reasoning_parser_of(self._ctx)))
+        parser = reasoning_parser_of(self._ctx)
+        found = await _parse(body.text, ChatStream(reasoning_parser=parser, prompt=_opening(parser, body.text)))
         return json_response({"reasoning_text": found.reasoning, "text": found.content})
 
     def _check_name(self, contract: str, field: str, name: str) -> None:
@@ -108,6 +109,17 @@ class Parsing:
         if name and name not in chosen:
             has = f"has {', '.join(map(repr, chosen))}" if chosen else "has none by name"
             raise InvalidRequest(f"{field}: this server {has}, not {name[:64]!r}", param=field)
+
+
+def _opening(parser: OutputParser | None, text: str) -> str:
+    """Return the marker with which the prompt of `text` has begun a thought: where one ends in the text and none begins
+    before that; "" for none. Where several thoughts may come, each says in the text itself that it is one.
+    """
+    form = parser.thought_form() if parser is not None else None
+    if form is None or form.answer:
+        return ""
+    thought, end, _ = text.partition(form.closes[0])
+    return form.begin if end and form.begin not in thought else ""
 
 
 async def _parse(text: str, stream: ChatStream) -> ChatAnswer:

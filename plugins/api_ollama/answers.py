@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from pegboard.toolkit.chat.tool_calls import INVALID_JSON
 from pegboard.toolkit.http.openapi import error_responses
 from pegboard.toolkit.parsing.json_stream import without_lone_surrogates
 from pegboard.toolkit.parsing.output_parser import Content, OutputEvent, Reasoning, ToolCallStart
@@ -138,7 +139,10 @@ class AnswerWriter:
             arguments = _object(call.arguments)
             if arguments is None and not (whole or self._told < len(calls)):
                 return
-            function = {"index": self._told - 1, "name": call.name, "arguments": arguments or {}}
+            if arguments is None:
+                # No tool is to run as if it had been called without arguments.
+                arguments = {INVALID_JSON: call.arguments} if call.arguments else {}
+            function = {"index": self._told - 1, "name": call.name, "arguments": arguments}
             self._calls.append({"id": call.id, "function": function})
             yield {"content": "", "tool_calls": self._calls[-1:]}
 

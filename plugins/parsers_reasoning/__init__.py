@@ -35,7 +35,7 @@ plugin = Plugin(
             contract="reasoning_parser",
             name="granite",
             factory=f"{_PARSERS}:GraniteParser",
-            summary="Here is my thought process: ... Here is my response: ...",
+            summary="Here is my thought process: ... Here is my response: ..., or <think> and <response>",
             rank=33,
         ),
         Provider(

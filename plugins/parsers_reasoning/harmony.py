@@ -26,6 +26,8 @@ _ANALYSIS = f"{_CHANNEL}analysis{_MESSAGE}"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _NEXT = f"{_START}assistant"
 """How a message begins whose predecessor has no end."""
+_OTHERS = (f"{_CHANNEL}final", f"{_CHANNEL}commentary")
+"""How a message begins that follows a thought without an end or a role."""
 _RUN = re.compile(r"[^<]+|<")
 _MOST = 256
 """Longest header of a message."""
@@ -51,7 +53,7 @@ class HarmonyParser(OutputParser[NoOptions]):
         # After the first thought a call may come; who thinks again has to answer.
         final = f"{_CHANNEL}final{_MESSAGE}"
         closes = (_ENDS[0], f"{_ENDS[0]}{_NEXT}{final}")
-        return ThoughtForm(_ANALYSIS, _ENDS, closes, prompt.rstrip().endswith(_ANALYSIS), final)
+        return ThoughtForm(_ANALYSIS, (*_ENDS, final), closes, prompt.rstrip().endswith(_ANALYSIS), final)
 
 
 class _HarmonyStream(ThoughtStream):
@@ -100,8 +102,9 @@ class _HarmonyStream(ThoughtStream):
         return _FOR_A_TOOL if _FOR_A_TOOL in header else name.group(1) if name is not None else _FINAL
 
     def _analysis(self) -> Reading[None]:
-        if (yield from self.read_thought(*_ENDS, _NEXT)) == _NEXT:
-            self.source.put_back(_NEXT)
+        marker = yield from self.read_thought(*_ENDS, _NEXT, *_OTHERS)
+        if marker not in _ENDS:
+            self.source.put_back(marker)
         self.separate("\n")
 
     def _content(self, channel: str) -> Reading[None]:

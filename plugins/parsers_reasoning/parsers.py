@@ -17,14 +17,17 @@ from pegboard.toolkit.parsing.text_stream import Reading, TextStream
 
 _BEGIN, _END = "<think>", "</think>"
 _CALL = "<|tool_call>"
-_ANSWER, _ANSWER_END = "<answer>", "</answer>"
+_ANSWER = ("<answer>", "</answer>")
+_RESPONSE = ("<response>", "</response>")
+_THOUGHTS = ("Here is my thought process:", "Here's my thought process:")
+_RESPONSES = ("Here is my response:", "Here's my response:")
 
 
 class ThinkParser(OutputParser[Options]):
     """DeepSeek-R1 and those like it: a thought at the beginning, of which the prompt may have written the marker."""
 
     follows: tuple[str, ...] = ()
-    """What ends a thought beside its marker, and is content."""
+    """What ends a thought beside its marker."""
 
     def __init__(self, options: Options, ctx: OutputParserContext) -> None:
         super().__init__(options, ctx)
@@ -36,7 +39,7 @@ class ThinkParser(OutputParser[Options]):
         return None if _END in ctx.chat_template else f"the chat template has no {_END}"
 
     def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
-        return _ThinkStream(self._begin, self._end, self._opened(prompt))
+        return _ThinkStream((self._begin,), (self._end,), self._opened(prompt))
 
     def thought_form(self, *, prompt: str = "") -> ThoughtForm | None:
         return ThoughtForm(self._begin, (self._end, *self.follows), (self._end,), self._opened(prompt))
@@ -63,23 +66,37 @@ class HunyuanParser(ThinkParser):
 
     @classmethod
     def supports(cls, options: Options, ctx: OutputParserContext) -> str | None:
-        return None if _ANSWER in ctx.chat_template else f"the chat template has no {_ANSWER}"
+        return None if _ANSWER[0] in ctx.chat_template else f"the chat template has no {_ANSWER[0]}"
 
     def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
-        return _AnswerStream(self._begin, self._end, self._opened(prompt))
+        return _AnswerStream((self._begin,), (self._end,), self._opened(prompt), tags=_ANSWER)
 
 
 class GraniteParser(ThinkParser):
-    """Granite 3.2 and 3.3: thought and answer after a sentence each."""
+    """Granite 3.2: thought and answer after a sentence each, of which models write two forms. Granite 3.3: both in
+    tags, where its template says so.
+    """
 
     def __init__(self, options: Options, ctx: OutputParserContext) -> None:
         super().__init__(options, ctx)
-        self._begin, self._end = "Here is my thought process:", "Here is my response:"
+        self._tags = _RESPONSE[0] in ctx.chat_template
+        if not self._tags:
+            self._begin, self._end = _THOUGHTS[0], _RESPONSES[0]
+            self.follows = _RESPONSES[1:]
 
     @classmethod
     def supports(cls, options: Options, ctx: OutputParserContext) -> str | None:
-        known = "Here is my thought process" in ctx.chat_template
-        return None if known else "the chat template does not say: Here is my thought process"
+        if "Here is my thought process" in ctx.chat_template:
+            return None
+        if _BEGIN in ctx.chat_template and _RESPONSE[0] in ctx.chat_template:
+            return None
+        return f"the chat template has neither {_THOUGHTS[0]} nor {_BEGIN} and {_RESPONSE[0]}"
+
+    def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
+        opened = self._opened(prompt)
+        if self._tags:
+            return _AnswerStream((self._begin,), (self._end,), opened, tags=_RESPONSE)
+        return _ThinkStream(_THOUGHTS, _RESPONSES, opened)
 
 
 class GemmaParser(ThinkParser):
@@ -97,7 +114,7 @@ class GemmaParser(ThinkParser):
         return None if "<|channel>" in ctx.chat_template else "the chat template has no <|channel>"
 
     def stream(self, tools: Sequence[ToolFunction] = (), *, prompt: str = "") -> ParserStream:
-        return _ThinkStream(self._begin, self._end, self._opened(prompt), *self.follows)
+        return _ThinkStream((self._begin,), (self._end,), self._opened(prompt), follows=self.follows)
 
 
 class MarkedParser(ThinkParser):
@@ -145,32 +162,44 @@ class ThoughtStream(TextStream):
 class _ThinkStream(ThoughtStream):
     """A thought, if the answer begins with one, and the rest. What `follows` ends a thought as well, and is content."""
 
-    def __init__(self, begin: str, end: str, opened: bool, *follows: str) -> None:
+    def __init__(
+        self, begins: tuple[str, ...], ends: tuple[str, ...], opened: bool, *, follows: tuple[str, ...] = ()
+    ) -> None:
         super().__init__()
-        self._begin, self._end, self._opened, self._follows = begin, end, opened, follows
+        self._begins, self._ends, self._opened, self._follows = begins, ends, opened, follows
 
     def run(self) -> Reading[None]:
         source = self.source
         space = yield from source.skip_space()
-        if not (yield from source.read_marker(self._begin)) and not self._opened:
+        begun = self._opened
+        for begin in self._begins:
+            if (yield from source.read_marker(begin)):
+                begun = True
+                break
+        if not begun:
             self.sink.content(space)
             return
-        if found := (yield from self.read_thought(self._end, *self._follows)):
+        if found := (yield from self.read_thought(*self._ends, *self._follows)):
             source.put_back(found if found in self._follows else "")
             source.stop_record()
             yield from source.skip_space()
 
 
 class _AnswerStream(_ThinkStream):
-    """As `_ThinkStream`; tags around the answer are left out."""
+    """As `_ThinkStream`; `tags` around the answer are left out."""
+
+    def __init__(self, begins: tuple[str, ...], ends: tuple[str, ...], opened: bool, *, tags: tuple[str, str]) -> None:
+        super().__init__(begins, ends, opened)
+        self._tags = tags
 
     def run(self) -> Reading[None]:
         source = self.source
+        begin, end = self._tags
         yield from super().run()
-        if not (yield from source.read_marker(_ANSWER)):
+        if not (yield from source.read_marker(begin)):
             return
         yield from source.skip_space()
-        while marker := (yield from self.content(_ANSWER_END)):
+        while marker := (yield from self.content(end)):
             source.stop_record()
             space = yield from source.skip_space()
             if not (yield from source.peek()):

@@ -17,7 +17,7 @@ from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.parsers_tools.grammars import chosen
 from pegboard.plugins.parsers_tools.literals import GEMMA_RULES, LiteralForm, literal_calls
-from pegboard.plugins.parsers_tools.pythonic import PythonicStream
+from pegboard.plugins.parsers_tools.pythonic import PythonicStream, plain_json
 from pegboard.toolkit.parsing.json_stream import Tell
 from pegboard.toolkit.parsing.output_parser import (
     EarlierCall,
@@ -33,13 +33,17 @@ _QUOTE = '<|"|>'
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _KEY = re.compile(r"[^:,{}\[\]<\"'\n]+")
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_VALUE = re.compile(r"[^,{}\[\]<\n]+")
+"""A string whose tokens were forgotten, a number or a word."""
 _MOST = 128
+_MAX_BARE = 1000
 
 
 class GemmaParser(OutputParser[NoOptions]):
     """Gemma 4."""
 
     skip_special_tokens = False
+    call_markers = (_CALL,)
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
@@ -127,8 +131,11 @@ class _GemmaStream(PythonicStream):
         yield from source.skip_space()
 
     def read_scalar(self, tell: Tell, char: str) -> Reading[None]:
-        if char != "<":
+        if char in ("'", '"'):
             yield from super().read_scalar(tell, char)
+            return
+        if char != "<":
+            yield from self._bare(tell)
             return
         if not (yield from self.source.read_marker(_QUOTE)):
             raise Broken
@@ -138,3 +145,11 @@ class _GemmaStream(PythonicStream):
         if not end:
             raise Broken
         tell('"')
+
+    def _bare(self, tell: Tell) -> Reading[None]:
+        text = yield from self.source.read_run(_VALUE, _MAX_BARE)
+        bare = text.rstrip()
+        if not bare or len(text) > _MAX_BARE:
+            tell(text)
+            raise Broken
+        tell(plain_json(bare) or json.dumps(bare, ensure_ascii=False))

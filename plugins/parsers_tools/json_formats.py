@@ -22,7 +22,7 @@ from pegboard.toolkit.parsing.output_parser import (
 from pegboard.toolkit.parsing.text_stream import Broken, Reading
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
-_MOST = 64
+_MOST = 128
 """Longest name of a function."""
 
 
@@ -57,6 +57,8 @@ class HermesParser(OutputParser[NoOptions]):
 
     It serves chat models whose template does not know of tools, too: it explains the format to them.
     """
+
+    call_markers = (_BEGIN,)
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
@@ -190,6 +192,7 @@ class MistralParser(OutputParser[NoOptions]):
     """A list of JSON objects after a special token; or, as newer models write, a name and its arguments."""
 
     skip_special_tokens = False
+    call_markers = (_CALLS,)
 
     def __init__(self, options: NoOptions, ctx: OutputParserContext) -> None:
         super().__init__(options, ctx)
@@ -265,6 +268,7 @@ class DeepSeekParser(OutputParser[NoOptions]):
     """
 
     skip_special_tokens = False
+    call_markers = (_OUTER[0], _INNER)
 
     def __init__(self, options: NoOptions, ctx: OutputParserContext) -> None:
         super().__init__(options, ctx)

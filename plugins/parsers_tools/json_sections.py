@@ -32,7 +32,7 @@ _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_e
 _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _KIMI_IDS = "tool_declare<|im_middle|>"
 _ID = re.compile(r"[A-Za-z0-9_.:-]+")
-_MOST = 128
+_MOST = 256
 _WRITTEN = re.compile(rf"{re.escape(_CALL)}(functions\.[A-Za-z0-9_.-]+:[0-9]+)")
 _PARTS = re.compile(r"(?:functions\.)?(.+?)(?::([0-9]{1,9}))?")
 
@@ -67,6 +67,7 @@ class GraniteParser(_ListParser):
     """Granite 3, and Phi-4-mini, which ends the list. Granite 4 writes as Hermes does."""
 
     begin, end, written_end = "<|tool_call|>", "<|/tool_call|>", ""
+    call_markers = (begin,)
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
@@ -79,6 +80,7 @@ class HunyuanParser(_ListParser):
     """Hunyuan."""
 
     begin, end, written_end = "<tool_calls>", "</tool_calls>", "</tool_calls>"
+    call_markers = (begin,)
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
@@ -91,6 +93,7 @@ class KimiParser(OutputParser[NoOptions]):
     """
 
     skip_special_tokens = False
+    call_markers = (_SECTION, _CALL)
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:

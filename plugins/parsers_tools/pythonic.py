@@ -25,7 +25,7 @@ from pegboard.toolkit.parsing.text_stream import Broken, Reading
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
-_MOST = 64
+_MOST = 128
 _MAX_NUMBER = 1000
 _NUMBER_CHARS = re.compile(r"[-+.0-9eE_]+")
 _NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -74,6 +74,8 @@ _SECTION, _SECTION_END = "<function_calls>", "</function_calls>"
 
 class OlmoParser(PythonicParser):
     """Olmo 3: calls on lines of their own, in a section."""
+
+    call_markers = (_SECTION,)
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
@@ -229,17 +231,16 @@ class PythonicStream(CallStream):
         if char in ("'", '"'):
             yield from self._string(tell)
         elif char in ("-", "+", ".") or "0" <= char <= "9":
-            text = yield from self.source.read_run(_NUMBER_CHARS, _MAX_NUMBER)
-            number = text.replace("_", "")
-            good = len(number) <= _MAX_NUMBER and _NUMBER.fullmatch(number)
-            tell(_json_number(number) if good else text)
-            if not good:
-                raise Broken
+            self.tell_plain(tell, (yield from self.source.read_run(_NUMBER_CHARS, _MAX_NUMBER)))
         else:
-            word = yield from self.source.read_run(_LETTERS, _MOST)
-            tell(_WORDS.get(word, word))
-            if word not in _WORDS:
-                raise Broken
+            self.tell_plain(tell, (yield from self.source.read_run(_LETTERS, _MOST)))
+
+    def tell_plain(self, tell: Tell, text: str) -> None:
+        """Tell a number or a word. Raises Broken, having told the text, for what is neither."""
+        found = plain_json(text)
+        tell(text if found is None else found)
+        if found is None:
+            raise Broken
 
     def _string(self, tell: Tell) -> Reading[None]:
         source = self.source
@@ -286,6 +287,28 @@ class PythonicStream(CallStream):
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def literal_json(text: str) -> str | None:
+    """Return the JSON of a text that is one literal, such as ``{'a': True}``; None for any other text."""
+    stream = PythonicStream()
+    pieces: list[str] = []
+    stream.source.push(text.strip())
+    stream.source.ended = True
+    try:
+        for _ in stream.read_literal(pieces.append):
+            return None
+    except Broken:
+        return None
+    return "".join(pieces) if stream.source.at == len(stream.source.text) else None
+
+
+def plain_json(text: str) -> str | None:
+    """Return the JSON of a number or of one of the words for true, false and none; None for any other text."""
+    if text in _WORDS:
+        return _WORDS[text]
+    number = text.replace("_", "")
+    return _json_number(number) if len(number) <= _MAX_NUMBER and _NUMBER.fullmatch(number) else None
 
 
 def _json_number(text: str) -> str:

@@ -93,6 +93,7 @@ class _TaggedParser(OutputParser[NoOptions]):
     def __init__(self, options: NoOptions, ctx: OutputParserContext) -> None:
         super().__init__(options, ctx)
         self._form = self.form(ctx.chat_template)
+        self.call_markers = (*(begin for begin, _ in self.tags.sections), self.tags.call)
 
     @abstractmethod
     def form(self, template: str) -> TagForm:
@@ -258,18 +259,22 @@ class _TaggedStream(CallStream):
     def _until_end(self, tell: Callable[[str], None]) -> Reading[tuple[bool, bool]]:
         """Read as far as what ends a value: its tag or, as models forget that one, the call's. Returns whether it was
         there, and whether it ends the call.
+
+        In a string either may be text. What follows says whether it is: after a value another one or the call's end,
+        after a call the section's end or another call, and after both the end of the text.
         """
         source, tags = self.source, self._tags
         while marker := (yield from self.until(tell, tags.value_end, tags.call_end)):
             source.stop_record()
-            if marker == tags.value_end:
-                return True, False
-            # In a string this may be text: after a call the section ends, another call begins, or nothing comes.
             space = yield from source.skip_space()
+            if marker == tags.value_end:
+                for after in (tags.key, tags.call_end):
+                    if (yield from source.starts_with(after)):
+                        return True, False
             for after in (*self._begins, tags.call, *self._ends[1:]):
                 if (yield from source.starts_with(after)):
                     return True, True
             if not (yield from source.peek()):
-                return True, True
+                return True, marker == tags.call_end
             tell(marker + space)
         return False, False

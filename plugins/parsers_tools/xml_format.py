@@ -22,6 +22,7 @@ from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.interfaces.sampling import Grammar
 from pegboard.plugins.parsers_tools.grammars import chosen, parameters_of, properties_of
 from pegboard.plugins.parsers_tools.literals import TagForm, tagged_calls
+from pegboard.plugins.parsers_tools.pythonic import literal_json
 from pegboard.toolkit.grammars.schema_values import PossibleTypes, type_of
 from pegboard.toolkit.parsing.call_stream import CallStream
 from pegboard.toolkit.parsing.json_stream import without_lone_surrogates
@@ -50,6 +51,8 @@ _FORM = TagForm(
 
 class XmlParser(OutputParser[NoOptions]):
     """Functions and parameters in tags of their own."""
+
+    call_markers = (_BEGIN, _FUNCTION)
 
     @classmethod
     def supports(cls, options: NoOptions, ctx: OutputParserContext) -> str | None:
@@ -105,7 +108,7 @@ class _XmlStream(CallStream):
         ended = False
         while not ended:
             yield from source.skip_space()
-            if (yield from source.read_marker(_FUNCTION_END)) or (outer and (yield from source.starts_with(_END))):
+            if (yield from source.read_marker(_FUNCTION_END)) or (outer and (yield from self._over())):
                 break
             if not (yield from source.read_marker(_PARAMETER)):
                 raise Broken
@@ -152,39 +155,83 @@ class _XmlStream(CallStream):
             raise Broken
         return ended
 
+    def _over(self) -> Reading[bool]:
+        """Return whether a call that began with a tag ends here, though its function does not: by its tag, or because
+        another call begins.
+        """
+        return (yield from self._stands(_END, _BEGIN))
+
+    def _stands(self, *tags: str) -> Reading[bool]:
+        """Return whether one of these tags comes next; nothing is read."""
+        for tag in tags:
+            if (yield from self.source.starts_with(tag)):
+                return True
+        return False
+
     def _until_end(self, tell: Callable[[str], None], *, outer: bool) -> Reading[tuple[str, bool]]:
         """Read as far as what ends a value: its tag or, as models forget that one, the next parameter's or the
         function's; those of a value with line breaks around it begin a line. Returns what it was, "" for the end of the
         text, and whether it ends the function.
+
+        In a string any of these tags may be text. What follows says whether it is: after a value comes another
+        parameter or the end of the function, after the function of a call that began with a tag the call's own end. The
+        call's end is one unless the value ends after it. The end of the text may follow each of them.
         """
         source = self.source
         line = "\n" if (yield from source.peek()) == "\n" else ""
-        markers = [_PARAMETER_END, line + _PARAMETER, line + _FUNCTION_END, *([line + _END] if outer else [])]
-        while marker := (yield from self.until(tell, *markers)):
+        function, call = line + _FUNCTION_END, line + _END
+        markers = [_PARAMETER_END, line + _PARAMETER, function, *([call] if outer else [])]
+        marker = yield from self.until(tell, *markers)
+        while marker:
             source.stop_record()
-            tag = marker.removeprefix(line)
-            if tag in (_PARAMETER, _END):
-                source.put_back(tag)
-            if tag != _FUNCTION_END or not outer:
-                return marker, tag in (_FUNCTION_END, _END)
-            # In a string this may be text: a call that began with a tag ends with one.
-            space = yield from source.skip_space()
-            if (yield from source.starts_with(_END)) or not (yield from source.peek()):
+            if marker == line + _PARAMETER:
+                source.put_back(_PARAMETER)
+                return marker, False
+            if marker == function and not outer:
                 return marker, True
+            if marker == call:
+                after = yield from self._rest_of_value(_PARAMETER_END, line + _PARAMETER, function)
+                if after is None:
+                    return marker, True
+                tell(marker + after)
+                marker = yield from self.until(tell, *markers)
+                continue
+            space = yield from source.skip_space()
+            follow = (_PARAMETER, _FUNCTION_END, _END, _BEGIN) if marker == _PARAMETER_END else (_END,)
+            if (yield from self._stands(*follow)) or not (yield from source.peek()):
+                return marker, marker == function
             tell(marker + space)
+            marker = yield from self.until(tell, *markers)
         return "", False
+
+    def _rest_of_value(self, *ends: str) -> Reading[str | None]:
+        """Read the text after a call's end as far as one of `ends`, which says that the value goes on; None where
+        another call or the end of the text comes first. Only the text is read then, or nothing.
+        """
+        source = self.source
+        pieces: list[str] = []
+        marker = yield from self.until(pieces.append, *ends, _BEGIN, _FUNCTION)
+        source.stop_record()
+        source.put_back(marker)
+        text = "".join(pieces)
+        if marker in ends:
+            return text
+        source.unread(text)
+        return None
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
     """Return JSON as it stands, Python's three words, or else a string; a string, too, where the schema wants that
-    rather than what the JSON is.
+    rather than what the JSON is. Where the schema allows no string, other literals of Python are read as well.
     """
     words = {"True": "true", "False": "false", "None": "null"}
     found = words.get(text.strip(), without_lone_surrogates(text.strip()))
     try:
         value = json.loads(found, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
+        literal = None if "string" in types else literal_json(found)
+        fits = literal is not None and type_of(json.loads(literal)) & types
+        return literal if literal is not None and fits else json.dumps(text, ensure_ascii=False)
     if "string" in types and not type_of(value) & types:
         return json.dumps(text, ensure_ascii=False)
     return found

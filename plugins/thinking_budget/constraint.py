@@ -9,7 +9,7 @@ import numpy as np
 
 from pegboard.core.interfaces.constraint import LATER, Later, NodeMasks, TokenConstraint
 from pegboard.core.interfaces.status import FinishReason
-from pegboard.plugins.thinking_budget.thoughts import Watch
+from pegboard.toolkit.parsing.thoughts import Watch
 from pegboard.toolkit.text.detokenize import IncrementalDetokenizer, TokenDecoder
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class BudgetConstraint(TokenConstraint):
         self._req = req
         self._asked = asked
         self._words = words
-        self._watch = Watch(asked)
+        self._watch = Watch(asked, asked.text)
         self._text = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
         self._count = 0
         self._since = 0

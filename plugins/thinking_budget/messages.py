@@ -15,7 +15,7 @@ _Marks = Annotated[tuple[_Mark, ...], msgspec.Meta(min_length=1, max_length=8)]
 
 class Thoughts(msgspec.Struct, frozen=True, kw_only=True):
     """How thoughts are marked in an answer; see `pegboard.toolkit.parsing.output_parser.ThoughtForm`. `text` is what
-    the answer begins with already.
+    the answer begins with already, or the end of it, as `pegboard.toolkit.parsing.thoughts.Watch.rest` has it.
     """
 
     begin: _Mark

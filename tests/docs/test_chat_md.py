@@ -13,6 +13,7 @@ from pegboard.conformance.tool_parser import TOOLS, ToolParserContract
 from pegboard.core.config.compose import compose
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.registry.registry import Registry
+from pegboard.plugins.api_anthropic.tools import LIMITS
 from pegboard.toolkit.chat import tool_schema
 from pegboard.toolkit.chat.rendering import RENDER_BYTES, RENDER_SECONDS
 from pegboard.toolkit.parsing.output_parser import OutputParserContext
@@ -64,5 +65,6 @@ def test_the_config_is_one() -> None:
 
 def test_the_limits_are_those() -> None:
     assert f"at most {tool_schema.MAX_TOOLS} functions, {tool_schema.MAX_TOOLS_CHARS // 1024} KiB" in PAGE
+    assert f"{LIMITS.tools} functions and names of up to {LIMITS.name} characters" in PAGE
     assert f"nested at most {tool_schema.MAX_SCHEMA_DEPTH} deep" in PAGE
     assert f"{RENDER_SECONDS:g} seconds of computing time and {RENDER_BYTES >> 30} GiB" in PAGE

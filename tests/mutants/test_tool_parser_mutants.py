@@ -144,6 +144,10 @@ class OneStreamForAll(HermesParser):
         return self.only
 
 
+class HasAnothersMarkers(HermesParser):
+    call_markers = ("[TOOL_CALLS]",)
+
+
 class ForcesAnotherFormat(HermesParser):
     def constraint(self, tools, **more):
         around = Form('<call>{"name": {name}, "arguments": ', "}</call>")
@@ -273,6 +277,7 @@ def mutant(factory: type, caught_by: str, base: type = HermesParser) -> Mutant:
 MUTANTS = [
     mutant(around(LosesTheEnd, HermesParser), "test_what_looks_like_a_call_is_content"),
     mutant(around(LosesTheEnd, HermesParser), "test_nothing_is_lost"),
+    mutant(HasAnothersMarkers, "test_calls_begin_with_its_markers"),
     mutant(around(TrimsPieces, HermesParser), "test_text_without_calls_is_content"),
     mutant(around(WaitsForLines, HermesParser), "test_text_without_calls_is_content"),
     mutant(around(TellsArgumentsAtTheEnd, HermesParser), "test_arguments_are_told_as_they_come"),

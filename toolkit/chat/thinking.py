@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.toolkit.parsing.output_parser import reasoning_parser_of
+from pegboard.toolkit.parsing.thoughts import Watch
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.api_router import ApiContext
@@ -25,8 +26,9 @@ def budget_params(
     ctx: ApiContext, turn: Turn, tokens: int | None, name: str, *, wish: bool = False
 ) -> dict[str, object]:
     """Return what the `params` of a request have where its answer may think for `tokens` tokens at most; None: as many
-    as it likes. An answer that a grammar describes has no thought. Raises InvalidRequest, by the field's `name`, where
-    this server cannot end thoughts; where the budget is a `wish`, it is then left out.
+    as it likes. An answer that a grammar describes has no thought, nor has one whose prefill has begun to answer.
+    Raises InvalidRequest, by the field's `name`, where this server cannot end thoughts; where the budget is a `wish`,
+    it is then left out.
     """
     if tokens is None:
         return {}
@@ -41,5 +43,10 @@ def budget_params(
         raise InvalidRequest(f"{name}: this server cannot end thoughts: {why}", param=name, code="unsupported")
     if turn.constrained:
         return {}
+    # Not the prefill itself, which may be longer than `params` may be.
+    watch = Watch(form, turn.prefill)
+    if watch.over:
+        return {}
+    form = dataclasses.replace(form, opened=watch.thinking)
     said = {key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(form).items()}
-    return {BUDGET: {**said, "tokens": tokens, "text": turn.prefill}}
+    return {BUDGET: {**said, "tokens": tokens, "text": watch.rest}}

@@ -14,12 +14,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.toolkit.chat.call_or import CallOrStream
+from pegboard.toolkit.chat.thought_calls import ThoughtCalls
 from pegboard.toolkit.chat.tool_schema import Choice, outline
 from pegboard.toolkit.grammars.grammar import any_of
 from pegboard.toolkit.parsing.output_parser import (
@@ -35,6 +37,12 @@ from pegboard.toolkit.parsing.output_parser import (
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.sampling import Grammar
+
+
+INVALID_JSON = "INVALID_JSON"
+"""For APIs whose calls have their arguments as an object: the only argument of a call whose text is not JSON, with that
+text for a value. Anthropic's documentation of fine-grained tool streaming has clients write it so.
+"""
 
 
 @dataclass(frozen=True)
@@ -154,7 +162,8 @@ class ChatStream:
     cannot think before it unless the grammar lets it write the marker. Without `stream_reasoning` the thinking comes
     in one piece when it is over. Leave a parser out to have its part as content. The tool parser is not used where no
     tool may be called. Where calls may not be parallel, those after the first are left out. With `openings` the answer
-    is calls, which begin with one of them, or content, and never both (`Tools.grammar_or`).
+    is calls, which begin with one of them, or content, and never both (`Tools.grammar_or`). Calls at the end of a
+    thought that nothing follows are calls (`ThoughtCalls`).
     """
 
     def __init__(
@@ -184,6 +193,10 @@ class ChatStream:
             self._calling = tool_parser.stream(tools.functions, prompt=prompt)
             if openings:
                 self._calling = CallOrStream(self._calling, openings)
+        self._in_thoughts: ThoughtCalls | None = None
+        if self._thinking is not None and self._calling is not None and tool_parser is not None and tools is not None:
+            parse = partial(tool_parser.stream, tools.functions, prompt=prompt)
+            self._in_thoughts = ThoughtCalls(tool_parser.call_markers, parse) if tool_parser.call_markers else None
         self._stream_reasoning = stream_reasoning
         self._unsent: list[str] = []
         self._content: list[str] = []
@@ -221,9 +234,24 @@ class ChatStream:
         if self._calling is None:
             return first
         events: list[OutputEvent] = []
-        for one in first:
+        for one in first if self._in_thoughts is None else self._without_calls(first, self._in_thoughts, last=last):
             events += self._calling.feed(one.text) if isinstance(one, Content) else [one]
         return events + self._calling.finish() if last else events
+
+    @staticmethod
+    def _without_calls(events: Sequence[OutputEvent], calls: ThoughtCalls, *, last: bool) -> Iterator[OutputEvent]:
+        """Yield thinking and content; calls in a thought that has no end are content, for the tool parser to read."""
+        for event in events:
+            thought = calls.feed(event.text) if isinstance(event, Reasoning) else calls.close()
+            if thought:
+                yield Reasoning(thought)
+            if not isinstance(event, Reasoning):
+                yield event
+        thought, called = calls.finish() if last else ("", "")
+        if thought:
+            yield Reasoning(thought)
+        if called:
+            yield Content(called)
 
     def _note(self, events: list[OutputEvent]) -> list[OutputEvent]:
         """Keep what the answer needs, and leave out what clients should not see."""

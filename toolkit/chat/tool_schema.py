@@ -26,7 +26,7 @@ MAX_SCHEMA_DEPTH = 64
 
 Choice = Literal["auto", "none", "required"]
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 
 _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -56,8 +56,21 @@ class FunctionSource:
     schema_key: str = "parameters"
 
 
+@dataclass(frozen=True, slots=True)
+class ToolLimits:
+    """How many tools a request may have, and the most characters of a name: by default as OpenAI has it. Parsers read
+    names of up to 128 characters.
+    """
+
+    tools: int = MAX_TOOLS
+    name: int = 64
+
+
+OPENAI_LIMITS = ToolLimits()
+
+
 def checked_functions(
-    tools: object, find: Callable[[str, Mapping[str, object]], FunctionSource]
+    tools: object, find: Callable[[str, Mapping[str, object]], FunctionSource], limits: ToolLimits = OPENAI_LIMITS
 ) -> tuple[ToolFunction, ...]:
     """Return the functions of `tools`, a body's list, as `Tools.functions` has them. `find` gets a tool's path and the
     tool, and returns its function. Raises InvalidRequest with the path of what is wrong.
@@ -66,15 +79,15 @@ def checked_functions(
         return ()
     if not isinstance(tools, Sequence) or isinstance(tools, (str, bytes)):
         raise wrong("tools", "must be a list")
-    if len(tools) > MAX_TOOLS:
-        raise wrong("tools", f"may have at most {MAX_TOOLS} entries, got {len(tools)}")
+    if len(tools) > limits.tools:
+        raise wrong("tools", f"may have at most {limits.tools} entries, got {len(tools)}")
     sources: list[FunctionSource] = []
     functions: list[ToolFunction] = []
     for i, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
             raise wrong(f"tools.{i}", "must be an object")
         sources.append(find(f"tools.{i}", tool))
-        functions.append(_function(sources[-1]))
+        functions.append(_function(sources[-1], limits.name))
     seen: set[str] = set()
     for source, function in zip(sources, functions, strict=True):
         if function["name"] in seen:
@@ -121,11 +134,11 @@ def outline(function: ToolFunction) -> ToolFunction:
     return {**function, "parameters": {"type": "object", "properties": properties, "required": needed}}
 
 
-def _function(source: FunctionSource) -> ToolFunction:
+def _function(source: FunctionSource, longest: int) -> ToolFunction:
     path, fields = source.path, source.fields
     name = fields.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise wrong(f"{path}.name", "must be 1 to 64 characters of A-Z, a-z, 0-9, _, . and -")
+    if not isinstance(name, str) or len(name) > longest or not _NAME.fullmatch(name):
+        raise wrong(f"{path}.name", f"must be 1 to {longest} characters of A-Z, a-z, 0-9, _, . and -")
     function: ToolFunction = {"name": name}
     description = fields.get("description")
     if description is not None:

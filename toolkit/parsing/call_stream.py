@@ -10,7 +10,7 @@ from pegboard.toolkit.parsing.json_stream import as_object, ignore, read_string,
 from pegboard.toolkit.parsing.output_parser import ToolFunction
 from pegboard.toolkit.parsing.text_stream import Broken, Reading, TextStream
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _ARGUMENTS = ("arguments", "parameters")
 _ASIDES = ("id", "type")
 

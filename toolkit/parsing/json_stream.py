@@ -232,6 +232,16 @@ def _read_object(source: Source, tell: Tell) -> Reading[None]:
         raise Broken
 
 
+def is_beginning(text: str) -> bool:
+    """Return whether a JSON value begins with `text` and is not complete, rather than being broken."""
+    source = Source()
+    source.push(text)
+    try:
+        return any(True for _ in read_value(source, ignore))
+    except Broken:
+        return False
+
+
 def write(value: object) -> str:
     """JSON text as models write it."""
     return json.dumps(value, ensure_ascii=False)

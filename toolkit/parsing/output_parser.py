@@ -120,6 +120,10 @@ class OutputParser(abc.ABC, Generic[OptionsT]):
 
     skip_special_tokens = True
     """Whether its markers are ordinary text. False: the output must be decoded with special tokens in it."""
+    call_markers: tuple[str, ...] = ()
+    """Of tool parsers: what every call, or a section of calls, begins with wherever it stands. By them a call is found
+    in a thought whose end was forgotten; none where calls have no marker.
+    """
 
     def __init__(self, options: OptionsT, ctx: OutputParserContext) -> None:
         self.options = options

@@ -65,6 +65,11 @@ class Source:
         """Take back the last `take`."""
         self.at -= len(piece)
 
+    def unread(self, text: str) -> None:
+        """Take back text that was read last, in however many pieces. It must not have been recorded."""
+        self.text = text + self.text[self.at :]
+        self.at = 0
+
     def start_record(self, *read: str) -> None:
         """Record from here on; `read` has been read just before."""
         self._record = list(read)

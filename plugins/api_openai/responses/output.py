@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
+from pegboard.plugins.api_openai.responses.content_logprobs import ContentEntries, Entry
 from pegboard.plugins.api_openai.responses.custom import InputReader
 from pegboard.plugins.api_openai.responses.events import Event, began, ended, grew, set_text
 from pegboard.plugins.api_openai.responses.replay import Tape
@@ -28,16 +29,24 @@ class Output:
         self.items: list[dict[str, Any]] = []
         self.tape = Tape()
         self._open = False
-        self._logprobs: list[dict[str, Any]] = []
+        self._entries = ContentEntries()
         self._reader: InputReader | None = None
 
-    def feed(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        """Return the next piece of the answer's text, with the logprobs of its tokens."""
-        return self._take(self._stream.feed(text) if text else [], logprobs)
+    def feed(self, text: str) -> list[Event]:
+        """Return what the next piece of the answer's text adds."""
+        return self._take(self._stream.feed(text) if text else [])
 
-    def finish(self, *, complete: bool, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+    def feed_tokens(self, pieces: Iterable[tuple[str, Entry]]) -> list[Event]:
+        """Return what the next tokens add, each with its text and logprobs."""
+        told: list[Event] = []
+        for text, entry in pieces:
+            self._entries.add(text, entry)
+            told += self.feed(text)
+        return told
+
+    def finish(self, *, complete: bool) -> list[Event]:
         """Return the rest, at the end. An answer has at least one item; the last one is as complete as the answer."""
-        told = self._take(self._stream.finish(), logprobs)
+        told = self._take(self._stream.finish())
         if not self.items:
             told += self._begin(_message())
         return told + self._end("completed" if complete else "incomplete")
@@ -52,14 +61,12 @@ class Output:
         """All thinking so far."""
         return self._stream.answer().reasoning
 
-    def _take(self, events: Sequence[OutputEvent], logprobs: Sequence[dict[str, object]]) -> list[Event]:
-        # Tokens of a text may come before the text, which is held back; those of anything else belong to no text.
-        self._logprobs += logprobs
+    def _take(self, events: Sequence[OutputEvent]) -> list[Event]:
         told: list[Event] = []
         for event in events:
             told += self._one(event)
         if any(not isinstance(event, Content) for event in events):
-            self._logprobs.clear()
+            self._entries.clear()
         return told
 
     def _one(self, event: OutputEvent) -> list[Event]:
@@ -67,8 +74,7 @@ class Output:
             return [*self._need("reasoning", _reasoning), self._piece(event.text)]
         if isinstance(event, Content):
             told = self._need("message", _message)
-            logprobs, self._logprobs = self._logprobs, []
-            return [*told, self._piece(event.text, logprobs)]
+            return [*told, self._piece(event.text, self._entries.take(event.text))]
         if isinstance(event, ToolCallStart):
             call = self._stream.calls[event.index]
             custom = call.name in self._custom

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.api_openai.logprobs import chat_logprobs
+from pegboard.plugins.api_openai.responses.content_logprobs import TextByToken
 from pegboard.plugins.api_openai.responses.custom import names_of
 from pegboard.plugins.api_openai.responses.echo import response_of
 from pegboard.plugins.api_openai.responses.events import Event
@@ -19,7 +20,7 @@ from pegboard.toolkit.http.answer_stream import AnswerWriter
 from pegboard.toolkit.http.events import event
 
 if TYPE_CHECKING:
-    from pegboard.core.interfaces.client import OutputChunk
+    from pegboard.core.interfaces.client import Logprob, OutputChunk
     from pegboard.plugins.api_openai.responses.body import ResponseBody
     from pegboard.plugins.api_openai.surface import Surface
     from pegboard.toolkit.chat.turn import Turn
@@ -45,6 +46,11 @@ class Run(AnswerWriter):
         self._body = body
         self._keep = keep
         self._output = Output(turn.stream(), names_of(body.tools))
+        self._tokens = (
+            None
+            if body.logprobs is None
+            else TextByToken(surface.client.tokenizer, skip_special_tokens=turn.skip_special_tokens)
+        )
         self._thinks = turn.reasoning_parser is not None
         self._sequence = 0
         self._left = False
@@ -91,7 +97,7 @@ class Run(AnswerWriter):
 
     def collect(self, answer: Answer) -> dict[str, object]:
         """Return the response of a whole answer."""
-        self._output.feed(answer.text, self._logprobs(answer.logprobs))
+        self._feed(answer.text, answer.logprobs)
         self._close(answer)
         return self.response
 
@@ -120,13 +126,16 @@ class Run(AnswerWriter):
         return self.end()
 
     def _chunk(self, chunk: OutputChunk, answer: Answer) -> list[Event]:
-        told = self._output.feed(chunk.text, self._logprobs(chunk.logprobs or []))
+        told = self._feed(chunk.text, chunk.logprobs or [])
         return told if chunk.finish_reason is None else told + self._close(answer)
 
     def _close(self, answer: Answer) -> list[Event]:
         """End the response as its answer has ended."""
         kind = (answer.finish_reason or {}).get("type", "stop")
-        told = self._output.finish(complete=kind == "stop")
+        told: list[Event] = []
+        if self._tokens is not None:
+            told += self._output.feed_tokens(self._tokens.finish()) + self._output.feed(self._tokens.rest())
+        told += self._output.finish(complete=kind == "stop")
         status = {"stop": "completed", "length": "incomplete"}.get(kind, "cancelled")
         self.response |= {
             "status": status,
@@ -154,10 +163,13 @@ class Run(AnswerWriter):
             "total_tokens": answer.prompt_tokens + answer.completion_tokens,
         }
 
-    def _logprobs(self, entries: Any) -> list[dict[str, Any]]:
+    def _feed(self, text: str, entries: Sequence[Logprob]) -> list[Event]:
+        """Return what the next piece of the answer adds; where logprobs are wanted, token by token."""
         wanted = self._body.logprobs
-        found = [] if wanted is None else chat_logprobs(self._surface.texts, entries, wanted)["content"]
-        return list(found)
+        if self._tokens is None or wanted is None:
+            return self._output.feed(text)
+        shown = chat_logprobs(self._surface.texts, entries, wanted)["content"]
+        return self._output.feed_tokens(self._tokens.feed(text, [token for _, token, _ in entries], shown))
 
     def _event(self, told: Event) -> bytes:
         frame = event({**told, "sequence_number": self._sequence}, told["type"])

@@ -210,6 +210,13 @@ def test_one_call_where_calls_may_not_be_parallel(kind: str) -> None:
     assert [block.input for block in found.content if block.type == "tool_use"] == [{"a": 1}]
 
 
+@pytest.mark.parametrize("arguments", ['{"a": Rome}', '{"a": "x"y}', "{oops"])
+def test_a_call_whose_arguments_are_no_json_is_not_one_without_arguments(arguments: str) -> None:
+    found, _ = message((f"[[add|{arguments}]]",), tools=[TOOL])
+    [block] = found.content
+    assert block.to_dict()["input"] == {"INVALID_JSON": arguments}
+
+
 def test_a_call_that_is_cut_off_has_what_is_there() -> None:
     found, _ = message(('[[add|{"a": [1, 2, {"b": "some te',), tools=[TOOL])
     [block] = found.content
@@ -239,6 +246,10 @@ def test_a_budget_of_thinking_reaches_an_engine_that_has_them() -> None:
         done, client = ask(PATH, body, features=features)
         assert done.status == 200, done.body
         assert client.requests[0].params.get("thought_budget", {}).get("tokens") == tokens
+    long = [*BODY["messages"], {"role": "assistant", "content": "((" + "x" * 70_000}]
+    done, client = ask(PATH, {**body, "messages": long}, features=["thought_budget"])
+    assert done.status == 200, done.body
+    assert len(str(client.requests[0].params)) < 1000
 
 
 # ---- why it ended -------------------------------------------------------------------------------------------------

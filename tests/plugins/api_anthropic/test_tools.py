@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pegboard.conformance.properties import properties
 from pegboard.core.interfaces.errors import InvalidRequest
-from pegboard.plugins.api_anthropic.tools import message_tools
+from pegboard.plugins.api_anthropic.tools import LIMITS, message_tools
 from pegboard.toolkit.chat.tool_calls import Tools
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -31,9 +31,16 @@ def test_messages() -> None:
     assert message_tools([given], {"type": "none"}) == Tools((function,), "none")  # type: ignore[arg-type]
 
 
+def test_names_and_numbers_are_as_anthropic_has_them() -> None:
+    names = ["mcp__" + "x" * 123, *(f"f{i}" for i in range(LIMITS.tools - 1))]
+    assert [one["name"] for one in message_tools([{"name": name} for name in names]).functions] == names
+
+
 @pytest.mark.parametrize(
     ("tools", "param"),
     [
+        ([{"name": "x" * 129}], "tools.0.name"),
+        ([{"name": f"f{i}"} for i in range(LIMITS.tools + 1)], "tools"),
         ([5], "tools.0"),
         ([{}], "tools.0.name"),
         ([{"name": "f"}, {"name": "f"}], "tools.1.name"),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pegboard.core.interfaces.options import NoOptions
+from pegboard.core.registry.registry import Registry
 from pegboard.toolkit.parsing.output_parser import (
     Content,
     OutputEvent,
@@ -107,6 +108,28 @@ def test_without_a_parser_all_is_text() -> None:
 def test_reasoning_is_separated() -> None:
     done, _ = asked("/separate_reasoning", {"text": "hm|yes"}, services={"reasoning_parser": Bars(NoOptions(), ABOUT)})
     assert done.json() == {"reasoning_text": "hm", "text": "yes"}
+
+
+_GPT = "<|channel|>commentary<|message|>Look.<|end|><|start|>assistant<|channel|>final<|message|>Four.<|return|>"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("deepseek_r1", "Hm\n</think>\n\nFour.", ("Hm", "Four.")),
+        ("deepseek_r1", "<think>Hm</think>Four.", ("Hm", "Four.")),
+        ("deepseek_r1", "It is <think>Hm</think>.", ("", "It is <think>Hm</think>.")),
+        ("deepseek_r1", "Four.", ("", "Four.")),
+        ("gemma4", "Hm<channel|>Four.", ("Hm", "Four.")),
+        ("harmony", _GPT, ("", "Look.\nFour.")),
+    ],
+)
+def test_a_thought_that_the_prompt_began_is_separated(name: str, text: str, expected: tuple[str, str]) -> None:
+    record = Registry.discover().get("reasoning_parser", name)
+    assert record is not None
+    parser = record.load()(record.options_model()(), ABOUT)
+    done, _ = asked("/separate_reasoning", {"text": text}, services={"reasoning_parser": parser})
+    assert (done.json()["reasoning_text"], done.json()["text"]) == expected
 
 
 def test_another_parser_than_the_servers_is_refused_by_name() -> None:

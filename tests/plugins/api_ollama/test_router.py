@@ -139,6 +139,12 @@ class TestAnswers:
         assert [one["function"] for [one] in called] == functions, "each call is told once, and whole"
         assert len({one["id"] for [one] in called}) == 2
 
+    def test_a_call_whose_arguments_are_no_json_is_not_one_without_arguments(self) -> None:
+        engine = {"script": ('[[add|{"a": Rome}]][[add|]][[add|{}]]',)}
+        found = whole(tools=[TOOL], engine=engine)
+        arguments = [one["function"]["arguments"] for one in found["message"]["tool_calls"]]
+        assert arguments == [{"INVALID_JSON": '{"a": Rome}'}, {}, {}]
+
     def test_a_call_that_was_cut_is_left_out(self) -> None:
         engine = {"script": ('[[add|{"a": 1}]][[add|{"a"',), "finish_reason": {"type": "length"}}
         found = whole(tools=[TOOL], engine=engine)

@@ -213,9 +213,19 @@ def test_a_budget_of_thinking_reaches_the_engine() -> None:
             assert one.params == {"gate": 1, "thought_budget": {**said, "opened": opened, "text": ""}}
     _, client = budgeted(route=RESPONSES, params={"gate": 1})
     assert client.requests[0].params == {"gate": 1, "thought_budget": {**said, "opened": False, "text": ""}}
-    prefilled = [*MESSAGES, {"role": "assistant", "content": "<think>Hm"}]
-    _, client = budgeted(messages=prefilled, continue_final_message=True)
-    assert client.requests[0].params["thought_budget"] == {**said, "opened": False, "text": "<think>Hm"}
+    # Of a prefill what was found in it: `params` may not be as long as it may.
+    for prefill, opened, rest in (
+        ("<think>Hm", True, "Hm"),
+        ("<think>" + "x" * 70_000, True, "x" * 7),
+        ("<thi", False, "<thi"),
+    ):
+        prefilled = [*MESSAGES, {"role": "assistant", "content": prefill}]
+        _, client = budgeted(messages=prefilled, continue_final_message=True)
+        assert client.requests[0].params["thought_budget"] == {**said, "opened": opened, "text": rest}
+    for prefill in ("Four." * 20_000, "The tag <think> opens a thought. ", "<think>Hm</think>Four"):
+        prefilled = [*MESSAGES, {"role": "assistant", "content": prefill}]
+        _, client = budgeted(messages=prefilled, continue_final_message=True)
+        assert client.requests[0].params == {}, "no thought comes any more"
     _, client = budgeted(response_format={"type": "json_object"})
     assert client.requests[0].params == {}, "an answer that a grammar describes has no thought"
 

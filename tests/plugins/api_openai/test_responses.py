@@ -114,6 +114,22 @@ def test_logprobs() -> None:
     assert told == entries
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_logprobs_are_of_the_text_and_of_nothing_else(size: int) -> None:
+    """Not of thinking, calls or their markers; whole, and in pieces of any length."""
+    text = '((Hm. four))Four (is) it. [[add|{"a": "is"}]]So [it] is.'
+    script = tuple(text[at : at + size] for at in range(0, len(text), size))
+    more: dict[str, Any] = {"tools": [TOOL], "top_logprobs": 1, "include": ["message.output_text.logprobs"]}
+    body, _ = create(script=script, context=fake_parsers(), **more)
+    messages = [one["content"][0] for one in body["output"] if one["type"] == "message"]
+    assert [one["text"] for one in messages] == ["Four (is) it. ", "So [it] is."]
+    for part in messages:
+        assert "".join(one["token"] for one in part["logprobs"]) == part["text"]
+    events = stream(body=more, script=script, context=fake_parsers())
+    told = [entry for one in events if one["type"].endswith("output_text.delta") for entry in one["logprobs"]]
+    assert told == [entry for part in messages for entry in part["logprobs"]]
+
+
 def test_too_long_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     _end_with(monkeypatch, {"type": "length"})
     body, _ = create()

@@ -9,7 +9,7 @@ from pegboard.conformance.streams import Told, feed, one_by_one
 from pegboard.core.interfaces.options import NoOptions
 from pegboard.core.registry.registry import Registry
 from pegboard.plugins.parsers_reasoning.options import MarkerOptions, ThinkOptions
-from pegboard.plugins.parsers_reasoning.parsers import MarkedParser, QwenParser, ThinkParser
+from pegboard.plugins.parsers_reasoning.parsers import GraniteParser, MarkedParser, QwenParser, ThinkParser
 from pegboard.toolkit.chat.tool_calls import ChatStream, Tools
 from pegboard.toolkit.parsing.output_parser import OutputParserContext
 from tests.choosing import best
@@ -92,7 +92,45 @@ def test_markers_of_the_config() -> None:
             MarkerOptions(**bad)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("template", "name"), [(QWEN, "qwen3"), (R1, "deepseek_r1"), ("{{ messages }}", "plain")])
+GRANITE_2 = "{{ 'Begin your thoughts with: Here is my thought process: and your answer with: Here is my response:' }}"
+GRANITE_3 = "{{ 'Write your thoughts between <think></think> and your response between <response></response>.' }}"
+
+
+def read_everywhere(parser: ThinkParser, text: str, prompt: str = "") -> tuple[str, str]:
+    """Return thought and answer, whichever way the text is cut in two, or a character at a time."""
+    found = read(parser, text, prompt)
+    for at in range(1, len(text)):
+        assert feed(parser.stream(prompt=prompt), [text[:at], text[at:]]) == found, f"cut after {text[:at]!r}"
+    return found.reasoning, found.content
+
+
+@pytest.mark.parametrize("thought", ["Here is my thought process:", "Here's my thought process:"])
+@pytest.mark.parametrize("response", ["Here is my response:", "Here's my response:"])
+def test_both_forms_of_granites_sentences(thought: str, response: str) -> None:
+    parser = GraniteParser(NoOptions(), OutputParserContext(GRANITE_2, "", ""))
+    assert read_everywhere(parser, f"{thought} Hm.\n\n{response}\nFour.") == ("Hm.", "Four.")
+    assert read_everywhere(parser, f"Here's {response} Four.") == ("", f"Here's {response} Four.")
+    form = parser.thought_form()
+    assert form is not None
+    assert response in form.ends
+
+
+def test_granite_with_tags() -> None:
+    parser = GraniteParser(NoOptions(), OutputParserContext(GRANITE_3, "", ""))
+    text = "<think>\nHm.\n</think>\n\n<response>\nFour.\n</response>"
+    assert read_everywhere(parser, text) == ("Hm.", "Four.")
+    assert read_everywhere(parser, text.removeprefix("<think>"), "<think>") == ("Hm.", "Four.")
+    assert read_everywhere(parser, "<think>Hm.</think>Four.") == ("Hm.", "Four.")
+    assert read_everywhere(parser, "<think>Hm.</think><response>a </response> b") == ("Hm.", "a </response> b")
+    assert read_everywhere(parser, "<response>Four.</response>") == ("", "Four.")
+
+
+GRANITES = [(GRANITE_2, "granite"), (GRANITE_3, "granite")]
+
+
+@pytest.mark.parametrize(
+    ("template", "name"), [*GRANITES, (QWEN, "qwen3"), (R1, "deepseek_r1"), ("{{ messages }}", "plain")]
+)
 def test_auto_goes_by_the_template(template: str, name: str) -> None:
     candidates = [one for one in Registry.discover().providers("reasoning_parser") if one.provider.rank >= 0]
     found = best(candidates, OutputParserContext(template, "", ""))

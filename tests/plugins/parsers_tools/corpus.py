@@ -117,7 +117,43 @@ HERMES = (
     Output("hermes", 'A <tool_call> is a tag, {"a": 1} is JSON.', (), 'A <tool_call> is a tag, {"a": 1} is JSON.'),
 )
 
+_TAGS = ("Doc:\n</tool_call>\nmore", "x</parameter>y", "a\n</parameter>\nb", "a\n</function>\nb", "</tool_call> <b>")
+"""Texts with the tags of the format in them."""
+
 XML = (
+    *(
+        Output("qwen3_coder", _xml("note", _value("text", text)) + after, (("note", {"text": text}), *calls), content)
+        for text in _TAGS
+        for after, calls, content in (("", (), ""), (" Done.", (), "Done."), (_xml("now", ""), (NOW,), ""))
+    ),
+    Output(
+        "qwen3_coder",
+        _xml("note", _value("text", _TAGS[0]) + _value("title", _TAGS[1])),
+        (("note", {"text": _TAGS[0], "title": _TAGS[1]}),),
+    ),
+    # Ends that were forgotten: of the function, and of the call.
+    Output("qwen3_coder", _xml("weather", _value("city", "Rome")).replace("</function>\n", ""), (ROME,)),
+    Output(
+        "qwen3_coder",
+        f"<tool_call>\n<function=weather>\n{_value('city', 'Rome')}{_xml('now', '')} Done.",
+        (ROME, NOW),
+        "Done.",
+    ),
+    Output(
+        "qwen3_coder",
+        f"<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</tool_call>\nAnd: {_xml('now', '')} Done.",
+        (ROME, NOW),
+        "And: Done.",
+    ),
+    # Literals of Python, where the schema takes no string.
+    Output(
+        "qwen3_coder",
+        _xml("ship", _value("address", "{'next': {'a': (True, None)}}") + _value("items", "['1', \"2\",]")),
+        (("ship", {"address": {"next": {"a": [True, None]}}, "items": ["1", "2"]}),),
+    ),
+    Output("qwen3_coder", _xml("note", _value("text", "{'a': 1}")), (("note", {"text": "{'a': 1}"}),)),
+    Output("qwen3_coder", _xml("ship", _value("address", "{1, 2}")), (("ship", {"address": "{1, 2}"}),)),
+    Output("qwen3_coder", _xml("ship", _value("items", "f('x')")), (("ship", {"items": "f('x')"}),)),
     Output("qwen3_coder", _xml("weather", _value("city", "Rome")), (ROME,)),
     Output("qwen3_coder", _xml("weather", _value("city", "Oslo") + _value("days", "2")), (OSLO,)),
     Output("qwen3_coder", _xml("ship", _value("zip", "12345")), (("ship", {"zip": "12345"}),)),

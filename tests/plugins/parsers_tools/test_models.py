@@ -88,6 +88,8 @@ HARMONY = (
     ),
     # Ends that were forgotten, and headers that were cut.
     Answer(_GPT, f"{_message('analysis', 'Hm.', '')}<|start|>assistant{_message('final', 'So.', '')}", "Hm.", "So."),
+    Answer(_GPT, f"{_message('analysis', 'Hm.', '')}{_message('final', 'So.', '<|return|>')}", "Hm.", "So."),
+    Answer(_GPT, f"{_message('analysis', 'Hm. <|channel|>fi', '')}{_TO_ROME}", "Hm. <|channel|>fi", "", (ROME,)),
     Answer(_GPT, f"{_ANALYSIS}<|channel|>fin", "2 + 2."),
     Answer(_GPT, "2 + 2.<|end|><|start|>assistant" + _message("final", "4.", ""), "2 + 2.", "4.", (), _ANALYSIS[:30]),
     Answer(_GPT, '{"a": "<|end|>"}', "", '{"a": "<|end|>"}'),
@@ -113,6 +115,10 @@ GLM = (
     Answer(_GLM, _glm("note", ("text", ' two\n "lines"\n')), calls=(("note", {"text": ' two\n "lines"\n'}),)),
     Answer(_GLM, _glm("note", ("text", _XML)), calls=(("note", {"text": _XML}),)),
     Answer(_GLM, "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</tool_call>", calls=(ROME,)),
+    # An end of a value is text where nothing follows that may follow one; an end of a call may be forgotten.
+    Answer(_GLM, _glm("note", ("text", "a</arg_value> b")), calls=(("note", {"text": "a</arg_value> b"}),)),
+    Answer(_GLM, _glm("weather", ("city", "Rome")).removesuffix("</tool_call>") + _glm("now"), calls=(ROME, NOW)),
+    Answer(_GLM, _glm("ship", ("items", "['1', '2']")) + " Done.", "", "Done.", (("ship", {"items": ["1", "2"]}),)),
     Answer(_GLM, f"{_glm('nope', ('a', '1'))}\n{_glm('now')}", "", _glm("nope", ("a", "1")), (NOW,)),
     Answer(_GLM, "<think>Call <tool_call>now</tool_call>?</think>No.", "Call <tool_call>now</tool_call>?", "No."),
     Answer(_GLM, "A <tool_call> now", "", "A <tool_call> now"),
@@ -283,6 +289,22 @@ GEMMA = (
     ),
     # Quotes and spaces as JSON has them.
     Answer(_GEMMA, _gemma('weather{"city": "Oslo", days : 2}'), calls=(OSLO,)),
+    # Strings whose tokens were forgotten.
+    Answer(_GEMMA, _gemma("weather{city: Oslo ,days:2}"), calls=(OSLO,)),
+    Answer(
+        _GEMMA,
+        _gemma("ship{items:[New York,10:30,2026-01-02,O'Hare],address:{next:{a:nothing}},weight:-1.5}"),
+        calls=(
+            (
+                "ship",
+                {
+                    "items": ["New York", "10:30", "2026-01-02", "O'Hare"],
+                    "address": {"next": {"a": "nothing"}},
+                    "weight": -1.5,
+                },
+            ),
+        ),
+    ),
     Answer(_GEMMA, _gemma('weather{city:<|"|>Rome<|"|>}').removesuffix("<tool_call|>"), calls=(ROME,)),
     Answer(_GEMMA, f"{_gemma('nope{a:1}')} {_gemma('now{}')}", "", _gemma("nope{a:1}"), (("now", {}),)),
     Answer(_GEMMA, "A <|tool_call> is a token: call:now{}", "", "A <|tool_call> is a token: call:now{}"),
@@ -382,9 +404,23 @@ def test_an_answer_that_ends_anywhere_is_read(answer: Answer) -> None:
     """What is told of it is how the whole answer begins."""
     for at in range(len(answer.text)):
         found = stream_of(answer).collect(answer.text[:at])
+        if answer.text[:at] == "<think>Call <tool_call>now</tool_call>":
+            # As if the end of the thought had been forgotten.
+            assert [one.name for one in found.calls] == ["now"]
+            continue
         assert [one.name for one in found.calls] == [name for name, _ in answer.calls[: len(found.calls)]]
         done = [(one.name, json.loads(one.arguments)) for one in found.calls[:-1]]
         assert done == list(answer.calls[: len(done)])
         # A marker may be cut, too.
         thought = found.reasoning.partition("<")[0].rstrip()
         assert answer.reasoning.startswith(thought) or thought.startswith(answer.reasoning or "\0")
+
+
+@pytest.mark.parametrize("name", [one.name for one in REGISTRY.providers("tool_parser") if one.name != "plain"])
+@pytest.mark.parametrize("offered", [True, False])
+def test_names_may_be_as_long_as_anthropics(name: str, offered: bool) -> None:
+    parser, long = parser_of("tool_parser", name), "mcp__" + "x" * 123
+    text = parser.write_calls([{"name": long, "arguments": {"city": "Rome"}}])
+    for pieces in ([text], one_by_one(text)):
+        found = feed(parser.stream(({"name": long},) if offered else ()), pieces)
+        assert (found.content, found.loaded) == ("", [(long, {"city": "Rome"})])

@@ -16,7 +16,7 @@ from pegboard.core.interfaces.req import SINGLE, Req
 from pegboard.core.interfaces.sampling import SamplingParams
 from pegboard.plugins.thinking_budget.constraint import BesideAnother, BudgetConstraint
 from pegboard.plugins.thinking_budget.messages import Asked
-from pegboard.plugins.thinking_budget.thoughts import Watch
+from pegboard.toolkit.parsing.thoughts import Watch
 from tests.plugins.grammar import test_constraint as texts
 
 WORDS = 4
@@ -141,4 +141,27 @@ class TestWatch:
         watch = Watch(asked(1, answer="[f]"))
         for _ in range(1000):
             watch.feed("words of a thought ")
-        assert len(watch._tail) < 8
+        assert len(watch.rest) < 8
+
+    @pytest.mark.parametrize("cut", [1, 5, 100])
+    def test_a_marker_that_is_not_at_the_beginning_is_text(self, cut: int) -> None:
+        watch = Watch(asked(1, opened=False))
+        for piece in re.findall(f"(?s).{{1,{cut}}}", "The tag <t> opens a thought. "):
+            watch.feed(piece)
+        assert (watch.thinking, watch.over) == (False, True)
+
+    @pytest.mark.parametrize("opened", [True, False])
+    @pytest.mark.parametrize("answer", ["", "[f]"])
+    def test_it_goes_on_from_what_another_has_found(self, opened: bool, answer: str) -> None:
+        """At every cut: that is how a prefill reaches the engine."""
+        for text in ("<t>a < b </t</t> <t>c[f]<t>", " <tx", "a<t>b</t>[f", "<"):
+            marks = asked(1, opened=opened, answer=answer)
+            for at in range(len(text) + 1):
+                first = Watch(marks, text[:at])
+                again = Watch(asked(1, opened=first.thinking, answer=answer), first.rest)
+                assert len(first.rest) < 8
+                if first.over:
+                    continue
+                for watch in (first, again):
+                    watch.feed(text[at:])
+                assert (first.thinking, first.over, first.rest) == (again.thinking, again.over, again.rest), text[:at]

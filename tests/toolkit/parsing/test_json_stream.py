@@ -15,6 +15,7 @@ from pegboard.toolkit.parsing.json_stream import (
     MAX_DEPTH,
     MAX_NUMBER,
     as_object,
+    is_beginning,
     read_string,
     read_value,
     without_lone_surrogates,
@@ -161,3 +162,16 @@ def test_objects_in_strings() -> None:
     for text in ("", "[1]", "5", '{"a"', '{"a": 1} x', "{} {}"):
         with pytest.raises(Broken):
             as_object(text)
+
+
+@properties(max_examples=60)
+@given(value=st.dictionaries(_TEXT, JSON, max_size=3), data=st.data())
+def test_every_beginning_of_an_object_is_one(value: Any, data: st.DataObject) -> None:
+    text = json.dumps(value)
+    assert is_beginning(text[: data.draw(st.integers(0, len(text) - 1))])
+    assert not is_beginning(text)
+
+
+@pytest.mark.parametrize("text", ['{"a": Rome}', '{"a": "x"y', "{}x", "{oops}", "[1}", "}", '{"a" 1'])
+def test_broken_json_is_no_beginning(text: str) -> None:
+    assert not is_beginning(text)

@@ -22,8 +22,8 @@ ROOMS = {
     "core.registry": 910,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 76_150,
-    "toolkit": 20_250,
+    "plugins": 76_320,
+    "toolkit": 20_270,
     "tools": 12_410,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -121,8 +121,8 @@ class Link(Generic[TokenT]):
     Where no part ends for `Limits.seconds`, all reads fail, but those of which parts are under way only once the
     library says that these have ended; until one has, further reads fail at once.
 
-    After an error of the wire that is not the contract's all reads fail, except that a read with a part of which nobody
-    knows whether it is still written never ends.
+    After an error of the wire that is not the contract's all reads fail. A read never ends if the wire cannot say
+    whether a part of it may still be written.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class Link(Generic[TokenT]):
             self._fail(job, error)
             return False
         except Exception:
-            job.under_way += 1  # nobody knows; so it never ends
+            job.under_way += 1  # it may have begun, so its read never ends
             self._unknown.append(None)
             raise
         if not self._under_way:
@@ -275,7 +275,7 @@ class Link(Generic[TokenT]):
                 self._fail(job, error)
                 answered |= not isinstance(error, Unanswered)
             except Exception as error:
-                self._unknown.append(token)  # its read never ends
+                self._unknown.append(token)  # it may still be written, so its read never ends
                 self._break(error)
                 continue
             ended = True

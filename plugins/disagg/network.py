@@ -171,7 +171,12 @@ class ThreadedNetwork:
     def _tick(self) -> None:
         now = time.monotonic()
         for connection in list(self._connections.values()):
-            connection.tick(now)
+            try:
+                connection.tick(now)
+            except Exception:
+                # Without the next tick no connection would ever be found silent.
+                logger.exception("the connection with %s is ended", connection.peername)
+                connection.abort()
         self._loop.call_later(TICK, self._tick)
 
     def _accepted(self) -> Connection:

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
 from pegboard.plugins.grammar_llguidance.ranges import Bounds, integers, numbers
 from pegboard.toolkit.grammars.json_schema import refs_in, schemas_in, target_of
-from pegboard.toolkit.grammars.schema_values import NUMBERS, disjoint, type_of, types_of
+from pegboard.toolkit.grammars.schema_values import NUMBERS, disjoint, type_of, types_of, with_objects
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -134,7 +134,7 @@ class ExactRules:
             return
         if beside := sorted(schema.keys() & _SAID - {combiner}):
             raise _unsaid(beside[0])
-        inner = schema[combiner]
+        inner = with_objects(schema[combiner]) if combiner == "oneOf" else schema[combiner]
         if combiner == "$ref":
             yield self._rule_of(self._reach.target(str(inner)))
             return
@@ -230,8 +230,8 @@ class ExactRules:
         """
         begin, end, space = quoted(brackets[0]), quoted(brackets[1]), self._space
         comma = f'{space}"," {space}'
-        tail = self._rule(f"({comma}{more}){_times(least, most)}" if more else '""')
-        head = [f"{more} ({comma}{more}){_times(least - 1, most and most - 1)}"] if more else []
+        tail = self._rule(_times(f"({comma}{more})", least, most) if more else '""')
+        head = [f"{more} {_times(f'({comma}{more})', least - 1, most and most - 1)}"] if more else []
         for body, required in reversed(parts):
             leaving_out = head if brackets == "{}" and not required else []
             head = [f"{body} {tail}", *leaving_out]
@@ -243,8 +243,9 @@ class ExactRules:
             yield f"{begin} {space}{end}"
 
 
-def _times(least: int, most: int | None) -> str:
-    return f"{{{max(0, least)},{'' if most is None else most}}}"
+def _times(body: str, least: int, most: int | None) -> str:
+    """Return a body so many times. The library takes no repetition of none at all."""
+    return '""' if most == 0 else f"{body}{{{max(0, least)},{'' if most is None else most}}}"
 
 
 def _schema_of(value: JsonValue) -> JsonObject:

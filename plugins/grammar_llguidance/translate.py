@@ -120,6 +120,8 @@ def _lark(node: gbnf.Node, called: Mapping[str, str], *, whole: bool) -> str:
     if isinstance(node, gbnf.Ref):
         return called[node.name]
     if isinstance(node, gbnf.Repeat):
+        if node.most == 0:
+            return '""'  # the library takes no repetition of none at all
         return f"({_lark(node.node, called, whole=whole)}){gbnf.times(node)}"
     if isinstance(node, gbnf.Sequence) and not node.nodes:
         return '""'

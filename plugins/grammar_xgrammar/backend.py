@@ -23,7 +23,8 @@ from pegboard.plugins.grammar.api import (
     refused,
 )
 from pegboard.plugins.grammar_xgrammar.options import XGrammarOptions
-from pegboard.plugins.grammar_xgrammar.schema import NotEnforced, enforceable, pattern_problem
+from pegboard.plugins.grammar_xgrammar.patterns import dots_within_lines, pattern_problem
+from pegboard.plugins.grammar_xgrammar.schema import NotEnforced, enforceable
 from pegboard.toolkit.grammars import gbnf
 from pegboard.toolkit.grammars.grammar import StructuralTag, parts_of, structural_tag_of
 from pegboard.toolkit.grammars.json_schema import checked_schema, schema_of
@@ -84,7 +85,7 @@ class XGrammarBackend(GrammarBackend[XGrammarOptions]):
         if grammar.kind == "regex":
             if why := pattern_problem(grammar.source):
                 raise NotEnforced(f"{why} is not understood")
-            return xgrammar.Grammar.from_regex(grammar.source)
+            return xgrammar.Grammar.from_regex(dots_within_lines(grammar.source))
         return xgrammar.Grammar.from_structural_tag(
             json.dumps(self._structural(structural_tag_of(json.loads(grammar.source))))
         )

@@ -7,11 +7,11 @@ are found here; and where the same can be said in words that it does enforce, th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from pegboard.core.interfaces.json_value import JsonObject, JsonValue
-from pegboard.toolkit.grammars.schema_values import NUMBERS, disjoint, type_of, types_of
+from pegboard.plugins.grammar_xgrammar.patterns import plain_pattern, string_pattern_problem
+from pegboard.toolkit.grammars.schema_values import NUMBERS, disjoint, type_of, types_of, with_objects
 
 ANNOTATIONS = frozenset(
     {
@@ -69,7 +69,8 @@ class Reader:
         self._types(made, place)
         self._strings(made, place)
         self._numbers(made, place)
-        self._required(made)
+        self._names(made, place)
+        self._required(made, place)
         for key, inner in self._children(made, place):
             made[key] = inner
         return made
@@ -101,6 +102,8 @@ class Reader:
             self._remark(place, f"{beside[0]!r} beside {found[0]!r} is not enforced")
         if "allOf" in made and isinstance(made["allOf"], list) and len(made["allOf"]) > 1:
             self._remark(place, "'allOf' with several schemas is not enforced")
+        if "oneOf" in made:
+            made["oneOf"] = with_objects(made["oneOf"])
         if "oneOf" in made and not disjoint(made["oneOf"]):
             self._remark(place, "'oneOf' is not enforced where two of its schemas may hold at once")
         ref = made.get("$ref")
@@ -176,15 +179,22 @@ class Reader:
             elif "number" in types_of(made) and isinstance(bound, int) and float(bound) != bound:
                 self._remark(place, f"{word!r} beyond 2**53 is enforced for integers only")
 
-    @staticmethod
-    def _required(made: dict[str, JsonValue]) -> None:
+    def _names(self, made: dict[str, JsonValue], place: str) -> None:
+        """Rules for names: beside names that are described or required, the library leaves one or the other out."""
+        for word in ("patternProperties", "propertyNames"):
+            if word in made and (beside := [one for one in ("properties", "required") if made.get(one)]):
+                self._remark(place, f"{word!r} beside {beside[0]!r} is not enforced")
+
+    def _required(self, made: dict[str, JsonValue], place: str) -> None:
         """Names that are required and described nowhere: the library asks only for those that are described."""
         required, properties = made.get("required"), made.get("properties", {})
         if not isinstance(required, list) or not isinstance(properties, dict):
             return
         missing = [name for name in required if isinstance(name, str) and name not in properties]
-        if missing and (types_of(made) == {"object"} or properties):
+        if missing and ("object" in types_of(made) or "properties" in made):
             others = made.get("additionalProperties", True)
+            if others is False:
+                self._remark(place, f"that {missing[0]!r} is required, and not allowed, is not enforced")
             made["properties"] = {**properties, **dict.fromkeys(missing, others if isinstance(others, dict) else True)}
             made["type"] = made.get("type", "object")
 
@@ -219,71 +229,3 @@ def enforceable(schema: JsonValue, *, lenient: bool = False) -> JsonValue:
     if reader.remarks and not lenient:
         raise NotEnforced(reader.remarks[0])
     return made
-
-
-def pattern_problem(pattern: str) -> str:
-    """Return what of an expression the library would ignore; "" where nothing."""
-    for at, char, inside in _scan(pattern):
-        if inside:
-            continue
-        if pattern.startswith(("(?=", "(?!", "(?<=", "(?<!"), at):
-            return "it looks ahead or behind"
-        if (char == "^" and at != 0) or (char == "$" and at != len(pattern) - 1):
-            return f"{char!r} within an expression"
-    return ""
-
-
-def string_pattern_problem(pattern: str) -> str:
-    """As `pattern_problem`, for the pattern of a JSON string. It is matched with the text between the quotes as it is
-    written, so one of what has to be escaped there would break out of the string, or never match.
-    """
-    for _, char, inside in _scan(pattern):
-        if inside != "[^" and (char == '"' or char in _ESCAPED or _escapes(char)):
-            return f"it has {char!r}, which is written otherwise in JSON"
-    return pattern_problem(pattern)
-
-
-def plain_pattern(pattern: str) -> str:
-    """Return the same pattern without optional groups: of one that ends with a repetition, as in ``(x[0-9]+)?``, the
-    library takes the end without the beginning (0.2.8).
-    """
-    parts, last = [], 0
-    for at, char, inside in _scan(pattern):
-        if char == ")" and not inside and pattern[at + 1 : at + 2] == "?":
-            parts.append(pattern[last:at] + "|)")
-            last = at + (3 if pattern[at + 2 : at + 3] == "?" else 2)
-    return "".join(parts) + pattern[last:]
-
-
-_ESCAPED = frozenset({"\\\\", "\\n", "\\r", "\\t", "\\f", "\\v", "\\b", "\\0", '\\"', "\\c"})
-
-
-def _escapes(char: str) -> bool:
-    """Return whether ``\\xHH`` or ``\\uHHHH`` names a character that JSON strings escape."""
-    code = char[2:].strip("{}") if char.startswith(("\\x", "\\u")) else ""
-    return bool(code) and (int(code, 16) < 0x20 or int(code, 16) in (0x22, 0x5C))
-
-
-_CODE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|u\{[0-9A-Fa-f]+\}|x\{[0-9A-Fa-f]+\})")
-
-
-def _scan(pattern: str) -> Iterator[tuple[int, str, str]]:
-    """Yield characters and escapes of an expression with their places, and whether they stand in a class: "[" or
-    "[^".
-    """
-    at, inside = 0, ""
-    while at < len(pattern):
-        code = _CODE.match(pattern, at)
-        size = len(code.group()) if code else 2 if pattern[at] == "\\" else 1
-        char = pattern[at : at + size]
-        if inside and char == "]":
-            inside = ""
-        elif not inside and char == "[":
-            inside = "[^" if pattern.startswith("[^", at) else "["
-            at += len(inside)
-            if pattern.startswith("]", at):  # a bracket right after the opening one is a character of the class
-                yield at, "]", inside
-                at += 1
-            continue
-        yield at, char, inside
-        at += size

@@ -53,6 +53,7 @@ class _CacheAwarePolicy(SchedulePolicy[CacheAwareT]):
         self._steps += 1
         if len(waiting) < 2 or (limit and len(waiting) > limit):
             self._fallbacks += len(waiting) >= 2
+            self._forget()
             return list(waiting)
         matches, complete = self._match(waiting)
         question = (self.ctx.cache.version, list(waiting))
@@ -63,6 +64,11 @@ class _CacheAwarePolicy(SchedulePolicy[CacheAwareT]):
 
     def stats(self) -> dict[str, float]:
         return {"steps": self._steps, "fallback_steps": self._fallbacks}
+
+    def _forget(self) -> None:
+        """Let go of the queue of an earlier call: its requests hold their tokens."""
+        if self._known:
+            self._known, self._question, self._answer = {}, None, []
 
     def _match(self, waiting: Sequence[Req]) -> tuple[list[_Match], bool]:
         """Return the match of each, brought up to date for as many as one step allows, and whether that is all of
@@ -153,6 +159,10 @@ class DfsWeightPolicy(_CacheAwarePolicy[DfsWeightOptions]):
     def __init__(self, options: DfsWeightOptions, ctx: SchedulePolicyContext) -> None:
         super().__init__(options, ctx)
         self._tree = PrefixTree(ctx.cache.page_size)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._tree.place((), ())
 
     def _rank(self, waiting: Sequence[Req], known: Sequence[_Match]) -> list[int]:
         self._tree.place(waiting, [match.length for match in known])

@@ -140,7 +140,8 @@ class RedisStorage(KVStorage[RedisOptions]):
                 return []
             raise StorageError(f"{self.options.url} has not answered for {self.options.timeout} s") from error
         except Exception as error:
-            self._pool.disconnect()  # what else comes over these connections may belong to something else
+            # What else comes over this connection may belong to something else; those in use are of other threads.
+            self._pool.disconnect(inuse_connections=False)
             raise StorageError(f"{self.options.url}: {error}") from error
         return answers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pegboard.plugins.kv_handoff.api.links import Part
     from pegboard.plugins.kv_handoff.api.transfer import Region
     from pegboard.plugins.transfer_mooncake.options import MooncakeTransferOptions
+
+logger = logging.getLogger(__name__)
 
 TOKEN = 16
 """Bytes of the token of a run."""
@@ -140,7 +143,12 @@ class MooncakeWire(Wire[Pieces]):
     def ended(self, token: Pieces) -> bool:
         assert self._library is not None
         while token.batches:
-            state = self._library.transfer_check_status(token.batches[0])
+            try:
+                state = self._library.transfer_check_status(token.batches[0])
+            except Exception:
+                # It may still be written, so it counts as under way: the peer is stuck if that lasts.
+                logger.warning("Mooncake cannot say whether a read has ended", exc_info=True)
+                return False
             if state not in (DONE, FAILED):
                 return False
             token.batches.popleft()
@@ -155,7 +163,11 @@ class MooncakeWire(Wire[Pieces]):
 
     def _begin_piece(self, pieces: Pieces, here: int, there: int, nbytes: int) -> None:
         assert self._library is not None
-        batch = self._library.batch_transfer_async_read(self._address, [here], [there], [nbytes])
+        try:
+            batch = self._library.batch_transfer_async_read(self._address, [here], [there], [nbytes])
+        except Exception as error:
+            pieces.reason = f"Mooncake does not read from {self._address}: {error}"
+            return
         if batch:
             pieces.batches.append(batch)
         else:

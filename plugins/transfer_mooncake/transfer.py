@@ -13,7 +13,7 @@ from pegboard.plugins.kv_handoff.api.links import Limits
 from pegboard.plugins.kv_handoff.api.staging import Staging
 from pegboard.plugins.kv_handoff.api.staging_reader import StagingPlace
 from pegboard.plugins.kv_handoff.api.transfer import KVTransferContext, TransferError
-from pegboard.plugins.transfer_mooncake.engine import Engine, MooncakeWire, Pieces, library
+from pegboard.plugins.transfer_mooncake.engine import TOKEN, Engine, MooncakeWire, Pieces, library
 from pegboard.plugins.transfer_mooncake.options import MooncakeTransferOptions
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ class MooncakeTransfer(LinkedTransfer[Pieces, MooncakeTransferOptions]):
 
     def reach(self, host: str, description: bytes) -> Reach[Pieces]:
         peer = unpack(KIND, description, Description)
+        if len(peer.token) != TOKEN or not 0 <= peer.token_address <= 2**64 - TOKEN or not 0 < peer.port < 2**16:
+            raise TransferError("a description has a token or a port that cannot be one")
         staging = [] if peer.staging is None else [(peer.staging.address, peer.staging.nbytes)]
         try:
             bases, sizes = _tables([*peer.regions, *staging])

@@ -74,6 +74,28 @@ def disjoint(schemas: JsonValue) -> bool:
     return all(_apart(one, other) for at, one in enumerate(schemas) for other in schemas[at + 1 :])
 
 
+def with_objects(schemas: JsonValue) -> JsonValue:
+    """Return the schemas of a ``oneOf`` in which those that describe properties name the type `object`, too, where that
+    changes nothing: all of them are of objects, or hold for whatever is not one, and of the latter there are several.
+    """
+    if not isinstance(schemas, list):
+        return schemas
+    loose = [isinstance(one, dict) and "properties" in one and one.keys() <= _OF_OBJECTS for one in schemas]
+    objects = [isinstance(one, dict) and types_of(one) == {"object"} for one in schemas]
+    if sum(loose) < 2 or not all(a or b for a, b in zip(loose, objects, strict=True)):
+        return schemas
+    return [{"type": "object", **one} if isinstance(one, dict) else one for one in schemas]
+
+
+_OF_OBJECTS = frozenset(
+    {
+        "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",
+        "maxProperties", "title", "description", "$comment", "default", "examples",
+    }
+)  # fmt: skip
+"""Keywords that say nothing of values that are no objects."""
+
+
 def _apart(one: JsonValue, other: JsonValue) -> bool:
     if not isinstance(one, dict) or not isinstance(other, dict):
         return False
@@ -91,8 +113,6 @@ def _apart(one: JsonValue, other: JsonValue) -> bool:
 
 def _possible_types(schema: JsonObject) -> set[str]:
     types = types_of(schema) or {kind for value in _fixed(schema) for kind in type_of(value)}
-    if not types and isinstance(schema.get("properties"), dict):
-        types = {"object"}
     return types | {"integer"} if "number" in types else types
 
 

@@ -40,7 +40,10 @@ class Part:
 
 
 class Wire(abc.ABC, Generic[TokenT]):
-    """A peer, as a library reads from it. All calls come from one thread, which may wait in them."""
+    """A peer, as a library reads from it. All calls come from one thread, which may wait in them.
+
+    After an error other than TransferError in any call but `open`, nothing more is begun.
+    """
 
     @abc.abstractmethod
     def open(self) -> None:
@@ -117,6 +120,9 @@ class Link(Generic[TokenT]):
 
     Where no part ends for `Limits.seconds`, all reads fail, but those of which parts are under way only once the
     library says that these have ended; until one has, further reads fail at once.
+
+    After an error of the wire that is not the contract's all reads fail. A read never ends if the wire cannot say
+    whether a part of it may still be written.
     """
 
     def __init__(
@@ -129,6 +135,10 @@ class Link(Generic[TokenT]):
         self._inbox: deque[Job] = deque()
         self._waiting: deque[Job] = deque()
         self._under_way: list[tuple[Job, TokenT]] = []
+        self._unknown: list[TokenT | None] = []
+        """Parts that may still be written, and of which the wire cannot say more; None for one that may have begun."""
+        self._broken = ""
+        """Why no more reads are begun."""
         self._bell = threading.Event()
         self._opened = self._stuck = self._forgotten = self._ending = False
         self._heard = clock()
@@ -158,15 +168,20 @@ class Link(Generic[TokenT]):
 
     def _run(self) -> None:
         self._try_to_open()
-        while not self._ending and not (self._forgotten and not self._under_way and not self._inbox):
+        while not self._over():
             self._bell.clear()
             self._take()
             begun = self._begin()
             if not self._look() and not begun:
                 self._give_up()
                 self._rest()
-        self._wire.close([token for _, token in self._under_way])
+        self._wire.close([*(token for _, token in self._under_way), *(one for one in self._unknown if one is not None)])
         self._under_way.clear()
+
+    def _over(self) -> bool:
+        """Return whether the thread ends: the engine closes, or the peer is forgotten and all reads have ended."""
+        left = self._inbox or self._waiting or self._under_way or self._unknown
+        return self._ending or (self._forgotten and not left)
 
     def _try_to_open(self) -> None:
         """Open before the first read asks for it, which tells why where that fails."""
@@ -176,9 +191,16 @@ class Link(Generic[TokenT]):
             logger.debug("a peer cannot be reached yet: %s", error)
 
     def _open(self) -> None:
-        if not self._opened:
+        if self._opened:
+            return
+        try:
             self._wire.open()
-            self._opened = True
+        except TransferError:
+            raise
+        except Exception as error:
+            logger.exception("a peer cannot be opened")
+            raise TransferError(f"the peer cannot be opened: {error!r}") from error
+        self._opened = True
 
     def _take(self) -> None:
         """Take new reads over, and end those of which nothing is to begin any more."""
@@ -186,6 +208,8 @@ class Link(Generic[TokenT]):
             job = self._inbox.popleft()
             if self._stuck:
                 job.fail(f"the peer has not answered for {self._limits.seconds:g} s")
+            if self._broken:
+                job.fail(self._broken)
             self._waiting.append(job)
         for job in [job for job in self._waiting if job.over]:
             self._waiting.remove(job)
@@ -194,6 +218,13 @@ class Link(Generic[TokenT]):
 
     def _begin(self) -> bool:
         """Begin as many parts as may be under way. Return whether there were any."""
+        try:
+            return self._begin_parts()
+        except Exception as error:
+            self._break(error)
+            return False
+
+    def _begin_parts(self) -> bool:
         begun = False
         while self._waiting and len(self._under_way) < self._limits.parts and self._wire.ready() and not self._ending:
             job = self._waiting[0]
@@ -221,6 +252,10 @@ class Link(Generic[TokenT]):
         except TransferError as error:
             self._fail(job, error)
             return False
+        except Exception:
+            job.under_way += 1  # it may have begun, so its read never ends
+            self._unknown.append(None)
+            raise
         if not self._under_way:
             self._heard = self._clock()
         self._under_way.append((job, token))
@@ -239,10 +274,14 @@ class Link(Generic[TokenT]):
             except TransferError as error:
                 self._fail(job, error)
                 answered |= not isinstance(error, Unanswered)
+            except Exception as error:
+                self._unknown.append(token)  # it may still be written, so its read never ends
+                self._break(error)
+                continue
             ended = True
             job.under_way -= 1
+        before, self._under_way = self._under_way, left
         if ended:
-            before, self._under_way = self._under_way, left
             if answered or not left:
                 self._heard, self._stuck = self._clock(), False
             for job in {id(job): job for job, _ in before}.values():
@@ -252,6 +291,13 @@ class Link(Generic[TokenT]):
     def _fail(self, job: Job, error: TransferError) -> None:
         job.fail(str(error))
         self._opened = False
+
+    def _break(self, error: Exception) -> None:
+        """End all reads that can end: it is not known what else the wire would do to the KV."""
+        logger.error("reading from a peer goes wrong, and is given up", exc_info=error)
+        self._broken = self._broken or f"reading from the peer has gone wrong: {error!r}"
+        for job in (*(job for job, _ in self._under_way), *self._waiting):
+            job.fail(self._broken)
 
     def _settle(self, job: Job) -> None:
         """Tell of a read that has ended: nothing of it is under way, and nothing waits."""
@@ -266,6 +312,8 @@ class Link(Generic[TokenT]):
             self._take()
 
     def _rest(self) -> None:
+        if self._over():
+            return  # a read that was stopped has ended just now
         if not self._under_way and not self._waiting:
             self._bell.wait()
         else:

@@ -14,6 +14,7 @@ from typing import TypeVar
 import httpx
 import pytest
 
+from pegboard.plugins.disagg.connection import Connection
 from pegboard.plugins.disagg.events import Address, Event, Failed, Lost, Opened, Said
 from pegboard.plugins.disagg.gate import listen
 from pegboard.plugins.disagg.handshake import Answering, Self
@@ -187,6 +188,27 @@ def test_messages_that_are_not_asked_for_are_left_out(
     events = list(prefill.network.events())
     assert isinstance(events[0], Opened), "that it came is never left out"
     assert [one.message.room for one in events[1:] if isinstance(one, Said)] == list(range(151, 200))
+
+
+def test_a_connection_that_fails_at_a_tick_ends_alone(
+    servers: Callable[..., Ear], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ticks of others go on, or nobody would be found silent any more."""
+    prefill, decode = servers("prefill"), servers("decode")
+    decode.network.dial(address(prefill))
+    decode.wait_for(Opened)
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object) -> None:
+            raise ValueError("a tick")
+
+        patch.setattr(Connection, "tick", fail)
+        decode.wait_for(Lost)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        decode.network.dial(Address("127.0.0.1", mute.getsockname()[1]))
+        assert "no handshake" in decode.wait_for(Failed).reason
+    decode.network.dial(address(prefill))
+    decode.wait_for(Opened, 2)
 
 
 def test_closing_twice_and_calls_after_it(servers: Callable[..., Ear]) -> None:

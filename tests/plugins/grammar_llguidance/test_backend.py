@@ -61,3 +61,20 @@ class TestAmbiguity:
     )
     def test_usual_grammars_stay_below(self, backend: GrammarBackend, source: str, text: str) -> None:
         assert walk(backend, source, text) == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "good", "bad"),
+    [
+        ('root ::= "a"{0} "b"', "b", "a"),
+        ('root ::= x{0,0} "b"\nx ::= [a-z]', "b", "a"),
+        ('root ::= "(" root "c"{0} ")" | "b" "a"{0}', "((b))", "(a"),
+    ],
+)
+def test_a_repetition_of_none(tmp_path: Path, source: str, good: str, bad: str) -> None:
+    write_tiny_tokenizer(tmp_path)
+    ctx = GrammarContext(tmp_path, Tokenizer.from_directory(tmp_path), WIDTH, frozenset({EOS}))
+    backend = LLGuidanceBackend(LLGuidanceOptions(), ctx)
+    assert walk(backend, source, good) == ""
+    with pytest.raises(AssertionError):
+        walk(backend, source, bad)

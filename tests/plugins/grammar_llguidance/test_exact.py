@@ -145,3 +145,34 @@ def test_they_agree_with_a_validator(backend: GrammarBackend) -> None:
 def test_what_they_cannot_say_is_refused_by_name(backend: GrammarBackend, schema: Any, word: str) -> None:
     with pytest.raises(InvalidRequest, match=word):
         compiled(backend, schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "array", "items": {"const": N}, "maxItems": 1}, [[], [N]], [[N, N], [N - 1]]),
+        ({"type": "array", "items": {"const": N}, "maxItems": 1, "minItems": 1}, [[N]], [[], [N, N]]),
+        ({"type": "array", "items": {"const": N}, "maxItems": 0}, [[]], [[N]]),
+        ({"type": "array", "prefixItems": [{"const": N}], "items": {}, "maxItems": 2}, [[], [N], [N, 1]], [[N, 1, 1]]),
+    ],
+    ids=json.dumps,
+)
+def test_lists_of_at_most_one(backend: GrammarBackend, schema: Any, good: list[Any], bad: list[Any]) -> None:
+    grammar = compiled(backend, schema)
+    assert all(takes(grammar, json.dumps(value)) for value in good)
+    assert not any(takes(grammar, json.dumps(value)) for value in bad)
+
+
+def test_schemas_of_which_one_holds_at_once_with_another(backend: GrammarBackend) -> None:
+    """Properties say nothing of a string, so both of them hold for one."""
+    with pytest.raises(InvalidRequest, match="oneOf"):
+        compiled(backend, {"oneOf": [{"properties": {"a": {"const": N}}, "required": ["a"]}, {"type": "string"}]})
+
+
+def test_schemas_told_apart_by_a_property(backend: GrammarBackend) -> None:
+    """What is no object satisfies both."""
+    schema = {"oneOf": [{"properties": {"a": {"const": value}}, "required": ["a"]} for value in (N, "s")]}
+    grammar = compiled(backend, schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for value in ({"a": N}, {"a": "s"}, {"a": N - 1}, {}, "s", None, [N], N):
+        assert takes(grammar, json.dumps(value)) == validator.is_valid(value), value

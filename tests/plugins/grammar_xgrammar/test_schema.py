@@ -49,6 +49,13 @@ REFUSED: tuple[Any, ...] = (
     {"enum": [1, "a"], "minimum": 3},
     {"$ref": "#anchor", "$defs": {"a": {"$anchor": "anchor"}}},
     {"type": "object", "properties": {"a": {"items": {"anyOf": [{"not": {}}]}}}},
+    {"type": "object", "properties": {"id": {"type": "integer"}}, "patternProperties": {"^x-": {"type": "string"}}},
+    {"type": "object", "patternProperties": {"^x-": {"type": "string"}}, "required": ["x-a"]},
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "propertyNames": {"enum": ["a", "b"]}},
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "propertyNames": {"pattern": "^[a-z]$"}},
+    {"type": "object", "required": ["c"], "propertyNames": {"enum": ["a", "b"]}},
+    {"oneOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]}, {"type": "string"}]},
+    {"anyOf": [{"type": "object", "required": ["a", "xa"], "additionalProperties": False}, {"type": "number"}]},
 )
 
 ENFORCED: tuple[tuple[Any, list[Any], list[Any]], ...] = (
@@ -60,6 +67,24 @@ ENFORCED: tuple[tuple[Any, list[Any], list[Any]], ...] = (
     ({"type": "string", "minLength": 2, "format": "of-our-own"}, ["ab"], ["a"]),
     ({"type": "string", "pattern": "^1(\\.[0-9]+)?$"}, ["1", "1.25"], ["125"]),
     ({"type": "string", "format": "date-time"}, ["2024-02-29T10:00:00Z"], ["2023-02-29T10:00:00Z"]),
+    ({"type": ["object", "null"], "required": ["a"]}, [{"a": 1}, {"a": 1, "b": 2}, None], [{}, {"b": 1}, 1]),
+    ({"properties": {}, "required": ["a"]}, [{"a": 1}], [{}, {"b": 1}]),
+    ({"type": "object", "patternProperties": {"^x-$": {"type": "string"}}}, [{}, {"x-": "s"}], [{"x-": 1}]),
+    (
+        {
+            "oneOf": [
+                {"properties": {"k": {"const": "a"}}, "required": ["k"]},
+                {"properties": {"k": {"const": "b"}}, "required": ["k"]},
+                {"type": "object", "properties": {"k": {"const": "c"}}, "required": ["k"]},
+            ]
+        },
+        [{"k": "a"}, {"k": "b"}, {"k": "c"}],
+        [{}, {"k": "d"}, "a", None],
+    ),
+    ({"type": "string", "pattern": "^((c{2,}|){2,})$"}, ["", "cc", "ccccc"], ["c"]),
+    ({"type": "string", "pattern": "^(?:d*c{2,}|e?){1,}?$"}, ["", "e", "ccedcc"], ["c", "dec", "d"]),
+    ({"type": "string", "pattern": "^(cd{0}|c+?){2,}$"}, ["cc", "ccc"], ["", "c"]),
+    ({"type": "string", "pattern": "^([*]c){2,}$"}, ["*c*c"], ["", "*c"]),
     ({"type": "array", "uniqueItems": False, "maxItems": 1}, [[1]], [[1, 1]]),
     ({"allOf": [{"type": "integer"}]}, [1], ["a"]),
     ({"type": "integer", "title": "t", "x-own": 1, "deprecated": True, "$comment": "c"}, [1], ["a"]),
@@ -110,6 +135,20 @@ def test_lenient_takes_them(tmp_path: Any, backend: Any) -> None:
 
     lenient = XGrammarBackend(XGrammarOptions(lenient_schemas=True), backend.ctx)
     assert lenient.compile(json_schema({"type": "array", "uniqueItems": True}))
+
+
+@pytest.mark.parametrize(
+    ("regex", "good", "bad"),
+    [
+        ("a.b", ["axb", "aéb", "a.b"], ["a\nb", "ab"]),
+        ("(.|\\n)*", ["", "a\nb"], []),
+        (r"a\.[.]", ["a.."], ["axx", "a.x", "ax."]),
+    ],
+)
+def test_a_dot_is_within_a_line(backend: Any, regex: str, good: list[str], bad: list[str]) -> None:
+    compiled = backend.load(Grammar("regex", regex), backend.compile(Grammar("regex", regex)))
+    assert all(Kit().spelled(compiled, text) is not None for text in good)
+    assert all(Kit().spelled(compiled, text) is None for text in bad)
 
 
 @pytest.mark.parametrize("regex", ["(?=a)b", "a$b", "a^b"])

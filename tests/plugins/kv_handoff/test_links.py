@@ -27,18 +27,33 @@ class FakeWire(Wire[int]):
         self.ends: dict[int, str] = {}
         self.closed: list[list[int]] = []
         self.threads: set[int] = set()
+        self.faults: dict[str, Exception] = {}
+        """Errors that are not the contract's, by the call that raises them."""
+        self.meanwhile: Callable[[], None] = lambda: None
+        """What another thread does once a part has ended."""
 
     def open(self) -> None:
         self.threads.add(threading.get_ident())
         self.opened += 1
+        self._fault("open")
         if self.refuses:
             raise TransferError(self.refuses)
 
+    def _fault(self, call: str) -> None:
+        if call in self.faults:
+            raise self.faults[call]
+
+    def parts(self, whole: Part, limits: Limits) -> Iterator[Part]:
+        self._fault("parts")
+        yield from super().parts(whole, limits)
+
     def ready(self) -> bool:
+        self._fault("ready")
         return self.is_ready
 
     def begin(self, part: Part) -> int:
         self.threads.add(threading.get_ident())
+        self._fault("begin")
         self.begun.append((part.source, part.target))
         return len(self.begun) - 1
 
@@ -47,7 +62,9 @@ class FakeWire(Wire[int]):
         if token not in self.ends:
             return False
         if why := self.ends.pop(token):
+            self._fault(why)
             raise Unanswered(why) if why == "no answer" else TransferError(why)
+        self.meanwhile()
         return True
 
     def close(self, under_way: Sequence[int]) -> None:
@@ -242,6 +259,92 @@ def test_a_peer_that_is_forgotten(world: World) -> None:
     world.link.thread.join(20)
     assert world.wire.closed == [[]]
     assert world.state(1) is GONE
+
+
+def test_a_peer_that_is_forgotten_as_the_last_part_ends(world: World) -> None:
+    """A read that still has parts to begin is told of before the thread ends."""
+    job = world.read(1, 45)
+    world.begun(3)
+
+    def disconnect() -> None:
+        job.stopped = True
+        world.link.forget()
+
+    world.wire.meanwhile = disconnect
+    world.wire.ends |= {0: "", 1: "", 2: ""}
+    world.link.thread.join(20)
+    assert world.wire.closed == [[]]
+    assert world.state(1) is GONE
+
+
+def test_a_library_that_goes_wrong_while_it_opens(world: World) -> None:
+    """Reads fail, and a later one tries again."""
+    world.until(lambda: world.wire.opened)
+    world.read(1, 10)
+    world.begun(1)
+    world.wire.faults["open"] = ValueError("broken")
+    world.wire.ends[0] = "lost"
+    assert world.state(1) is FAILED
+    world.read(2, 10)
+    assert world.state(2) is FAILED
+    assert "broken" in world.told[-1].reason
+    world.wire.faults.clear()
+    world.read(3, 10)
+    world.begun(2)
+    world.wire.ends[1] = ""
+    assert world.state(3) is DONE
+
+
+@pytest.mark.parametrize("call", ["parts", "ready"])
+def test_a_library_that_goes_wrong_before_anything_begins(world: World, call: str) -> None:
+    """All that wait fail, and so does what is asked for later."""
+    world.wire.faults[call] = ValueError("broken")
+    for handle in (1, 2):
+        world.read(handle, 10)
+        assert world.state(handle) is FAILED
+        assert "broken" in world.told[-1].reason
+    world.link.forget()
+    world.link.thread.join(20)
+    assert world.wire.closed == [[]]
+
+
+def test_a_library_that_goes_wrong_as_it_begins(world: World) -> None:
+    """Nothing says whether the read's memory is written to, so it never ends; others do."""
+    world.read(1, 10)
+    world.begun(1)
+    world.wire.faults["begin"] = ValueError("broken")
+    world.read(2, 10)
+    world.settled()
+    world.read(3, 10)
+    assert world.state(3) is FAILED
+    world.wire.ends[0] = ""
+    assert world.state(1) is FAILED
+    world.link.forget()
+    world.settled()
+    assert world.link.thread.is_alive()
+    assert [news.handle for news in world.told] == [3, 1]
+
+
+def test_a_library_that_goes_wrong_as_it_is_asked(world: World) -> None:
+    """The part's memory may be written to until the engine closes; other reads end."""
+    world.wire.faults["fault"] = ValueError("broken")
+    world.read(1, 10)
+    world.read(2, 25)
+    world.begun(3)
+    world.read(3, 10)
+    world.wire.ends[0] = "fault"
+    assert world.state(3) is FAILED
+    world.read(4, 10)
+    assert world.state(4) is FAILED
+    world.wire.ends |= {1: "", 2: ""}
+    assert world.state(2) is FAILED
+    world.link.forget()
+    world.settled()
+    assert not world.wire.closed
+    world.link.end()
+    world.link.thread.join(20)
+    assert world.wire.closed == [[0]]
+    assert [news.handle for news in world.told] == [3, 4, 2]
 
 
 def test_an_engine_that_closes(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import Any
 
@@ -113,3 +114,20 @@ def test_a_tree_does_not_grow_with_what_has_gone() -> None:
     for length in range(1, 2000):
         tree.place([stays, queued([0] * length)], [4000, length])
     assert len(tree) <= 3 * 2 + 64
+
+
+@pytest.mark.parametrize("policy", [LpmPolicy, DfsWeightPolicy])
+@pytest.mark.parametrize("later", [0, 1, 9])
+def test_requests_that_no_longer_wait_are_let_go(policy: Any, later: int) -> None:
+    """Also by a queue that is ordered as it stands, short or long."""
+    options = {LpmPolicy: LpmOptions, DfsWeightPolicy: DfsWeightOptions}[policy](fallback_above=8)
+    ordering = policy(options, SchedulePolicyContext(cache=ReadOnlyCache(A)))
+    waiting = [queued([*A, i]) for i in range(6)]
+    gone = {req.rid for req in waiting}
+    ordering.order(waiting, [])
+    del waiting
+    others = [queued([*B, i]) for i in range(later)]
+    assert ordering.order(others, []) == others
+    gc.collect()
+    held = {one.rid for one in gc.get_objects() if isinstance(one, Req)}
+    assert not held & gone

@@ -10,8 +10,10 @@ import signal
 import socket
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -244,6 +246,33 @@ class TestFaults:
         server.rubbish = b""
         one.put(KEYS)
         assert one.has(KEYS) == one.read(KEYS) == 40
+
+    def test_an_error_leaves_what_other_threads_wait_for(self, rig: Open, server: FakeRedis) -> None:
+        """Only the connection that it came over is closed."""
+        one, answer = rig(), server.answer
+        assert one.put(KEYS[:2]) == 2
+        asked, release = threading.Event(), threading.Event()
+
+        def slow(words: list[bytes]) -> bytes:
+            if words[0] == b"EXISTS":
+                return b"what is this\r\n"
+            if words[0] == b"MGET":
+                asked.set()
+                release.wait(20)
+            return answer(words)
+
+        server.answer = slow  # type: ignore[method-assign]
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(one.read, KEYS[:2])
+            assert asked.wait(20)
+            with pytest.raises(StorageError):
+                one.has(KEYS[:2])
+            count = server.asked["MGET"]
+            release.set()
+            assert found.result(20) == 2
+        assert server.asked["MGET"] == count + 1, "it was not asked again"
+        server.answer = answer  # type: ignore[method-assign]
+        assert one.has(KEYS[:2]) == 2
 
     def test_a_full_server(self, rig: Open, server: FakeRedis, caplog: pytest.LogCaptureFixture) -> None:
         """What it has no room for is dropped; that is not an error."""

@@ -25,8 +25,7 @@ def positions_of(spans: Spans) -> NDArray[np.int64]:
     if found is not None:
         axes = found.prompt.shape[0]
         return np.concatenate([_on_axes(axes, req, start, stop) for req, start, stop in spans], axis=1)
-    moved = [(delta_of(req), start, stop) for req, start, stop in spans]
-    return np.concatenate([np.arange(start + delta, stop + delta) for delta, start, stop in moved])
+    return np.concatenate([np.arange(start + (by := delta_of(req)), stop + by) for req, start, stop in spans])
 
 
 def delta_of(req: Req) -> int:

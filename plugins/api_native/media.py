@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.plugins.api_native.bodies import each
 from pegboard.plugins.api_native.requests import GenerateBody, Prompt
-from pegboard.plugins.api_native.unsupported import GENERATE_WITH_MEDIA
 from pegboard.toolkit.chat.media_parts import refuse_others
 from pegboard.toolkit.http.media_fields import common_settings, encoded_media, media_data, own_settings
 from pegboard.toolkit.media.inputs import MediaInput, MediaKind, MediaPrompt
@@ -25,7 +24,6 @@ class MediaGenerateBody(GenerateBody):
     """Body of `/generate` for a model that takes pictures or video."""
 
     taken = tuple(_FIELDS)
-    refused = GENERATE_WITH_MEDIA
 
     image_data: Data = None
     """Pictures for the placeholders of the prompt, in their order: one or a list, each an address (`data:`, `https:`)

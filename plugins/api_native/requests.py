@@ -12,7 +12,7 @@ from pegboard.core.interfaces.client import GenerateRequest
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.sampling import Grammar, SamplingParams
 from pegboard.plugins.api_native.bodies import PromptBody, each
-from pegboard.plugins.api_native.unsupported import GENERATE, HARMLESS, HARMLESS_TO_SAMPLING
+from pegboard.plugins.api_native.unsupported import GENERATE, HARMLESS, HARMLESS_TO_SAMPLING, SAMPLING
 from pegboard.plugins.sessions_in_memory.api import SessionParams
 from pegboard.toolkit.grammars.grammar import grammar_of
 from pegboard.toolkit.http.bodies import validate_part
@@ -36,6 +36,7 @@ class SamplingBody(SamplingFields, RefusingModel):
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
     unknown = Unknown.REFUSED
+    refused = SAMPLING
     harmless = HARMLESS_TO_SAMPLING
 
     max_new_tokens: int = 128

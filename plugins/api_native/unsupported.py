@@ -25,8 +25,6 @@ _BEFORE = {
 }
 """Other engines that take part, and prompts that are no text and no token ids."""
 
-MEDIA_SETTINGS = "mm_processor_kwargs"
-
 _MEDIA = dict.fromkeys(
     (
         "image_max_dynamic_patch",
@@ -40,7 +38,7 @@ _MEDIA = dict.fromkeys(
     Refusal(),
 )
 
-GENERATE_WITH_MEDIA: Refused = {
+GENERATE: Refused = {
     **_BEFORE,
     **_MEDIA,
     **dict.fromkeys(
@@ -59,17 +57,15 @@ GENERATE_WITH_MEDIA: Refused = {
     ),
     "max_thinking_tokens": Refusal("; /v1/chat/completions has thinking_token_budget"),
 }
-"""For models that take media."""
 
-GENERATE: Refused = {**GENERATE_WITH_MEDIA, MEDIA_SETTINGS: Refusal()}
-
-ENCODE: Refused = {**_BEFORE, **_MEDIA, MEDIA_SETTINGS: Refusal(), "return_pooled_hidden_states": Refusal()}
+ENCODE: Refused = {**_BEFORE, **_MEDIA, "return_pooled_hidden_states": Refusal()}
 
 HARMLESS = frozenset(
     {
         *("background", "bootstrap_pair_key", "conversation_id", "custom_labels", "decode_tp_size"),
         *("external_trace_header", "http_worker_ipc", "kv_router_hint", "log_metrics", "mm_content_hashes"),
-        *("mm_hashes", "modalities", "no_logs", "received_time", "routed_experts_start_len", "routing_key"),
+        *("mm_hashes", "mm_processor_kwargs", "modalities", "no_logs", "received_time"),
+        *("routed_experts_start_len", "routing_key"),
         *("session_id", "validation_time"),
     }
 )
@@ -77,4 +73,7 @@ HARMLESS = frozenset(
 
 HARMLESS_TO_ENCODE = HARMLESS | {"sampling_params"}
 
-HARMLESS_TO_SAMPLING = frozenset({"stream_interval"})
+SAMPLING: Refused = {"stop_strs": Refusal("; use stop"), "stop_regex_strs": Refusal("; use stop_regex")}
+"""What SGLang's SamplingParams call fields that have other names in a request."""
+
+HARMLESS_TO_SAMPLING = frozenset({"stream_interval", "stop_str_max_len", "stop_regex_max_len", "is_normalized"})

@@ -106,7 +106,8 @@ class NativeAdditions:
         self._adapters = adapters
         order = np.argsort(which, kind="stable")
         begin = np.searchsorted(which[order], np.arange(len(adapters) + 1))
-        place = np.argsort(order)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
         self.arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in (which, order, begin, place)]
         pointers = (ctypes.c_void_p * len(adapters))(*[ctypes.addressof(adapter.by_site) for adapter in adapters])
         self._pointers = pointers

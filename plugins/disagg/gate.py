@@ -142,8 +142,8 @@ class DisaggGate(HandoffGate[DisaggOptions]):
         prefill = options.role == "prefill"
         try:
             secret = options.secret()
-            listening = listen(options.listen) if prefill else None
             described = transfer.describe() if prefill else b""
+            listening = listen(options.listen) if prefill else None
         except OSError as error:
             kind = Temporary if error.errno == errno.EADDRINUSE else ConfigError
             raise kind(f"the gate `disagg`: {error.strerror or error}") from error

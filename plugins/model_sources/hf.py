@@ -72,7 +72,8 @@ class HFSource(DirectorySource[HFOptions]):
                 local_files_only=offline,
             )
         except (LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:
-            raise (ModelError if offline else Temporary)(self._unreachable(offline)) from error
+            kind = ModelError if offline or _reads_like_a_path(reference) else Temporary
+            raise kind(self._unreachable(offline)) from error
         except (HfHubHTTPError, HFValidationError) as error:
             raise ModelError(f"model.path: the hub refused {reference!r}: {error}") from error
         except OSError as error:
@@ -90,6 +91,12 @@ class HFSource(DirectorySource[HFOptions]):
             f"cache, and {why}. Give the path of a local directory, fetch the model where there is a network (hf "
             f"download {reference}) and copy the cache (HF_HOME), or try the demo model: demo:smollm2-135m-instruct"
         )
+
+
+def _reads_like_a_path(reference: str) -> bool:
+    """Return whether a reference may be a mistyped path rather than a hub id: no other start mends that."""
+    parent = Path(reference).parent
+    return (parent != Path() and parent.is_dir()) or bool(_similar(Path(reference)))
 
 
 def _similar(missing: Path) -> str:

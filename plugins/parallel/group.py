@@ -127,18 +127,20 @@ class Group:
         GroupLost, with the reason, where a rank is lost meanwhile, or within SYNC_SECONDS of an error, which that may
         have caused. The thread then goes on until what it waits for raises.
         """
-        errors: list[Exception] = []
+        errors: list[BaseException] = []
         ended = threading.Event()
 
         def runs() -> None:
             try:
                 run()
-            except Exception as error:
+            except BaseException as error:
                 errors.append(error)
-            ended.set()
-            with self._heard:
-                self._heard.notify_all()
+            finally:
+                ended.set()
+                with self._heard:
+                    self._heard.notify_all()
 
+        self._check()
         threading.Thread(target=runs, name="ranks-meet", daemon=True).start()
         self._wait(lambda: self.lost is not None or ended.is_set(), None)
         if errors:
@@ -237,7 +239,8 @@ class Group:
             if first and self.serving:
                 say_last_words(reason)  # before any thread can see that it is lost, and end this process without it
             if self.lost is None:
-                self.lost, self._temporary = reason, temporary
+                self._temporary = temporary
+                self.lost = reason  # others look at it first, and without the lock
             self._heard.notify_all()
         if not first:
             self._ended.wait()

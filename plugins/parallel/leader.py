@@ -56,8 +56,9 @@ class Leader(Followers):
         facts = ctx.facts()  # before a launcher is chosen, which followers have none of
         context = LaunchContext(self.sharing, self._cores, ctx.module, self._axes.reaches_machines)
         self._launcher = ctx.choose.choose(RANK_LAUNCHER, context)
+        self._closing.append(self._launcher.close)
         self._group = Group(self._timeout, facts)
-        self._closing = [self._group.close, self._axes.close, self._launcher.close]
+        self._closing.insert(0, self._group.close)
         for index in range(1, self.sharing):
             self._start(index)
         self._group.watch()
@@ -97,7 +98,8 @@ class Leader(Followers):
         that they did not meet.
         """
         if self._launcher.address is None:
-            with tempfile.TemporaryDirectory(prefix="pegboard-ranks-") as meeting:
+            # Where a rank is lost, the thread that meets may still write there.
+            with tempfile.TemporaryDirectory(prefix="pegboard-ranks-", ignore_cleanup_errors=True) as meeting:
                 self._group.send(encode(Meet(meeting, timeout)))
                 self._group.while_there(lambda: self._axes.connect(Path(meeting), timeout))
                 self._group.wait_for("meet")

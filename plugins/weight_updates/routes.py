@@ -208,7 +208,7 @@ class Routes:
         mode = "abort" if body.abort_all_requests else body.mode
         args: dict[str, object] = {"group": body.group_name, "announced": announced, "mode": mode}
         args |= {"partial": body.partial, "weight_version": body.weight_version}
-        return await self._updated(args, {"announced": "names, dtypes and shapes", "group": "group_name"})
+        return await self._updated(args, {"announced": "names", "group": "group_name"})
 
     async def from_disk(self, request: Request) -> Response:
         body = await parse_body(request, DiskBody)

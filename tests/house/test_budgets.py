@@ -22,8 +22,8 @@ ROOMS = {
     "core.registry": 940,
     "core.server": 1_390,
     "core.worker": 610,
-    "plugins": 76_750,
-    "toolkit": 20_690,
+    "plugins": 76_760,
+    "toolkit": 20_710,
     "tools": 12_440,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

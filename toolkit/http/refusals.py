@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,6 +26,8 @@ _LONG = 64
 """Characters of an unknown name that are shown, and compared with others."""
 _ALIKE = 0.85
 """From which likeness on a name is taken for a misspelt one."""
+_MOST_GUESSED = 16
+"""Unknown fields of a body that are compared with known ones: each takes 0.1 ms, and a body may have very many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +69,31 @@ class RefusingModel(RequestModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, data: Any) -> Any:
+        unknown = 0
         for name in data if isinstance(data, dict) else ():
             refusal = cls.refused.get(name)
             if refusal is not None and refusal.concerns(data[name]):
                 text = f"{name} is not supported by this server{refusal.instead}"
                 raise InvalidRequest(text, param=name, code="unsupported")
             if refusal is None and data[name] is not None and name not in _names(cls) and name not in cls.harmless:
-                cls._unknown_field(name)
+                unknown += 1
+                if cls.unknown is not Unknown.LOGGED and unknown <= _MOST_GUESSED:
+                    cls._refuse_unknown(name[:_LONG])
+                _report(name)
         return data
 
     @classmethod
-    def _unknown_field(cls, name: str) -> None:
-        guesses = nearest(name[:_LONG], _names(cls), cutoff=_ALIKE if cls.unknown is Unknown.GUESSED else 0.6)
-        if cls.unknown is Unknown.REFUSED or (guesses and cls.unknown is Unknown.GUESSED):
+    def _refuse_unknown(cls, name: str) -> None:
+        guesses = _guesses(cls, name)
+        if guesses or cls.unknown is Unknown.REFUSED:
             hint = f"; did you mean {' or '.join(map(repr, guesses))}?" if guesses else ""
-            raise InvalidRequest(f"{name[:_LONG]} is not a field{hint}", param=name[:_LONG], code=UNKNOWN_FIELD)
-        _report(name)
+            raise InvalidRequest(f"{name} is not a field{hint}", param=name, code=UNKNOWN_FIELD)
+
+
+@functools.lru_cache(1024)
+def _guesses(model: type[RefusingModel], name: str) -> Sequence[str]:
+    """Return the names that may have been meant. A client sends the same ones again."""
+    return nearest(name, _names(model), cutoff=_ALIKE if model.unknown is Unknown.GUESSED else 0.6)
 
 
 @functools.cache

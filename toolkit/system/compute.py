@@ -16,18 +16,20 @@ PIECE = 0.0005
 """Seconds that a thread which gives way computes before it rests, while others compute."""
 REST = 9
 """Seconds that it rests for each second that it has computed: the tenth again, but in small pieces."""
+MOST = 4 * PIECE
+"""Seconds of work that it rests for at once: a piece that could not be cut holds up no load for long."""
 
 
 class _Clocks(threading.local):
     """Seconds that this thread (`own`) and the whole process (`all`) had computed when this thread last rested, if it
-    gives way.
+    gives way, and the time (`now`) then.
     """
 
     gives_way = False
-    own = all = 0.0
+    own = all = now = 0.0
 
     def read(self) -> None:
-        self.own, self.all = time.thread_time(), time.process_time()
+        self.own, self.all, self.now = time.thread_time(), time.process_time(), time.monotonic()
 
 
 _clocks = _Clocks()
@@ -60,7 +62,8 @@ def give_way() -> None:
 
 def rest() -> None:
     """Sleep, if the calling thread gives way, has computed for `PIECE` seconds since it last did, and other threads of
-    the process have computed as long meanwhile. To be called between pieces of work that are shorter than that.
+    the process have computed as long meanwhile, so that hardly a core was free. To be called between pieces of work
+    that are shorter than that.
 
     Its priority alone holds up a step by whole time slices of the system, several milliseconds: threads that compute
     together wait for the one whose core is taken.
@@ -70,6 +73,12 @@ def rest() -> None:
     worked = time.thread_time() - _clocks.own
     if worked < PIECE:
         return
-    if time.process_time() - _clocks.all >= 2 * worked:
-        time.sleep(REST * worked)
+    computed, seconds = time.process_time() - _clocks.all, time.monotonic() - _clocks.now
+    if computed >= 2 * worked and computed >= (_cores() - 0.5) * seconds:
+        time.sleep(REST * min(worked, MOST))
     _clocks.read()
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pegboard.core.registry.hooks import Hooks
 
 _PROVIDERS = "whether providers take the model"
-_ON_DEVICE = "whether attention, sampler and runner take the model"
+_ON_DEVICE = "whether attention, sampler, runner, stages and ranks take the model"
 _NOT_CHECKED = ("the device and its memory", "the weights", "the port", "what plugins open, such as storages")
 
 
@@ -66,11 +66,14 @@ def _choose(resolved: ResolvedConfig, selection: Selection, hooks: Hooks) -> str
         return _PROVIDERS
     if said.startswith("cuda") or (said == "auto" and torch.cuda.is_available()):
         # Attention and samplers take memory of a GPU, where a server may be running; and it may not be here.
+        hooks.call.configure(config=resolved.engine, origins=resolved.origins)
         model = ModelContext(directory, read_model_config(directory), torch.float32, torch.device("cuda"))
         _choose_family(selection, hooks, model)
         return _ON_DEVICE
     chosen, _ = choose(resolved, hooks)
-    followers_of(chosen, hooks, StageBuilder(chosen, hooks, Path()), Path())
+    followers = followers_of(chosen, hooks, StageBuilder(chosen, hooks, Path()), Path())
+    if followers is not None:
+        followers.close()
     return None
 
 

@@ -364,10 +364,28 @@ def test_other_fields_are_ignored_and_logged(
     with caplog.at_level(logging.INFO, logger=refusals.__name__):
         taken(path, dict.fromkeys(HARMLESS, "x"))
         taken(path, {"sampling_params": {"stream_interval": 4, "mirostat": None}, "mirostat": None})
+        # As SGLang's own class of them has it, with nothing asked for.
+        dumped = {"stop_strs": [], "stop_regex_strs": None, "stop_str_max_len": 0, "is_normalized": False}
+        taken(path, {"sampling_params": dumped})
         assert not caplog.records
         for _ in range(2):
             taken(path, {"mirostat": 2})
     assert [record.args for record in caplog.records] == [("mirostat",)]
+
+
+def test_of_very_many_unknown_fields_few_are_compared_with_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+    nearest = refusals.nearest
+
+    def noted(name: str, *args: Any, **more: Any) -> Any:
+        asked.append(name)
+        return nearest(name, *args, **more)
+
+    monkeypatch.setattr(refusals, "nearest", noted)
+    taken("/generate", {f"zzzz{number}": 1 for number in range(2000)})
+    assert len(asked) == 16
+    taken("/generate", {f"zzzz{number}": 1 for number in range(5)})
+    assert len(asked) == 16, "the same names are looked up again"
 
 
 def test_a_long_name_is_not_shown_as_a_whole() -> None:

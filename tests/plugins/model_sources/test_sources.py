@@ -155,6 +155,24 @@ def test_without_a_network_the_error_says_what_to_do(
         hf("org/name", offline=offline).prepare()
 
 
+def test_a_mistyped_path_that_reads_like_a_hub_id_is_no_matter_for_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> str:
+        raise ConnectionError("no")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "llama-3").mkdir()
+    for reference in ("models/nothing", "llama-8"):
+        with pytest.raises(ModelError):
+            hf(reference).prepare()
+    with pytest.raises(Temporary):
+        hf("model/nothing").prepare()
+
+
 def test_missing_gguf_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no such GGUF file: .*nothing\.gguf"):
         GGUFSource(NoOptions(), ctx(str(tmp_path / "nothing.gguf"), tmp_path)).prepare()

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pegboard.toolkit.system import compute
-from pegboard.toolkit.system.compute import LESS, PIECE, REST, give_way, rest
+from pegboard.toolkit.system.compute import LESS, MOST, PIECE, REST, give_way, rest
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
@@ -30,10 +30,12 @@ def test_only_the_thread_that_asks_gives_way() -> None:
 
 
 class Clocks:
-    """In the place of `time`: seconds that the thread and the process have computed, and how long it slept."""
+    """In the place of `time`: seconds that the thread and the process have computed, on two cores, and how long it
+    slept.
+    """
 
     def __init__(self) -> None:
-        self.own = self.all = 100.0
+        self.own = self.all = self.now = 100.0
         self.slept: list[float] = []
 
     def thread_time(self) -> float:
@@ -42,18 +44,23 @@ class Clocks:
     def process_time(self) -> float:
         return self.all
 
+    def monotonic(self) -> float:
+        return self.now
+
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
 
-    def work(self, own: float, others: float) -> None:
+    def work(self, own: float, others: float, idle: float = 0.0) -> None:
         self.own += own
         self.all += own + others
+        self.now += (own + others + idle) / 2
 
 
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     made = Clocks()
     monkeypatch.setattr(compute, "time", made)
+    monkeypatch.setattr(compute, "_cores", lambda: 2)
     return made
 
 
@@ -87,6 +94,19 @@ def test_it_does_not_rest_where_no_other_thread_computes(clocks: Clocks) -> None
         clocks.work(PIECE, PIECE)
         rest()
         assert clocks.slept == [pytest.approx(PIECE * REST)], "what was before does not count any more"
+
+    in_a_thread(work)
+
+
+def test_it_does_not_rest_where_cores_are_free_and_never_for_long(clocks: Clocks) -> None:
+    def work() -> None:
+        give_way()
+        clocks.work(PIECE, PIECE, idle=2 * PIECE)
+        rest()
+        assert not clocks.slept
+        clocks.work(0.3, 0.4)
+        rest()
+        assert clocks.slept == [MOST * REST], "a piece that could not be cut"
 
     in_a_thread(work)
 

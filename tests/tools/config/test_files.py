@@ -104,10 +104,12 @@ def test_of_a_gpu_only_the_family_is_asked(tmp_path: Path, plain: Path, monkeypa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = check(plain, "model.device=cuda", "attention.use=triton")
     assert found["ok"]
-    assert found["not_checked"][-1] == "whether attention, sampler and runner take the model"
+    assert found["not_checked"][-1] == "whether attention, sampler, runner, stages and ranks take the model"
     (problem,) = check(tiny_checkpoint(tmp_path, "gpt_neox"), "model.device=cuda", "model.use=dense")["problems"]
     assert problem["path"] == "model.use"
     assert "GPTNeoXForCausalLM" in problem["message"]
+    (problem,) = check(plain, "model.device=cuda", "quantization.format.use=fp8")["problems"]
+    assert problem["path"] == "quantization.format.use"
 
 
 def test_a_model_that_is_not_here_is_not_asked_about() -> None:

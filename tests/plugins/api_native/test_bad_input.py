@@ -12,6 +12,7 @@ import pytest
 
 from pegboard.plugins.api_native.unsupported import ENCODE, GENERATE, HARMLESS
 from pegboard.toolkit.http import refusals
+from pegboard.toolkit.text.near_names import nearest
 from tests.plugins.api_native.asking import asked
 
 HUGE = 10**18
@@ -365,7 +366,12 @@ def test_other_fields_are_ignored_and_logged(
         taken(path, dict.fromkeys(HARMLESS, "x"))
         taken(path, {"sampling_params": {"stream_interval": 4, "mirostat": None}, "mirostat": None})
         # As SGLang's own class of them has it, with nothing asked for.
-        dumped = {"stop_strs": [], "stop_regex_strs": None, "stop_str_max_len": 0, "is_normalized": False}
+        dumped: dict[str, Any] = {
+            "stop_strs": [],
+            "stop_regex_strs": None,
+            "stop_str_max_len": 0,
+            "is_normalized": False,
+        }
         taken(path, {"sampling_params": dumped})
         assert not caplog.records
         for _ in range(2):
@@ -375,13 +381,12 @@ def test_other_fields_are_ignored_and_logged(
 
 def test_of_very_many_unknown_fields_few_are_compared_with_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[str]()
-    nearest = refusals.nearest
 
     def noted(name: str, *args: Any, **more: Any) -> Any:
         asked.append(name)
         return nearest(name, *args, **more)
 
-    monkeypatch.setattr(refusals, "nearest", noted)
+    monkeypatch.setattr(f"{refusals.__name__}.nearest", noted)
     taken("/generate", {f"zzzz{number}": 1 for number in range(2000)})
     assert len(asked) == 16
     taken("/generate", {f"zzzz{number}": 1 for number in range(5)})

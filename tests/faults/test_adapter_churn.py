@@ -252,7 +252,8 @@ def test_two_hundred_loads_and_unloads(tmp_path: Path, runner: str, loop: str) -
     dtype, size = ("bfloat16", 2112) if runner == "cpu_native" else ("float32", 384)
     config = {
         "model": {"path": str(model.path), "dtype": dtype},
-        "memory": {"max_total_tokens": 512},
+        # So few that requests are retracted however long loads take, for which some wait.
+        "memory": {"max_total_tokens": 160},
         "runner": {"use": runner},
         "scheduler": {"loop": loop, "new_token_ratio": 0.05, "retract_lookahead": 0},
         "adapters": {

@@ -294,8 +294,9 @@ class Link(Generic[TokenT]):
 
     def _break(self, error: Exception) -> None:
         """End all reads that can end: it is not known what else the wire would do to the KV."""
-        logger.error("reading from a peer goes wrong, and is given up", exc_info=error)
-        self._broken = self._broken or f"reading from the peer has gone wrong: {error!r}"
+        if not self._broken:
+            logger.error("reading from a peer goes wrong, and is given up", exc_info=error)
+            self._broken = f"reading from the peer has gone wrong: {error!r}"
         for job in (*(job for job, _ in self._under_way), *self._waiting):
             job.fail(self._broken)
 

@@ -31,7 +31,7 @@ from typing import Any
 from benchmarks.peers import environments, measure, models, one_stream, paired, report
 from benchmarks.peers.environments import SetupError
 from benchmarks.peers.processes import ServerError, checkout_python
-from benchmarks.peers.servers import BEFORE, OURS, VLLM, Subject, reading, variant, vllm_variant
+from benchmarks.peers.servers import BEFORE, OURS, VLLM, Subject, variant, vllm_variant, with_reader
 from benchmarks.peers.workloads import NAMES, WORKLOADS
 from pegboard.core.interfaces.errors import PegboardError
 from pegboard.toolkit.system.cache_dir import default_cache_dir
@@ -148,8 +148,8 @@ def _subjects(args: argparse.Namespace) -> list[Subject]:
         python = str(checkout_python(args.against))
         found.append(dataclasses.replace(OURS, name=BEFORE, overrides=tuple(args.overrides), python=python))
     found.append(dataclasses.replace(OURS, overrides=tuple(args.overrides)))
-    for one in (*map(variant, args.variant), *map(reading, args.reading)):
-        found.append(dataclasses.replace(one, overrides=(*args.overrides, *one.overrides)))
+    for ours in (*map(variant, args.variant), *map(with_reader, args.reading)):
+        found.append(dataclasses.replace(ours, overrides=(*args.overrides, *ours.overrides)))
     return found
 
 

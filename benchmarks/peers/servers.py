@@ -52,7 +52,7 @@ def variant(text: str) -> Subject:
     return dataclasses.replace(OURS, name=f"{OURS.name}-{name}", overrides=pairs)
 
 
-def reading(text: str) -> Subject:
+def with_reader(text: str) -> Subject:
     """Pegboard with a client that reads a stream of it, from NAME:/PATH. Raises ValueError."""
     name, _, path = text.partition(":")
     if not name or not path.startswith("/"):

@@ -158,17 +158,26 @@ def choose(
     selection = Selection(resolved)
     prepared = prepare_model(resolved, selection)
     model, providers = _model_context(config, prepared.directory), Providers(selection, Culprits())
-    model = replace(model, services=given)
-    model = replace(model, services={**services(hooks, "model_services", model=model, chooser=providers), **given})
-    family_choice = selection.choose(MODEL_FAMILY, model)
-    family = family_choice.build(model)
-    spec = _checked(family.spec, family_choice.name)
+    model, family, spec = choose_family(selection, hooks, replace(model, services=given), providers)
     # Some models name their end only in the tokenizer's files.
     spec = replace(spec, eos_token_ids=_possible(spec.eos_token_ids | prepared.tokenizer.eos_token_ids, spec))
     chosen = choose_providers(resolved, selection, model, spec, prepared.tokenizer, hooks, providers)
     for plugin, made in hooks.built:
         chosen.culprits.know_hooks(plugin.plugin.name, str(plugin.origin), made)
     return chosen, family
+
+
+def choose_family(
+    selection: Selection, hooks: Hooks, model: ModelContext, providers: Providers
+) -> tuple[ModelContext, ModelFamily, ModelSpec]:
+    """Let plugins look at the model, and choose its family; what they bring is added to the services that are given.
+    Nothing of it needs the device.
+    """
+    brought = services(hooks, "model_services", model=model, chooser=providers)
+    model = replace(model, services={**brought, **model.services})
+    choice = selection.choose(MODEL_FAMILY, model)
+    family = choice.build(model)
+    return model, family, _checked(family.spec, choice.name)
 
 
 def _choices(selection: Selection) -> list[str]:

@@ -13,6 +13,7 @@ from pegboard.core.interfaces.client import SAMPLING_FIELDS, STAGE_FIELDS, Embed
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.core.interfaces.frontend import FrontendStage, Price
 from pegboard.toolkit.system.blame import in_words
+from pegboard.toolkit.system.taking_part import takes_part
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.client import GenerateRequest, ModelInfo, OutputChunk
@@ -149,4 +150,4 @@ def not_served(param: str) -> InvalidRequest:
 
 
 def _at(stages: Sequence[FrontendStage], point: str) -> tuple[FrontendStage, ...]:
-    return tuple(one for one in stages if getattr(type(one), point) is not getattr(FrontendStage, point))
+    return tuple(one for one in stages if takes_part(FrontendStage, one, point))

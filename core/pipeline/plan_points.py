@@ -14,6 +14,7 @@ from pegboard.core.interfaces.stage import Stage, Wait
 from pegboard.core.pipeline.flags import FIRST_STAGE
 from pegboard.toolkit.sampling import tree
 from pegboard.toolkit.system.culprits import Culprits
+from pegboard.toolkit.system.taking_part import takes_part
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,7 +54,7 @@ class PlanPoints:
 
     def _at(self, point: str) -> tuple[Stage, ...]:
         """Return the stages that take part at a point."""
-        return tuple(one for one in self.stages if getattr(type(one), point) is not getattr(Stage, point))
+        return tuple(one for one in self.stages if takes_part(Stage, one, point))
 
     # ---- a plan ----------------------------------------------------------------------------------------------------
 

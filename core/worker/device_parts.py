@@ -13,6 +13,7 @@ from pegboard.core.interfaces.ahead import Wants
 from pegboard.core.interfaces.errors import BadAnswer
 from pegboard.core.interfaces.stage import DevicePart
 from pegboard.toolkit.sampling import tree
+from pegboard.toolkit.system.taking_part import takes_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,8 +45,7 @@ class DeviceParts:
 
     def _at(self, point: str) -> dict[str, DevicePart]:
         """Return the parts that override a method."""
-        method = getattr(DevicePart, point)
-        return {name: part for name, part in self.by_name.items() if getattr(type(part), point) is not method}
+        return {name: part for name, part in self.by_name.items() if takes_part(DevicePart, part, point)}
 
     def wants(self, work: ModelWorkerBatch) -> Wants:
         """Return what all parts read of a pass."""

@@ -80,16 +80,6 @@ def available(flags: frozenset[str]) -> tuple[str, ...]:
     return tuple(name for name in INSTRUCTION_SETS if _NEEDS[name] <= flags)
 
 
-def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Cores that this process may keep busy: those that it may run on, or as many as its container's quota pays for."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = cpu_max.read_text("ascii").split()
-        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):
-        return cores
-
-
 def choose(wanted: str) -> str:
     """Return the instruction set for `wanted` ("auto" or a name). Raises NativeError where this CPU lacks it."""
     flags = cpu_flags()

@@ -12,7 +12,7 @@ from pegboard.core.interfaces.model_runner import ModelEnds, ModelRunner, ModelR
 from pegboard.core.interfaces.sampling import SamplingBatch
 from pegboard.core.interfaces.weights import WeightStore
 from pegboard.plugins.cpu_native.api import NAME, sites_of
-from pegboard.plugins.cpu_native.library import NativeError, first_that_loads, usable_cores
+from pegboard.plugins.cpu_native.library import NativeError, first_that_loads
 from pegboard.plugins.cpu_native.model import NativeModel
 from pegboard.plugins.cpu_native.options import CpuNativeOptions
 from pegboard.plugins.cpu_native.sampler import CpuNativeSampler, native_sampling, with_no_tokens
@@ -25,6 +25,7 @@ from pegboard.toolkit.model.linear import tell_sites
 from pegboard.toolkit.model.ranks import ranks_of
 from pegboard.toolkit.sampling.logprobs import prompt_logprobs
 from pegboard.toolkit.sampling.sample import sample
+from pegboard.toolkit.system.cores import usable_cores
 
 logger = logging.getLogger(__name__)
 

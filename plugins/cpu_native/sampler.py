@@ -11,9 +11,10 @@ import torch
 from pegboard.core.interfaces.errors import ConfigError, OutOfMemory
 from pegboard.core.interfaces.forward import LogprobOutput
 from pegboard.core.interfaces.sampler import NO_TOKEN, Sampler, SamplerContext
-from pegboard.plugins.cpu_native.library import COLUMNS, NativeError, Sampling, first_that_loads, usable_cores
+from pegboard.plugins.cpu_native.library import COLUMNS, NativeError, Sampling, first_that_loads
 from pegboard.plugins.cpu_native.options import CpuNativeSamplerOptions
 from pegboard.toolkit.sampling.logprobs import token_logprobs
+from pegboard.toolkit.system.cores import usable_cores
 
 if TYPE_CHECKING:
     from pegboard.core.interfaces.sampling import SamplingBatch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -34,21 +34,24 @@ def plain_pattern(pattern: str) -> str:
     optional one that ends with a repetition, as in ``(x[0-9]+)?``, the library takes the end without the beginning
     (0.2.8).
     """
-    parts, last = [], 0
-    for at, char, inside in _scan(pattern):
-        if char == ")" and not inside and pattern[at + 1 : at + 2] == "?":
-            parts.append(pattern[last:at] + "|)")
-            last = at + (3 if pattern[at + 2 : at + 3] == "?" else 2)
-    return _repeated("".join(parts) + pattern[last:])
+    ends = (at for at, char, inside in _scan(pattern) if char == ")" and not inside)
+    optional = [at for at in ends if pattern[at + 1 : at + 2] == "?"]
+    pattern = _with(pattern, ((at, at + (3 if pattern[at + 2 : at + 3] == "?" else 2), "|)") for at in optional))
+    return _with(pattern, _repeated(pattern))
 
 
 def dots_within_lines(pattern: str) -> str:
     """Return the same expression with each ``.`` as a class: the library's takes the end of a line, too."""
-    parts, last = [], 0
-    for at, char, inside in _scan(pattern):
-        if char == "." and not inside:
-            parts.append(pattern[last:at] + "[^\\n]")
-            last = at + 1
+    dots = (at for at, char, inside in _scan(pattern) if char == "." and not inside)
+    return _with(pattern, ((at, at + 1, "[^\\n]") for at in dots))
+
+
+def _with(pattern: str, changes: Iterable[tuple[int, int, str]]) -> str:
+    """Return a pattern with another text from each begin up to its end."""
+    parts, last = list[str](), 0
+    for begin, end, text in changes:
+        parts += pattern[last:begin], text
+        last = end
     return "".join(parts) + pattern[last:]
 
 
@@ -75,11 +78,11 @@ class _Group:
 _COUNT = re.compile(r"\{(\d+)(,?)(\d*)\}")
 
 
-def _repeated(pattern: str) -> str:
-    """Return the same pattern with ``*`` for each ``{n,}`` of a group that can be empty, which means the same: the
-    library takes parts of such a group (0.2.8).
+def _repeated(pattern: str) -> Iterator[tuple[int, int, str]]:
+    """Yield changes that put ``*`` for each ``{n,}`` of a group that can be empty, which means the same: the library
+    takes parts of such a group (0.2.8).
     """
-    groups, parts, last, begin = [_Group()], [], 0, 0
+    groups, begin = [_Group()], 0
     for at, char, inside in _scan(pattern):
         if inside or at < begin:
             continue
@@ -95,15 +98,13 @@ def _repeated(pattern: str) -> str:
         elif count is not None:
             begin = count.end()
             if group.last and count[2] and not count[3]:
-                parts.append(pattern[last:at] + "*")
-                last = begin
+                yield at, begin, "*"
             group.last |= int(count[1]) == 0
         elif char in "*?+":
             # A second one makes the repetition lazy, which changes nothing about what can be empty.
             group.last |= char == "*" or (char == "?" and pattern[at - 1 : at] not in ("*", "?", "+", "}"))
         else:
             group.follow(char in ("^", "$", "\\b", "\\B"))
-    return "".join(parts) + pattern[last:]
 
 
 _ESCAPED = frozenset({"\\\\", "\\n", "\\r", "\\t", "\\f", "\\v", "\\b", "\\0", '\\"', "\\c"})

@@ -116,17 +116,19 @@ class TransformersFamily(ModelFamily[NoOptions]):
         assert isinstance(network, TransformersNetwork)
         replaced, prompts = network.replaced, probe_prompts(self.spec)
         references = [network.reference_logits(prompt) for prompt in prompts]
-        replaced.pack()
-        if (wrong := self._wrong(prompts, references, run)) is None:
+
+        def wrong(*, packed: bool) -> ModelError | None:
+            (replaced.pack if packed else replaced.unpack)()
+            return self._wrong(prompts, references, run)
+
+        if replaced.packs and wrong(packed=True) is None:
             return
-        replaced.unpack()  # to tell what is wrong, packing or something else
-        while (other := self._wrong(prompts, references, run)) is not None:
+        while (why := wrong(packed=False)) is not None:
             if (kind := replaced.give_up()) is None:
-                raise other
-            logger.warning("%s: the %s of transformers are used, and not ours: %s", self.ctx.architecture, kind, other)
-        replaced.pack()
-        if replaced.packs and (wrong := self._wrong(prompts, references, run)) is not None:
-            logger.warning("%s: weights are not packed: %s", self.ctx.architecture, wrong)
+                raise why
+            logger.warning("%s: the %s of transformers are used, and not ours: %s", self.ctx.architecture, kind, why)
+        if replaced.packs and (why := wrong(packed=True)) is not None:
+            logger.warning("%s: weights are not packed: %s", self.ctx.architecture, why)
             replaced.unpack()
             replaced.packs = False
 

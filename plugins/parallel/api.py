@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import abc
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import Unsupported
 from pegboard.core.interfaces.options import Component, OptionsT
+from pegboard.toolkit.system.cores import usable_cores
 
 if TYPE_CHECKING:
     import socket
@@ -123,7 +123,7 @@ class LaunchContext:
     @property
     def all_cores(self) -> int:
         """Cores that the ranks share."""
-        return len(os.sched_getaffinity(0)) if self.cores is None else self.cores
+        return usable_cores() if self.cores is None else self.cores
 
     @property
     def threads(self) -> int:

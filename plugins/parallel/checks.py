@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.interfaces.stage import Stage
+from pegboard.toolkit.system.taking_part import takes_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +42,7 @@ def _unable(ctx: FollowersContext) -> Iterator[tuple[str, str]]:
     for stage in ctx.stages:
         if stage.splits:
             yield f"the stage {stage.name!r} splits prefills", "switch it off"
-        if type(stage).ahead is not Stage.ahead:
+        if takes_part(Stage, stage, "ahead"):
             yield f"the stage {stage.name!r} brings tokens ahead", "switch it off"
     for part in ctx.parts:
         if part.payload is None and not part.loads:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,16 +50,17 @@ class Leader(Followers):
         self._part = part
         self._cores = section.cores
         self._timeout = section.timeout
-        self._closing: list[Callable[[], None]] = [axes.close]
+        self._closing = ExitStack()
+        self._closing.callback(axes.close)
 
     def start(self) -> None:
         ctx = self._ctx
         facts = ctx.facts()  # before a launcher is chosen, which followers have none of
         context = LaunchContext(self.sharing, self._cores, ctx.module, self._axes.reaches_machines)
         self._launcher = ctx.choose.choose(RANK_LAUNCHER, context)
-        self._closing.append(self._launcher.close)
+        self._closing.callback(self._launcher.close)
         self._group = Group(self._timeout, facts)
-        self._closing.insert(0, self._group.close)
+        self._closing.callback(self._group.close)
         for index in range(1, self.sharing):
             self._start(index)
         self._group.watch()
@@ -113,9 +115,7 @@ class Leader(Followers):
             self._group.wait_for("meet")
 
     def close(self) -> None:
-        closing, self._closing = self._closing, []
-        for close in closing:
-            close()
+        self._closing.close()
 
 
 class _NotSent:

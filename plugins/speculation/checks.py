@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pegboard.core.interfaces.layers import ModelSpec
     from pegboard.plugins.speculation.api import Speculator
 
-
 KEY = "speculation.use"
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from pegboard.core.interfaces.errors import ConfigError, Problem
 from pegboard.core.interfaces.stage import Interest, Stage, Wait
 from pegboard.plugins.windows.messages import NAME, Ask, GroupWork, Memory, WindowWork
+from pegboard.toolkit.system.taking_part import takes_part
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -136,6 +137,6 @@ def _objection(stage: Stage) -> str | None:
     """Return why another stage does not work with pages by windows; None: it does."""
     if stage.lookback:
         return "computes the last token of a cached prefix again, for which the pages of its window may be gone"
-    if type(stage).ahead is not Stage.ahead:
+    if takes_part(Stage, stage, "ahead"):
         return "brings tokens ahead, and a window's pages may be gone when they are rejected"
     return None

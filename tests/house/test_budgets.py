@@ -15,7 +15,7 @@ ROOMS = {
     "conformance": 18_990,
     "core.cli": 180,
     "core.config": 1_990,
-    "core.engine": 2_180,
+    "core.engine": 2_190,
     "core.frontend": 930,
     "core.interfaces": 6_320,
     "core.pipeline": 5_830,
@@ -23,7 +23,7 @@ ROOMS = {
     "core.server": 1_390,
     "core.worker": 610,
     "plugins": 76_760,
-    "toolkit": 20_710,
+    "toolkit": 20_730,
     "tools": 12_440,
 }
 """Lines of a room at most. Whoever must add to a room of core/ says by how much and why, and raises its figure here."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
 import time
 
 import torch
+
+from pegboard.toolkit.system.cores import usable_cores
 
 LESS = 10
 """Steps of niceness: such a thread gets a tenth of a core that another one wants, and what is left."""
@@ -33,6 +36,7 @@ class _Clocks(threading.local):
 
 
 _clocks = _Clocks()
+_cores = functools.cache(usable_cores)
 
 
 def compute_alone() -> None:
@@ -77,8 +81,3 @@ def rest() -> None:
     if computed >= 2 * worked and computed >= (_cores() - 0.5) * seconds:
         time.sleep(REST * min(worked, MOST))
     _clocks.read()
-
-
-def _cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

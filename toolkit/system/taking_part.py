@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 _COST = "one truth test where no stage overrides it"
 
 
+def takes_part(kind: type, part: object, point: str) -> bool:
+    """Return whether a stage overrides a method of its kind."""
+    return getattr(type(part), point) is not getattr(kind, point)
+
+
 def hook_points(listeners: Callable[[str], Sequence[tuple[str, str]]]) -> Iterator[ShownPoint]:
     """Yield every point of POINTS. `listeners` gives the plugins and classes that implement a hook, in their order."""
     for point in POINTS:
@@ -28,7 +33,7 @@ def stage_points(kind: type, parts: Sequence[Stage | DevicePart | FrontendStage]
     """Yield the methods of a kind of stages in their order, each with the stages that override it."""
     for name, method in vars(kind).items():
         if inspect.isfunction(method):
-            having = [part for part in parts if getattr(type(part), name) is not method]
+            having = [part for part in parts if takes_part(kind, part, name)]
             who = tuple(Listener(part.name, f"{type(part).__module__}:{type(part).__qualname__}") for part in having)
             when = " ".join(re.split(r"[.:;](?:\s|$)", inspect.getdoc(method) or "")[0].split())
             yield ShownPoint(f"{kind.__name__}.{name}", process, when[:1].lower() + when[1:], _COST, who)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pegboard.core.config.select import Selection
-from pegboard.core.engine.reserving import Providers, services
+from pegboard.core.engine.reserving import Providers
 from pegboard.core.engine.source import check_model
-from pegboard.core.interfaces.contracts import MODEL_FAMILY
 from pegboard.core.interfaces.errors import ConfigError, ModelError, Problem
 from pegboard.core.interfaces.model_family import ModelContext
 from pegboard.toolkit.http.keys import Keys
@@ -57,7 +56,7 @@ def _choose(resolved: ResolvedConfig, selection: Selection, hooks: Hooks) -> str
     """
     import torch
 
-    from pegboard.core.engine.build import choose
+    from pegboard.core.engine.build import choose, choose_family
     from pegboard.core.engine.followers import followers_of
     from pegboard.core.engine.stages import StageBuilder
 
@@ -67,19 +66,12 @@ def _choose(resolved: ResolvedConfig, selection: Selection, hooks: Hooks) -> str
     if said.startswith("cuda") or (said == "auto" and torch.cuda.is_available()):
         # Attention and samplers take memory of a GPU, where a server may be running; and it may not be here.
         hooks.call.configure(config=resolved.engine, origins=resolved.origins)
-        model = ModelContext(directory, read_model_config(directory), torch.float32, torch.device("cuda"))
-        _choose_family(selection, hooks, model)
+        length, described = resolved.engine.model.context_length, read_model_config(directory)
+        model = ModelContext(directory, described, torch.float32, torch.device("cuda"), context_length=length)
+        choose_family(selection, hooks, model, Providers(selection, Culprits()))
         return _ON_DEVICE
     chosen, _ = choose(resolved, hooks)
     followers = followers_of(chosen, hooks, StageBuilder(chosen, hooks, Path()), Path())
     if followers is not None:
         followers.close()
     return None
-
-
-def _choose_family(selection: Selection, hooks: Hooks, model: ModelContext) -> None:
-    """Let plugins look at the model, and ask the families: nothing of it needs the device."""
-    model = replace(model, context_length=selection.resolved.engine.model.context_length)
-    made = services(hooks, "model_services", model=model, chooser=Providers(selection, Culprits()))
-    model = replace(model, services=made)
-    _ = selection.choose(MODEL_FAMILY, model).build(model).spec

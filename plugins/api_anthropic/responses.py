@@ -114,12 +114,19 @@ def _arguments(text: str) -> dict[str, object]:
     text = without_lone_surrogates(text)
     if not text:
         return {}
-    partial: Literal["off", "trailing-strings"] = "trailing-strings" if is_beginning(text) else "off"
     try:
-        value = pydantic_core.from_json(text, allow_partial=partial)
+        value = pydantic_core.from_json(text)
     except ValueError:
-        return {INVALID_JSON: text}
+        value = _begun(text)
     return value if isinstance(value, dict) else {INVALID_JSON: text}
+
+
+def _begun(text: str) -> object:
+    """Return what JSON begins with `text`, as far as it goes; None where that is broken."""
+    try:
+        return pydantic_core.from_json(text, allow_partial="trailing-strings") if is_beginning(text) else None
+    except ValueError:
+        return None
 
 
 class MessageWriter:

@@ -18,7 +18,7 @@ from pegboard.toolkit.grammars.grammar import grammar_of
 from pegboard.toolkit.http.bodies import validate_part
 from pegboard.toolkit.http.generation import MAX_REQUESTS, SamplingFields, for_answer
 from pegboard.toolkit.http.processors import processors_of
-from pegboard.toolkit.http.refusals import UNKNOWN_FIELD, RefusingModel, Unknown
+from pegboard.toolkit.http.refusals import RefusingModel, Unknown
 from pegboard.toolkit.http.request_fields import RequestFields, with_declared
 from pegboard.toolkit.media.inputs import MediaPrompt
 
@@ -212,7 +212,7 @@ def _sampling(given: dict[str, Any]) -> SamplingBody:
     try:
         sampling = validate_part(given, SamplingBody, "sampling_params")
     except InvalidRequest as error:
-        if error.code != UNKNOWN_FIELD:
+        if (error.param or "").startswith(_PREFIX):
             raise
         text = f"{_PREFIX}{error.message}"
         raise InvalidRequest(text, param=f"{_PREFIX}{error.param}", code=error.code) from None

@@ -53,7 +53,7 @@ class HarmonyParser(OutputParser[NoOptions]):
         # After the first thought a call may come; who thinks again has to answer.
         final = f"{_CHANNEL}final{_MESSAGE}"
         closes = (_ENDS[0], f"{_ENDS[0]}{_NEXT}{final}")
-        return ThoughtForm(_ANALYSIS, (*_ENDS, final), closes, prompt.rstrip().endswith(_ANALYSIS), final)
+        return ThoughtForm(_ANALYSIS, (*_ENDS, *_OTHERS), closes, prompt.rstrip().endswith(_ANALYSIS), final)
 
 
 class _HarmonyStream(ThoughtStream):

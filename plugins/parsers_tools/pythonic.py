@@ -231,11 +231,11 @@ class PythonicStream(CallStream):
         if char in ("'", '"'):
             yield from self._string(tell)
         elif char in ("-", "+", ".") or "0" <= char <= "9":
-            self.tell_plain(tell, (yield from self.source.read_run(_NUMBER_CHARS, _MAX_NUMBER)))
+            self._tell_plain(tell, (yield from self.source.read_run(_NUMBER_CHARS, _MAX_NUMBER)))
         else:
-            self.tell_plain(tell, (yield from self.source.read_run(_LETTERS, _MOST)))
+            self._tell_plain(tell, (yield from self.source.read_run(_LETTERS, _MOST)))
 
-    def tell_plain(self, tell: Tell, text: str) -> None:
+    def _tell_plain(self, tell: Tell, text: str) -> None:
         """Tell a number or a word. Raises Broken, having told the text, for what is neither."""
         found = plain_json(text)
         tell(text if found is None else found)

@@ -208,7 +208,7 @@ class _TaggedStream(CallStream):
             raise Broken
         self.check(name)
         yield from source.skip_space()
-        if not (yield from source.starts_with(tags.key)) and not (yield from source.starts_with(tags.call_end)):
+        if not (yield from source.starts_with(tags.key, tags.call_end)):
             raise Broken
         self.start(name)
         function = self._functions.get(name, ToolFunction(name=name))
@@ -267,13 +267,10 @@ class _TaggedStream(CallStream):
         while marker := (yield from self.until(tell, tags.value_end, tags.call_end)):
             source.stop_record()
             space = yield from source.skip_space()
-            if marker == tags.value_end:
-                for after in (tags.key, tags.call_end):
-                    if (yield from source.starts_with(after)):
-                        return True, False
-            for after in (*self._begins, tags.call, *self._ends[1:]):
-                if (yield from source.starts_with(after)):
-                    return True, True
+            if marker == tags.value_end and (yield from source.starts_with(tags.key, tags.call_end)):
+                return True, False
+            if (yield from source.starts_with(*self._begins, tags.call, *self._ends[1:])):
+                return True, True
             if not (yield from source.peek()):
                 return True, marker == tags.call_end
             tell(marker + space)

@@ -108,7 +108,9 @@ class _XmlStream(CallStream):
         ended = False
         while not ended:
             yield from source.skip_space()
-            if (yield from source.read_marker(_FUNCTION_END)) or (outer and (yield from self._over())):
+            if (yield from source.read_marker(_FUNCTION_END)):
+                break
+            if outer and (yield from source.starts_with(_END, _BEGIN)):
                 break
             if not (yield from source.read_marker(_PARAMETER)):
                 raise Broken
@@ -155,19 +157,6 @@ class _XmlStream(CallStream):
             raise Broken
         return ended
 
-    def _over(self) -> Reading[bool]:
-        """Return whether a call that began with a tag ends here, though its function does not: by its tag, or because
-        another call begins.
-        """
-        return (yield from self._stands(_END, _BEGIN))
-
-    def _stands(self, *tags: str) -> Reading[bool]:
-        """Return whether one of these tags comes next; nothing is read."""
-        for tag in tags:
-            if (yield from self.source.starts_with(tag)):
-                return True
-        return False
-
     def _until_end(self, tell: Callable[[str], None], *, outer: bool) -> Reading[tuple[str, bool]]:
         """Read as far as what ends a value: its tag or, as models forget that one, the next parameter's or the
         function's; those of a value with line breaks around it begin a line. Returns what it was, "" for the end of the
@@ -181,8 +170,7 @@ class _XmlStream(CallStream):
         line = "\n" if (yield from source.peek()) == "\n" else ""
         function, call = line + _FUNCTION_END, line + _END
         markers = [_PARAMETER_END, line + _PARAMETER, function, *([call] if outer else [])]
-        marker = yield from self.until(tell, *markers)
-        while marker:
+        while marker := (yield from self.until(tell, *markers)):
             source.stop_record()
             if marker == line + _PARAMETER:
                 source.put_back(_PARAMETER)
@@ -193,15 +181,12 @@ class _XmlStream(CallStream):
                 after = yield from self._rest_of_value(_PARAMETER_END, line + _PARAMETER, function)
                 if after is None:
                     return marker, True
-                tell(marker + after)
-                marker = yield from self.until(tell, *markers)
-                continue
-            space = yield from source.skip_space()
-            follow = (_PARAMETER, _FUNCTION_END, _END, _BEGIN) if marker == _PARAMETER_END else (_END,)
-            if (yield from self._stands(*follow)) or not (yield from source.peek()):
-                return marker, marker == function
-            tell(marker + space)
-            marker = yield from self.until(tell, *markers)
+            else:
+                after = yield from source.skip_space()
+                follow = (_PARAMETER, _FUNCTION_END, _END, _BEGIN) if marker == _PARAMETER_END else (_END,)
+                if (yield from source.starts_with(*follow)) or not (yield from source.peek()):
+                    return marker, marker == function
+            tell(marker + after)
         return "", False
 
     def _rest_of_value(self, *ends: str) -> Reading[str | None]:
@@ -230,8 +215,9 @@ def as_json(text: str, types: frozenset[str]) -> str:
         value = json.loads(found, parse_constant=_refuse)
     except (ValueError, RecursionError):
         literal = None if "string" in types else literal_json(found)
-        fits = literal is not None and type_of(json.loads(literal)) & types
-        return literal if literal is not None and fits else json.dumps(text, ensure_ascii=False)
+        if literal is not None and type_of(json.loads(literal)) & types:
+            return literal
+        return json.dumps(text, ensure_ascii=False)
     if "string" in types and not type_of(value) & types:
         return json.dumps(text, ensure_ascii=False)
     return found

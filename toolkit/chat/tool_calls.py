@@ -182,6 +182,7 @@ class ChatStream:
         self._parallel = tools is None or tools.parallel
         self._thinking: ParserStream | None = None
         self._calling: ParserStream | None = None
+        self._in_thoughts: ThoughtCalls | None = None
         if reasoning_parser is not None:
             # Templates may have trimmed it.
             own = prefill if prompt.endswith(prefill) else prefill.rstrip()
@@ -190,13 +191,10 @@ class ChatStream:
             if prefill and not constrained:
                 self._thinking.feed(prefill)
         if tool_parser is not None and tools is not None and tools.active:
-            self._calling = tool_parser.stream(tools.functions, prompt=prompt)
-            if openings:
-                self._calling = CallOrStream(self._calling, openings)
-        self._in_thoughts: ThoughtCalls | None = None
-        if self._thinking is not None and self._calling is not None and tool_parser is not None and tools is not None:
             parse = partial(tool_parser.stream, tools.functions, prompt=prompt)
-            self._in_thoughts = ThoughtCalls(tool_parser.call_markers, parse) if tool_parser.call_markers else None
+            self._calling = CallOrStream(parse(), openings) if openings else parse()
+            if self._thinking is not None and tool_parser.call_markers:
+                self._in_thoughts = ThoughtCalls(tool_parser.call_markers, parse)
         self._stream_reasoning = stream_reasoning
         self._unsent: list[str] = []
         self._content: list[str] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from pydantic import model_validator
 
 from pegboard.core.interfaces.errors import InvalidRequest
 from pegboard.toolkit.http.bodies import RequestModel
-from pegboard.toolkit.text.near_names import nearest
+from pegboard.toolkit.text.near_names import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -84,16 +84,16 @@ class RefusingModel(RequestModel):
 
     @classmethod
     def _refuse_unknown(cls, name: str) -> None:
-        guesses = _guesses(cls, name)
-        if guesses or cls.unknown is Unknown.REFUSED:
-            hint = f"; did you mean {' or '.join(map(repr, guesses))}?" if guesses else ""
-            raise InvalidRequest(f"{name} is not a field{hint}", param=name, code=UNKNOWN_FIELD)
+        hint = _hint(cls, name)
+        if hint or cls.unknown is Unknown.REFUSED:
+            text = f"{name} is not a field" + (f"; {hint}" if hint else "")
+            raise InvalidRequest(text, param=name, code=UNKNOWN_FIELD)
 
 
 @functools.lru_cache(1024)
-def _guesses(model: type[RefusingModel], name: str) -> Sequence[str]:
-    """Return the names that may have been meant. A client sends the same ones again."""
-    return nearest(name, _names(model), cutoff=_ALIKE if model.unknown is Unknown.GUESSED else 0.6)
+def _hint(model: type[RefusingModel], name: str) -> str:
+    """Return which names may have been meant. A client sends the same ones again."""
+    return did_you_mean(name, _names(model), cutoff=_ALIKE if model.unknown is Unknown.GUESSED else 0.6)
 
 
 @functools.cache

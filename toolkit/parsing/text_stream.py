@@ -102,13 +102,14 @@ class Source:
             raise Broken
         self.take(1)
 
-    def starts_with(self, marker: str) -> Reading[bool]:
-        """Return whether the text goes on with `marker`; nothing is read."""
-        while len(self.text) - self.at < len(marker):
-            if self.ended or not marker.startswith(self.text[self.at :]):
-                return False
-            yield
-        return self.text.startswith(marker, self.at)
+    def starts_with(self, *markers: str) -> Reading[bool]:
+        """Return whether the text goes on with one of `markers`; nothing is read."""
+        for marker in markers:
+            while len(self.text) - self.at < len(marker) and not self.ended and marker.startswith(self.text[self.at :]):
+                yield
+            if self.text.startswith(marker, self.at):
+                return True
+        return False
 
     def read_marker(self, marker: str) -> Reading[bool]:
         """Read `marker` if the text goes on with it."""

@@ -13,9 +13,9 @@ def nearest(name: str, known: Iterable[str], limit: int = 3, cutoff: float = 0.6
     return [folded[one] for one in found]
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """``"did you mean 'radix'?"``, or "" where nothing is close."""
-    found = nearest(name, known)
+    found = nearest(name, known, cutoff=cutoff)
     if not found:
         return ""
     return f"did you mean {' or '.join(repr(one) for one in found)}?"

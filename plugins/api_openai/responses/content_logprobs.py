@@ -24,7 +24,7 @@ class TextByToken:
         self._waiting: deque[tuple[int, Entry]] = deque()
         """Tokens whose text has not come, and how many characters of the answer there are with each."""
         self._decoded = 0
-        self._text = ""
+        self._text, self._at = "", 0
         self._told = 0
 
     def feed(self, text: str, tokens: Sequence[int], entries: Sequence[Entry]) -> Iterator[tuple[str, Entry]]:
@@ -33,23 +33,28 @@ class TextByToken:
             self._decoded += len(self._detokenizer.push([token]))
             if token not in self._skipped:
                 self._waiting.append((self._decoded, entry))
-        self._text += text
-        while self._waiting and self._waiting[0][0] <= self._told + len(self._text):
+        self._text, self._at = self._text[self._at :] + text, 0
+        while self._waiting and self._waiting[0][0] <= self._told + self._left:
             end, entry = self._waiting.popleft()
             yield self._take(end - self._told), entry
 
     def finish(self) -> Iterator[tuple[str, Entry]]:
         """Yield what is left at the end: a token that a stop string has cut. Tokens without text are left out."""
-        if self._text and self._waiting:
-            yield self._take(len(self._text)), self._waiting[0][1]
+        if self._left and self._waiting:
+            yield self._take(self._left), self._waiting[0][1]
 
     def rest(self) -> str:
         """Return the text that no token stands for, if any."""
-        return self._take(len(self._text))
+        return self._take(self._left)
+
+    @property
+    def _left(self) -> int:
+        """Characters that no token has been told of."""
+        return len(self._text) - self._at
 
     def _take(self, length: int) -> str:
-        piece, self._text = self._text[:length], self._text[length:]
-        self._told += len(piece)
+        piece = self._text[self._at : self._at + length]
+        self._at, self._told = self._at + len(piece), self._told + len(piece)
         return piece
 
 

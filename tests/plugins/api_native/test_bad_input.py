@@ -12,7 +12,7 @@ import pytest
 
 from pegboard.plugins.api_native.unsupported import ENCODE, GENERATE, HARMLESS
 from pegboard.toolkit.http import refusals
-from pegboard.toolkit.text.near_names import nearest
+from pegboard.toolkit.text.near_names import did_you_mean
 from tests.plugins.api_native.asking import asked
 
 HUGE = 10**18
@@ -357,6 +357,12 @@ def test_a_field_of_sglang_that_would_change_the_answer_is_refused(path: str) ->
     taken(path, {"data_parallel_rank": 0})
 
 
+def test_names_of_sglangs_own_class_are_refused_where_they_ask_for_something() -> None:
+    error = refused("/generate", {"sampling_params": {"stop_strs": ["x"]}})
+    assert error["param"] == "sampling_params.stop_strs"
+    assert error["message"] == "sampling_params.stop_strs is not supported by this server; use stop"
+
+
 @pytest.mark.parametrize("path", ["/generate", "/encode"])
 def test_other_fields_are_ignored_and_logged(
     path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -384,9 +390,9 @@ def test_of_very_many_unknown_fields_few_are_compared_with_known_ones(monkeypatc
 
     def noted(name: str, *args: Any, **more: Any) -> Any:
         asked.append(name)
-        return nearest(name, *args, **more)
+        return did_you_mean(name, *args, **more)
 
-    monkeypatch.setattr(f"{refusals.__name__}.nearest", noted)
+    monkeypatch.setattr(f"{refusals.__name__}.did_you_mean", noted)
     taken("/generate", {f"zzzz{number}": 1 for number in range(2000)})
     assert len(asked) == 16
     taken("/generate", {f"zzzz{number}": 1 for number in range(5)})
